@@ -1,0 +1,36 @@
+"""Files that are whole or absent: written aside, flushed to the disk, then renamed into place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_atomic(path: Path, write: Callable[[Path], None] | bytes | str) -> None:
+    """Give `path` its new contents in one step that a crash cannot split.
+
+    `write` is the contents, or a function that writes them to the temporary file it is given.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if isinstance(write, str):
+            aside.write_text(write, encoding="utf-8")
+        elif isinstance(write, bytes):
+            aside.write_bytes(write)
+        else:
+            write(aside)
+        flush(aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,84 @@
+"""The state of a run on disk: tensors in safetensors, the rest in JSON, no pickles.
+
+    checkpoint/round-00000120.safetensors    x, memory, estimate, buffers
+    checkpoint/latest.json                   its name and checksum, the run's identity, counters
+
+`latest.json` is replaced last and in one step, so a kill at any instant leaves either the old checkpoint
+or the new one. A checkpoint that is damaged, or belongs to another configuration, is refused; nothing
+is written over it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .atomic import write_atomic
+from .errors import UsageError
+
+FORMAT = 1
+
+
+class Checkpoints:
+    """The newest state of one run, known by `identity`: everything its numbers depend on."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder, self.identity = folder, json.loads(json.dumps(identity))
+
+    def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        from safetensors.torch import save_file
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"round-{round:08d}.safetensors"
+        held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_atomic(path, lambda aside: save_file(held, str(aside)))
+        latest = {
+            "format": FORMAT,
+            "round": round,
+            "file": path.name,
+            "sha256": _checksum(path),
+            "identity": self.identity,
+            **facts,
+        }
+        write_atomic(self.folder / "latest.json", json.dumps(latest, indent=1) + "\n")
+        for old in self.folder.iterdir():
+            if old.name not in (path.name, "latest.json"):
+                old.unlink(missing_ok=True)  # older rounds, and what a kill left half-written
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """(tensors, facts) of the newest checkpoint; None where there is none."""
+        from safetensors.torch import load_file
+
+        latest = self.folder / "latest.json"
+        if not latest.exists():
+            return None
+        try:
+            facts = json.loads(latest.read_text(encoding="utf-8"))
+            path, checksum, identity = self.folder / facts["file"], facts["sha256"], facts["identity"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{latest} is damaged ({error}); move it away to start anew") from None
+        if facts.get("format") != FORMAT:
+            raise UsageError(f"{latest} has format {facts.get('format')}, this version reads {FORMAT}")
+        self._same(identity)
+        if not path.exists() or _checksum(path) != checksum:
+            state = "missing" if not path.exists() else "damaged (its checksum differs)"
+            raise UsageError(f"{path} is {state}; move {self.folder} away to start anew")
+        return load_file(str(path)), facts
+
+    def _same(self, identity: dict[str, Any]) -> None:
+        for key in sorted(self.identity.keys() | identity.keys()):
+            here, there = self.identity.get(key), identity.get(key)
+            if here != there:
+                raise UsageError(
+                    f"{self.folder.parent} holds a run of another configuration: {key} is {there!r} there, "
+                    f"{here!r} here; choose another folder for this one"
+                )
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

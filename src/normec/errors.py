@@ -1,0 +1,77 @@
+"""What a user can do wrong, and the argument checks that say so in one line.
+
+Every check takes keyword arguments, so that the message names the argument as the user typed it:
+``positive(beta=-1)`` raises ``UsageError("beta must be > 0, got -1")``. NaN fails every check.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """A mistake of the caller: one line that names the value, the limit and the cure."""
+
+
+class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of the caller)
+    """Training met a value that is not finite; `round` and `clients` say where."""
+
+    def __init__(self, round: int, clients: list[int], what: str) -> None:
+        named = ", ".join(map(str, clients[:5])) + (" …" if len(clients) > 5 else "")
+        who = f"client{'s' if len(clients) > 1 else ''} {named}" if clients else "the server's estimate"
+        super().__init__(f"{what} of {who} is not finite in round {round}; a smaller lr may cure it")
+        self.round, self.clients = round, clients
+
+
+def finite(**values: float) -> None:
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise UsageError(f"{name} must be finite, got {value}")
+
+
+def positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise UsageError(f"{name} must be > 0 and finite, got {value}")
+
+
+def non_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise UsageError(f"{name} must be >= 0 and finite, got {value}")
+
+
+def open_unit(**values: float) -> None:
+    """Strictly between 0 and 1: a failure probability, a mixing weight."""
+    for name, value in values.items():
+        if not 0 < value < 1:
+            raise UsageError(f"{name} must lie in (0, 1), got {value}")
+
+
+def fraction(**values: float) -> None:
+    """A rate in (0, 1]."""
+    for name, value in values.items():
+        if not 0 < value <= 1:
+            raise UsageError(f"{name} must lie in (0, 1], got {value}")
+
+
+def at_least(minimum: int, **values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise UsageError(f"{name} must be a whole number >= {minimum}, got {value!r}")
+
+
+def one_of(choices: Iterable[str], **values: str) -> None:
+    """Refuse an unknown name and offer the nearest known one."""
+    known = list(choices)
+    for name, value in values.items():
+        if value not in known:
+            raise UsageError(f"unknown {name} {value!r}{nearest(value, known)}; choose from {', '.join(known)}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """', did you mean …?' for the closest known word, or nothing."""
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""

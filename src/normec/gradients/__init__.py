@@ -1,0 +1,7 @@
+"""How all clients' gradients are computed; every engine gives what the loop, the reference, gives."""
+
+from __future__ import annotations
+
+from .engine import Block, Engine, choose
+
+__all__ = ["Block", "Engine", "choose"]

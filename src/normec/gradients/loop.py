@@ -1,0 +1,64 @@
+"""The reference: one client after the other, by plain autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..problem import Buffers, Objective
+from ..sampling import Batches
+from ..streams import Stream, derive_seed
+from .engine import Block
+
+_BLOCK_FLOATS = 2**24  # a block of gradients holds at most this many numbers, so 64 MiB in float32
+
+
+class Loop:
+    """Client by client; anything autograd can differentiate."""
+
+    name = "loop"
+
+    def __init__(self, problem: Objective, batches: Batches | None, seed: int) -> None:
+        self._problem, self._batches, self._seed = problem, batches, seed
+        self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
+
+    def blocks(
+        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
+    ) -> Iterator[Block]:
+        everyone = torch.arange(self._problem.clients) if clients is None else clients
+        for chunk in everyone.split(self._block):
+            rows: list[Tensor | None] = [None] * len(chunk)
+            if self._batches is not None and not full:
+                rows = list(self._batches.draw(chunk, round))
+            grads = x.new_empty(len(chunk), len(x))
+            losses = x.new_empty(len(chunk))
+            for position, client in enumerate(chunk.tolist()):
+                losses[position], grads[position] = self._gradient(x, client, rows[position], buffers, round)
+            yield Block(chunk.to(x.device), grads, losses)
+
+    def _gradient(
+        self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, round: int
+    ) -> tuple[Tensor, Tensor]:
+        # Dropout and random transforms draw from torch's global generators: let them be this client's, now.
+        own_seed = derive_seed(self._seed, "model", client, round)
+        torch.default_generator.manual_seed(own_seed)
+        if x.is_cuda:
+            torch.cuda.manual_seed(own_seed)
+        point = x.detach().requires_grad_()
+        own = {name: values[client] for name, values in buffers.items()}
+        uniforms = self._uniforms(client, rows, round, x.device)
+        with torch.enable_grad():
+            loss = self._problem.client_loss(point, client, rows, own, uniforms)
+            (grad,) = torch.autograd.grad(loss, point)
+        return loss.detach(), grad
+
+    def _uniforms(self, client: int, rows: Tensor | None, round: int, device: torch.device) -> Tensor | None:
+        augment, sizes = self._problem.augment, self._problem.sizes
+        if augment is None or sizes is None:
+            return None
+        count = int(sizes[client]) if rows is None else len(rows)
+        stream = Stream(self._seed, "augment")
+        drawn = stream.uniform(torch.tensor([client], device=device), round, count * augment.draws)
+        return drawn.view(count, augment.draws)

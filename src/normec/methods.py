@@ -1,0 +1,91 @@
+"""Algorithm 1 of the paper and its relatives, in one scheme.
+
+With memory g_i at client i, estimate ĝ at the server, step size γ and forgetting λ (``decay``):
+
+    client i:  m_i = Ψ(∇f_i(x) − g_i)            the message, without β
+               g_i ← (1−λ) g_i + β m_i           the memory
+    server:    ĝ ← (1−λ) ĝ + (β/n) Σ m_i         so that ĝ = mean g_i, always
+               x ← x − γ ĝ   or   x − γ ĝ/‖ĝ‖    (server normalisation; 0/0 = 0)
+
+Without error feedback g_i = 0 always and ĝ = (β/n) Σ m_i. λ = 0 is the paper. A private client adds its
+noise to the message on the way out; nothing here knows of it. Every method is one line of this scheme:
+
+    NormEC(α, β)   Ψ = Norm_α, error feedback, server normalisation (Algorithm 1)
+    Clip21(τ)      Ψ = Clip_τ, error feedback, β = 1
+    EF21(C)        Ψ = C, a contractive compressor, error feedback, β = 1
+    DPSGD(Ψ, β)    no error feedback: eq. (2)
+    GD()           the identity, no error feedback
+
+All steps are pure and work row by row: gradients and memories ``[..., d]``, means ``[d]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .errors import UsageError, positive
+from .operators import Clip, Identity, Operator, SmoothedNorm, normalise
+from .streams import Key
+
+
+@dataclass(frozen=True)
+class Method:
+    """A point of the scheme above. Use the constructors below; build one by hand for a new combination."""
+
+    name: str
+    operator: Operator
+    beta: float = 1.0
+    feedback: bool = True
+    server_norm: bool = False
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(beta=self.beta)
+        if not 0 <= self.decay < 1:
+            raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
+        if self.decay and not self.feedback:
+            raise UsageError(f"decay needs a memory to forget; {self.name} has no error feedback")
+
+    def client_step(self, grad: Tensor, memory: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
+        """(∇f_i(x), g_i) → (m_i, new g_i). `key` feeds a random operator; see `RandK`."""
+        if not self.feedback:
+            return self.operator(grad, key), memory
+        message = self.operator(grad - memory, key)
+        return message, self.idle_step(memory) + self.beta * message
+
+    def idle_step(self, memory: Tensor) -> Tensor:
+        """What a client that is not drawn this round does: nothing, but for forgetting, which all do alike."""
+        return (1 - self.decay) * memory if self.decay else memory
+
+    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+        """((1/n) Σ m_i, ĝ) → (direction, new ĝ); then x ← x − γ · direction."""
+        step = self.beta * mean_message
+        estimate = self.idle_step(estimate) + step if self.feedback else step
+        return (normalise(estimate) if self.server_norm else estimate), estimate
+
+
+def NormEC(alpha: float, beta: float, server_norm: bool = True, decay: float = 0.0) -> Method:  # noqa: N802
+    """α-NormEC, Algorithm 1; ``server_norm=False`` is the paper's ablation "without SN"."""
+    return Method("normec", SmoothedNorm(alpha), beta, server_norm=server_norm, decay=decay)
+
+
+def Clip21(tau: float, decay: float = 0.0) -> Method:  # noqa: N802
+    """Error feedback around clipping (Khirirat et al. 2023), no server normalisation."""
+    return Method("clip21", Clip(tau), decay=decay)
+
+
+def EF21(compressor: Operator) -> Method:  # noqa: N802
+    """Error feedback around a contractive compressor (Richtárik et al. 2021)."""
+    return Method("ef21", compressor)
+
+
+def DPSGD(operator: Operator, beta: float = 1.0) -> Method:  # noqa: N802
+    """Direct normalisation or clipping, eq. (2): x ← x − γ (β/n) Σ Ψ(∇f_i(x)); the bias stays."""
+    return Method("dpsgd", operator, beta, feedback=False)
+
+
+def GD() -> Method:  # noqa: N802
+    """Distributed gradient descent: the exact mean gradient."""
+    return Method("gd", Identity(), feedback=False)

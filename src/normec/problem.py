@@ -1,0 +1,195 @@
+"""The problem: minimise f(x) = (1/n) Σ f_i(x), where f_i is client i's mean loss, over a flat vector x.
+
+Buffers (BatchNorm's running statistics) are not part of x and not part of any message. Each client keeps
+its own: its forward passes in training update its own row, from its own records. For evaluation they are
+averaged over the clients (whole-number counters: the largest). So: training never mixes clients through
+buffers, and what is evaluated is one model, x with the averaged statistics. That average is an un-noised
+function of the clients' data; no privacy guarantee covers it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.data import Dataset
+
+from . import records
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .functions import FunctionProblem
+
+Buffers = dict[str, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Augment(Protocol):
+    """A random change of training inputs: a pure function of them and of `draws` uniforms for each."""
+
+    draws: int
+
+    def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor: ...
+
+
+class Objective(Protocol):
+    """What training asks of a problem; `Problem` and `FunctionProblem` both answer."""
+
+    x0: Tensor
+    clients: int
+    sizes: Tensor | None
+    augment: Augment | None
+
+    def client_loss(
+        self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, uniforms: Tensor | None
+    ) -> Tensor: ...
+
+    def initial_buffers(self) -> Buffers: ...
+
+    def evaluate(self, x: Tensor, buffers: Buffers) -> dict[str, float]: ...
+
+    def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module | None: ...
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Objective: ...
+
+    def fingerprint(self) -> dict[str, Any]: ...
+
+
+class Problem:
+    """A model, a loss, one data set a client.
+
+    `model`: any module; its trainable parameters, flattened in order, are x. It is copied, never changed.
+    `loss(outputs, targets)`: the mean over a batch. `clients`: map-style data sets of (input, target).
+    `test`: evaluated for loss and, where targets are class numbers, accuracy. `penalty(x)`: added to every
+    f_i. `augment`: applied to training batches. `transform`: applied to every batch, after `augment`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        clients: Sequence[Dataset[Any]],
+        test: Dataset[Any] | None = None,
+        *,
+        penalty: Callable[[Tensor], Tensor] | None = None,
+        augment: Augment | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.model = copy.deepcopy(model)
+        self.loss, self.penalty, self.augment, self.transform = loss, penalty, augment, transform
+        trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise UsageError("the model has no trainable parameters")
+        self._shapes = {name: p.shape for name, p in trainable.items()}
+        self.x0 = torch.cat([p.detach().flatten() for p in trainable.values()])
+        self.records = records.gather(clients)
+        self.test = records.gather([test]) if test is not None else None
+        self.clients = len(clients)
+        self.sizes: Tensor | None = self.records.sizes
+
+    @staticmethod
+    def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
+        """f_i given as plain differentiable functions of a tensor: theory and counterexamples."""
+        from .functions import FunctionProblem
+
+        return FunctionProblem(functions, x0)
+
+    def unflatten(self, x: Tensor) -> dict[str, Tensor]:
+        """The model's parameters as views of the flat vector."""
+        parts = x.split([shape.numel() for shape in self._shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+    def client_loss(
+        self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, uniforms: Tensor | None
+    ) -> Tensor:
+        """f_i(x) on the given records (None: all), differentiable in x; updates `buffers` in place."""
+        inputs, targets = self.records.batch(client, rows)
+        if self.augment is not None and uniforms is not None:
+            inputs = self.augment(inputs, uniforms)
+        self.model.train()
+        value = self.loss(self._outputs(x, buffers, inputs), targets)
+        if value.ndim:
+            raise UsageError(f"the loss must return a scalar, got shape {tuple(value.shape)}; use its mean")
+        return value + self.penalty(x) if self.penalty is not None else value
+
+    def initial_buffers(self) -> Buffers:
+        """One row a client of every buffer of the model."""
+        return {
+            name: buffer.detach().expand(self.clients, *buffer.shape).clone()
+            for name, buffer in self.model.named_buffers()
+        }
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor, buffers: Buffers, batch_size: int = 1000) -> dict[str, float]:
+        """Loss and accuracy on the test set, with the clients' averaged buffers."""
+        if self.test is None:
+            return {}
+        shared = averaged(buffers)
+        count = int(self.test.sizes[0])
+        total, right = (
+            x.new_zeros((), dtype=torch.float64),
+            torch.zeros((), dtype=torch.int64, device=x.device),
+        )
+        judged = True
+        self.model.eval()
+        for rows in torch.arange(count, device=x.device).split(batch_size):
+            inputs, targets = self.test.batch(0, rows)
+            outputs = self._outputs(x, shared, inputs)
+            total += self.loss(outputs, targets).double() * len(targets)
+            hits = correct(outputs, targets)
+            judged = judged and hits is not None
+            right += hits.sum() if hits is not None else 0
+        found = {"test_loss": float(total) / count}
+        return found | {"accuracy": float(right) / count} if judged else found
+
+    def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module:
+        """A copy of the model with parameters x and the averaged buffers, ready for use."""
+        model = copy.deepcopy(self.model).eval()
+        model.load_state_dict({**self.unflatten(x.detach()), **averaged(buffers)}, strict=False)
+        return model
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Problem:
+        """The same problem on another device, its model and floating inputs in `dtype`."""
+        moved = copy.copy(self)
+        moved.model = copy.deepcopy(self.model).to(device=device, dtype=dtype)
+        moved.x0 = self.x0.to(device=device, dtype=dtype)
+        moved.records = self.records.to(device)
+        moved.test = self.test.to(device) if self.test is not None else None
+        return moved
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes a checkpoint of this problem unfit for another."""
+        return {
+            "clients": self.clients,
+            "dimension": len(self.x0),
+            "start": records.checksum(self.x0),
+            "data": self.records.digest(),
+        }
+
+    def _outputs(self, x: Tensor, buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        if self.transform is not None:
+            inputs = self.transform(inputs)
+        if inputs.is_floating_point():
+            inputs = inputs.to(x.dtype)
+        outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **buffers}, (inputs,))
+        return outputs
+
+
+def averaged(buffers: Buffers) -> Buffers:
+    """One set of buffers for evaluation: means over the clients; the largest of whole-number counters."""
+    return {name: rows.mean(0) if rows.is_floating_point() else rows.amax(0) for name, rows in buffers.items()}
+
+
+def correct(outputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Which predictions are right, or None where targets are not class numbers."""
+    if targets.is_floating_point() or targets.ndim != 1:
+        return None
+    if outputs.ndim == 2 and outputs.shape[1] > 1:
+        return outputs.argmax(1) == targets
+    if outputs.numel() == len(targets):
+        return (outputs.flatten() > 0) == (targets > 0)
+    return None

@@ -1,0 +1,101 @@
+"""Who takes part in a round, and with which records: both drawn afresh from (seed, client, round)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .errors import UsageError, at_least, fraction
+from .streams import Stream
+
+
+class Participation(Protocol):
+    """Which of n clients send a message in a round; those not drawn keep their memory."""
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
+        """Sorted client numbers, or None for all of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """Full participation, as in the paper."""
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:  # noqa: ARG002
+        return None
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each client takes part with probability `rate`, on its own: the sampling that amplifies privacy."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        fraction(rate=self.rate)
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
+        coins = Stream(seed, "participation").uniform(torch.arange(clients), round, 1)[:, 0]
+        return (coins < self.rate).nonzero()[:, 0]
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """Exactly `count` clients, uniformly without replacement."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        at_least(1, count=self.count)
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
+        if self.count > clients:
+            raise UsageError(f"cannot draw {self.count} of {clients} clients; ask for at most {clients}")
+        keys = Stream(seed, "participation").bits(torch.arange(clients), round, 1)[:, 0]
+        return keys.argsort(stable=True)[: self.count].sort().values
+
+
+class Batches:
+    """Mini-batches without replacement: each client goes through its own records in an order drawn for
+    each pass, `batch_size` at a time; a remainder shorter than a batch is left for the next pass's order.
+    A client with fewer records than a batch uses all of them every round.
+    """
+
+    def __init__(self, sizes: Tensor, batch_size: int, seed: int) -> None:
+        at_least(1, batch_size=batch_size)
+        self.sizes, self.batch_size = sizes, batch_size
+        self.steps = (sizes // batch_size).clamp(min=1)  # rounds a pass takes, client by client
+        self._stream = Stream(seed, "batches")
+        self._pass = torch.full_like(sizes, -1)
+        self._order = torch.empty(0, 0, dtype=torch.int64)
+
+    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+        """Record numbers of each client's batch in this round."""
+        steps = self.steps[clients]
+        stale = clients[self._pass[clients] != round // steps]
+        if len(stale):
+            self._shuffle(stale, round // self.steps[stale])
+        start = (round % steps * self.batch_size).tolist()
+        length = self.sizes[clients].clamp(max=self.batch_size).tolist()
+        return [self._order[client, a : a + b] for client, a, b in zip(clients.tolist(), start, length, strict=True)]
+
+    def _shuffle(self, clients: Tensor, passes: Tensor) -> None:
+        longest = int(self.sizes.max())
+        if not len(self._order):
+            self._order = torch.zeros(len(self.sizes), longest, dtype=torch.int64)
+        keys = self._stream.bits(clients, passes, longest)
+        beyond = torch.arange(longest) >= self.sizes[clients, None]
+        keys[beyond] = torch.iinfo(torch.int64).max  # records a shorter client does not have sort last
+        self._order[clients] = keys.argsort(dim=1, stable=True)
+        self._pass[clients] = passes
+
+
+def rounds_of(epochs: int, sizes: Tensor, batch_size: int | None) -> int:
+    """Rounds in so many passes of the average client over its records (a full gradient is one pass)."""
+    at_least(1, epochs=epochs)
+    if batch_size is None:
+        return epochs
+    return epochs * max(1, int(sizes.sum()) // (len(sizes) * batch_size))

@@ -1,0 +1,58 @@
+"""A run's folder as training sees it: who may write, the history's file, the newest checkpoint."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO, Any
+
+from torch import Tensor
+
+from .checkpoint import Checkpoints
+from .errors import UsageError
+from .history import History
+
+
+class RunStorage:
+    """Writes nothing until `open`; without a folder (`out=None`) it keeps the history in memory only."""
+
+    def __init__(self, out: Path | None, identity: dict[str, Any]) -> None:
+        self.out = out
+        self.history = History(out / "metrics.jsonl" if out is not None else None)
+        self._checkpoints = Checkpoints(out / "checkpoint", identity) if out is not None else None
+        self._lock: IO[bytes] | None = None
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint, with the history as it was then."""
+        if self.out is None or self._checkpoints is None or not self.out.exists():
+            return None
+        self.open()
+        found = self._checkpoints.load()
+        self.history.rewind(found[1]["metrics_bytes"] if found else 0)
+        return found
+
+    def open(self) -> None:
+        """Make the folder and take it: one process at a time writes here."""
+        if self.out is None or self._lock is not None:
+            return
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            lock = (self.out / ".lock").open("ab")
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.out}: {error.strerror}; choose another folder") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise UsageError(f"another process is training in {self.out}; wait for it or choose another") from None
+        self._lock = lock
+
+    def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        if self._checkpoints is not None:
+            self.open()
+            self._checkpoints.save(round, tensors, {"metrics_bytes": self.history.flush(), **facts})
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
