@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .data.augment import Augment
 from .errors import UsageError
-from .problem import Augment, Buffers
+from .problem import Buffers
 from .records import checksum
 
 

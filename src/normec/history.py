@@ -38,6 +38,11 @@ class History:
             os.fsync(file.fileno())
             return file.seek(0, os.SEEK_END)
 
+    def reread(self) -> None:
+        """Take the rows from the file; a last line that a kill cut short is left out."""
+        held = self._path.read_bytes() if self._path is not None and self._path.exists() else b""
+        self.rows = [json.loads(line) for line in held.splitlines(keepends=True) if line.endswith(b"\n")]
+
     def rewind(self, length: int) -> None:
         """Go back to the first `length` bytes of the file: what a checkpoint vouches for."""
         if self._path is None:

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.utils.data import Dataset
 
 from . import records
+from .data.augment import Augment, Transform
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
 
 Buffers = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Augment(Protocol):
-    """A random change of training inputs: a pure function of them and of `draws` uniforms for each."""
-
-    draws: int
-
-    def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor: ...
 
 
 class Objective(Protocol):
@@ -77,7 +70,7 @@ class Problem:
         *,
         penalty: Callable[[Tensor], Tensor] | None = None,
         augment: Augment | None = None,
-        transform: Callable[[Tensor], Tensor] | None = None,
+        transform: Transform | None = None,
     ) -> None:
         self.model = copy.deepcopy(model)
         self.loss, self.penalty, self.augment, self.transform = loss, penalty, augment, transform

@@ -1,0 +1,17 @@
+"""`python -m normec` and the `normec` command: mistakes of the user end in one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    try:
+        from .cli.app import run
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: the command line needs {error.name}: pip install 'normec[all]'")
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

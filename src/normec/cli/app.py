@@ -1,0 +1,55 @@
+"""The commands, and how a command ends: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from .. import __version__
+from ..errors import Diverged, UsageError
+from . import compare, data, train
+
+app = typer.Typer(
+    name="normec",
+    help="Train across clients that send bounded messages, repaired by error feedback.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("train")(train.train)
+app.command("compare")(compare.compare)
+app.add_typer(data.app, name="data")
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except Diverged as error:
+        return _fail(str(error), 2 if error.round == 0 else 1)
+    except TyperException as error:
+        return _fail(error.format_message(), 2)
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    except OSError as error:
+        return _fail(str(error), 1)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,48 @@
+"""normec data: which data sets there are, and getting them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from . import options as o
+
+app = typer.Typer(help="Data sets: list them, get them.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_(data_dir: o.DataDir = None, as_json: o.Json = False) -> None:
+    """Every known data set: size, where it comes from, whether it is here."""
+    from .. import data
+
+    found = data.listing(data_dir)
+    if as_json:
+        print(json.dumps([asdict(row) for row in found], default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "records × features", "classes", "origin", "here")
+    for row in found:
+        table.add_row(row.name, row.size, str(row.classes), row.origin, "yes" if row.present else "no")
+    Console().print(table)
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="A name from `normec data list`.")],
+    data_dir: o.DataDir = None,
+    as_json: o.Json = False,
+) -> None:
+    """Download a data set with the clients at hand, check it, and keep it in the cache."""
+    from .. import data
+
+    folder = data.get(name, data_dir, lambda line: print(line, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps({"name": name, "folder": str(folder) if folder else None}))
+    else:
+        print(f"{name} is in {folder}" if folder else f"{name} comes with scikit-learn: nothing to get")

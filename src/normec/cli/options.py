@@ -1,0 +1,40 @@
+"""The flags that `train` and `compare` share, and how they become settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings.", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, by its name.")]
+Data = Annotated[str | None, typer.Option(help="Data set; `normec data list` names them.", show_default=False)]
+DataDir = Annotated[str | None, typer.Option(help="Folder of data files.", show_default=False)]
+Split = Annotated[str | None, typer.Option(help="iid, label, dirichlet or column.", show_default=False)]
+Model = Annotated[
+    str | None, typer.Option(help="softmax, logistic, mlp, cnn, resnet20, resnet20-gn.", show_default=False)
+]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.", show_default=False)]
+Alpha = Annotated[float | None, typer.Option(help="Smoothing of the normalisation.", show_default=False)]
+Beta = Annotated[float | None, typer.Option(help="Size of a memory update.", show_default=False)]
+Tau = Annotated[float | None, typer.Option(help="Clipping threshold.", show_default=False)]
+Lr = Annotated[float | None, typer.Option(help="Step size.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option(help="Messages a client sends.", show_default=False)]
+Epochs = Annotated[int | None, typer.Option(help="Instead of rounds: passes over the records.", show_default=False)]
+BatchSize = Annotated[int | None, typer.Option(help="Records a gradient; all by default.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(help="The run's seed.", show_default=False)]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …", show_default=False)]
+Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+def overrides(assignments: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """Settings from `--set`, then from flags that were given."""
+    from ..lab.config import parse_assignment
+
+    return {
+        **dict(map(parse_assignment, assignments or [])),
+        **{key: value for key, value in flags.items() if value is not None},
+    }

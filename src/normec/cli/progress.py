@@ -1,0 +1,86 @@
+"""How a run shows itself while it trains: a live bar in a terminal, plain lines elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from ..callbacks import Callback
+from ..history import Row
+
+if TYPE_CHECKING:
+    from ..training import Run
+
+
+def watcher(label: str, quiet: bool = False) -> Callback:
+    """The right way to show progress on this stderr."""
+    if quiet:
+        return Callback()
+    return Bar(label) if sys.stderr.isatty() else Lines(label)
+
+
+class Bar(Callback):
+    """A bar with loss, accuracy and the time left."""
+
+    def __init__(self, label: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[seen]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task(label, total=None, seen="")
+        self._seen: Row = {}
+
+    def begin(self, first_round: int, rounds: int) -> None:
+        self._progress.update(self._task, total=rounds, completed=first_round)
+        self._progress.start()
+
+    def round(self, round: int) -> None:
+        self._progress.update(self._task, completed=round)
+
+    def row(self, row: Row) -> None:
+        self._seen |= row
+        self._progress.update(self._task, seen=describe(self._seen))
+
+    def end(self, run: Run) -> None:  # noqa: ARG002
+        self._progress.stop()
+
+
+class Lines(Callback):
+    """A line whenever the test set was looked at, but no more than one in two seconds, and the last."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._rounds, self._last = label, 0, -2.0
+
+    def begin(self, first_round: int, rounds: int) -> None:
+        self._first, self._rounds, self._started = first_round, rounds, time.monotonic()
+
+    def row(self, row: Row) -> None:
+        now, k = time.monotonic(), row["round"]
+        if k != self._rounds and ("test_loss" not in row or now - self._last < 2):
+            return
+        self._last = now
+        done = k - self._first
+        left = (
+            f"  {(now - self._started) / done * (self._rounds - k):.0f} s left" if done > 0 and k < self._rounds else ""
+        )
+        print(f"{self._label}  round {k}/{self._rounds}  {describe(row)}{left}", file=sys.stderr, flush=True)
+
+
+def describe(row: Row) -> str:
+    parts = []
+    if row.get("loss") is not None:
+        parts.append(f"loss {row['loss']:.4f}")
+    if row.get("grad_norm") is not None:
+        parts.append(f"‖∇f‖ {row['grad_norm']:.2e}")
+    if row.get("accuracy") is not None:
+        parts.append(f"accuracy {100 * row['accuracy']:.1f} %")
+    return "  ".join(parts)

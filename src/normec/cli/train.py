@@ -1,0 +1,124 @@
+"""normec train: one run, from a file of settings, flags, or nothing at all."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options as o
+
+if TYPE_CHECKING:
+    from ..lab.runs import Result
+
+
+def train(
+    config: o.ConfigFile = None,
+    set_: o.Set = None,
+    data: o.Data = None,
+    data_dir: o.DataDir = None,
+    split: o.Split = None,
+    model: o.Model = None,
+    clients: o.Clients = None,
+    method: Annotated[
+        str | None, typer.Option(help="normec, clip21, ef21, dpsgd-norm, dpsgd-clip, gd.", show_default=False)
+    ] = None,
+    alpha: o.Alpha = None,
+    beta: o.Beta = None,
+    tau: o.Tau = None,
+    server_norm: Annotated[
+        bool | None,
+        typer.Option("--server-norm/--no-server-norm", help="Normalise the server's step.", show_default=False),
+    ] = None,
+    lr: o.Lr = None,
+    rounds: o.Rounds = None,
+    epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
+    seed: o.Seed = None,
+    device: o.Device = None,
+    out: o.Out = None,
+    settings: Annotated[bool, typer.Option("--settings", help="List every setting and its value, and stop.")] = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Train one model across clients.
+
+    Without arguments: α-NormEC on scikit-learn's digits, ten clients that hold one digit each. The run lives
+    in a folder; the same command goes on after a stop, and shows the result of a run that is finished.
+    """
+    flags = {
+        "data": data,
+        "data_dir": data_dir,
+        "split": split,
+        "model": model,
+        "clients": clients,
+        "method": method,
+        "alpha": alpha,
+        "beta": beta,
+        "tau": tau,
+        "server_norm": server_norm,
+        "lr": lr,
+        "rounds": rounds,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "seed": seed,
+        "device": device,
+    }
+    from ..lab import config as configs
+
+    chosen = configs.load(config, o.overrides(set_, flags))
+    if settings:
+        for key, value in chosen.model_dump().items():
+            print(f"{key} = {'(not set)' if value is None else json.dumps(value)}")
+        return 0
+
+    from ..lab import runs
+    from .progress import watcher
+
+    result = runs.execute(chosen, out, [watcher(chosen.method, quiet)])
+    if as_json:
+        print(json.dumps({"folder": str(result.folder), **result.summary}))
+    else:
+        show(result)
+    if result.summary["status"] == "interrupted":
+        again = shlex.join(["normec", *sys.argv[1:]])
+        print(f"stopped after round {result.summary['round']}; to go on: {again}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def show(result: Result) -> None:
+    """The summary as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    summary, final = result.summary, result.summary["final"]
+    settings = summary["config"]
+    table = Table(title=f"{settings['method']} on {settings['data']}, {settings['model']}", show_header=False)
+    rows: list[tuple[str, Any]] = [
+        ("status", f"{summary['status']}, {summary['round']} of {summary['rounds']} rounds"),
+        ("clients × parameters", f"{summary['clients']} × {summary['dimension']:,}"),
+        ("training loss", _number(final.get("loss"))),
+        ("gradient norm", _number(final.get("grad_norm"))),
+        ("memory error", _number(final.get("memory_error"))),
+        ("test accuracy", _percent(final.get("accuracy"))),
+        ("best test accuracy", _percent(summary["best_accuracy"])),
+        ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
+        ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),
+        ("folder", str(result.folder)),
+    ]
+    for name, value in rows:
+        if value is not None:
+            table.add_row(name, value)
+    Console().print(table)
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4g}"
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.2f} %"

@@ -1,0 +1,30 @@
+"""Data: sets known by name, how they are fetched, and how their records are dealt to clients.
+
+    dataset = load("a9a")                              # or "cifar10", "digits", "libsvm:PATH", …
+    parts = split(dataset.train.tensors[1], 10, "dirichlet", seed=0, concentration=0.5)
+
+Importing this needs torch and numpy only; scikit-learn and pillow are imported by the sets that need them.
+"""
+
+from normec.data.augment import Augment, CropFlip, Flip, Normalize, Scale, Transform
+from normec.data.catalog import Listing, listing
+from normec.data.dataset import Dataset
+from normec.data.fetch import get
+from normec.data.loading import load
+from normec.data.partition import SCHEMES, split
+
+__all__ = [
+    "SCHEMES",
+    "Augment",
+    "CropFlip",
+    "Dataset",
+    "Flip",
+    "Listing",
+    "Normalize",
+    "Scale",
+    "Transform",
+    "get",
+    "listing",
+    "load",
+    "split",
+]

@@ -1,0 +1,126 @@
+"""What happens to a batch of images on its way to the model, as pure functions of tensors.
+
+An augmentation draws nothing itself: it is given its uniforms, so that whoever owns the seeds (the round
+loop) decides them, and a resumed run sees the same crops. `draws` says how many it needs an image. There is
+no Python loop over images and no synchronisation with the device, so the same call works on a CPU, on a GPU,
+under ``torch.vmap`` and inside a CUDA graph. Leading dimensions are free: [B, C, H, W] or [clients, B, C, H, W].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from normec.errors import UsageError, at_least, positive
+
+
+class Transform(Protocol):
+    """Deterministic; applied to every batch, in training and in testing."""
+
+    def __call__(self, inputs: Tensor, /) -> Tensor: ...
+
+
+class Augment(Protocol):
+    """Random through `uniforms` only; applied before the transform, in training."""
+
+    @property
+    def draws(self) -> int:
+        """Uniforms needed for each image."""
+        ...
+
+    def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """Random crop after zero padding, then a horizontal flip with probability ½.
+
+    The usual CIFAR augmentation. The zeros are black pixels: the crop comes before `Normalize`.
+    Of an image's uniforms the first two choose the crop's top and left among 0 … 2·padding; the third flips if < ½.
+    """
+
+    padding: int = 4
+    draws: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        at_least(0, padding=self.padding)
+
+    def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:
+        _check(inputs, uniforms, self.draws, "CropFlip")
+        height, width = inputs.shape[-2:]
+        # One offset more than fits would come from u rounding up to 1 in float32; the clamp refuses it.
+        offset = (uniforms[..., :2] * (2 * self.padding + 1)).long().clamp(max=2 * self.padding) - self.padding
+        rows = torch.arange(height, device=inputs.device) + offset[..., 0, None]
+        columns = torch.arange(width, device=inputs.device)
+        columns = torch.where(uniforms[..., 2, None] < 0.5, columns.flip(0), columns) + offset[..., 1, None]
+        # Padding is never built: pixels outside are read from the border and then blanked.
+        source = rows.clamp(0, height - 1)[..., :, None] * width + columns.clamp(0, width - 1)[..., None, :]
+        inside = ((rows >= 0) & (rows < height))[..., :, None] & ((columns >= 0) & (columns < width))[..., None, :]
+        flat = inputs.flatten(-2)
+        crop = flat.gather(-1, source.flatten(-2).unsqueeze(-2).expand(flat.shape)).view(inputs.shape)
+        return crop.masked_fill(~inside.unsqueeze(-3), 0)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A horizontal flip where an image's one uniform is < ½."""
+
+    draws: ClassVar[int] = 1
+
+    def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:
+        _check(inputs, uniforms, self.draws, "Flip")
+        return torch.where(uniforms[..., 0, None, None, None] < 0.5, inputs.flip(-1), inputs)
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """(x/255 − mean)/std a channel for uint8 images, as float32; (x − mean)/std for floats already in 0 … 1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise UsageError(f"mean and std need one value a channel, got {len(self.mean)} and {len(self.std)}")
+        for value in self.std:
+            positive(std=value)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        if inputs.ndim < 3 or inputs.shape[-3] != len(self.mean):
+            raise UsageError(
+                f"Normalize has {len(self.mean)} channels, got images of shape {tuple(inputs.shape)}; "
+                "give [..., C, H, W]"
+            )
+        pixels = inputs if inputs.is_floating_point() else inputs.to(torch.float32) / 255
+        return (pixels - _channels(self.mean, pixels)) / _channels(self.std, pixels)
+
+
+@dataclass(frozen=True)
+class Scale(Normalize):
+    """`Normalize` with the one mean and std of MNIST's training pixels."""
+
+    mean: tuple[float, ...] = (0.1307,)
+    std: tuple[float, ...] = (0.3081,)
+
+
+def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
+    return _constant(tuple(values), like.dtype, like.device)
+
+
+@lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # Kept, because a copy from the host in every batch costs a synchronisation and may not be captured in a
+    # CUDA graph; an ordinary tensor even when first met in inference mode, so that autograd can use it later.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
+
+
+def _check(images: Tensor, u: Tensor, draws: int, name: str) -> None:
+    if images.ndim < 3 or u.shape != (*images.shape[:-3], draws):
+        raise UsageError(
+            f"{name} needs images [..., C, H, W] and u [..., {draws}], got {tuple(images.shape)} and {tuple(u.shape)}"
+        )

@@ -1,0 +1,90 @@
+"""Where data files are looked for: the user's folder first, then the cache.
+
+The user's folder is the `data_dir` argument or, without it, the environment variable NORMEC_DATA. A set counts
+as present only when all its files lie in one directory; they may lie there as plain files or compressed, flat
+or in a sub-folder, as people keep them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from normec.data.entries import Entry, Family
+from normec.data.origins import Download
+from normec.errors import UsageError
+
+VARIABLE = "NORMEC_DATA"
+
+# MNIST and Fashion-MNIST share their file names, so their files are never taken from a flat folder unless it
+# is called after the set; torchvision's layout is understood.
+_SUBFOLDERS: dict[Family, tuple[str, ...]] = {
+    "embedded": (),
+    "libsvm": ("", "{name}", "libsvm"),
+    "idx": ("{name}",),
+    "cifar10": ("{name}",),
+}
+_TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
+_SUFFIXES: dict[Family, tuple[str, ...]] = {
+    "embedded": (),
+    "libsvm": ("", ".gz", ".bz2"),
+    "idx": ("", ".gz"),
+    "cifar10": ("",),
+}
+
+
+def cache_folder() -> Path:
+    """XDG_CACHE_HOME/normec, by default ~/.cache/normec."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "normec"
+
+
+def search_folders(data_dir: str | Path | None = None) -> list[Path]:
+    """The folders to look in, in order."""
+    given = str(data_dir) if data_dir is not None else os.environ.get(VARIABLE, "")
+    folders = [Path(given).expanduser()] if given else []
+    return [*folders, cache_folder()]
+
+
+def locate(entry: Entry, data_dir: str | Path | None = None) -> dict[str, Path] | None:
+    """Each file of the set and where it lies, or None when no folder holds them all."""
+    for folder in search_folders(data_dir):
+        for place in _places(entry, folder):
+            found = {file: path for file in entry.files if (path := _file(entry, place, file))}
+            if entry.files and len(found) == len(entry.files):
+                return found
+    return None
+
+
+def missing(entry: Entry, data_dir: str | Path | None = None) -> str:
+    """What to tell a user whose set is not there: where we looked, and both ways to get it."""
+    looked = ", ".join(str(f) if f.is_dir() else f"{f}, which does not exist" for f in search_folders(data_dir))
+    return f"{entry.name} is not here (looked in {looked}): run `normec data get {entry.name}`, or {by_hand(entry)}"
+
+
+def by_hand(entry: Entry, folder: Path | None = None) -> str:
+    """Which file from where to put where, for those whose machine cannot download."""
+    target = (folder or cache_folder()) / entry.name
+    urls = [url for origin in entry.origins if isinstance(origin, Download) for url in origin.urls]
+    again = f", then run `normec data get {entry.name}`" if entry.family == "cifar10" else ""
+    return f"download {', '.join(urls)} and put {'it' if len(urls) == 1 else 'them'} into {target}{again}"
+
+
+def _places(entry: Entry, folder: Path) -> list[Path]:
+    names = [sub.format(name=entry.name) for sub in _SUBFOLDERS[entry.family]]
+    if entry.name in _TORCHVISION:
+        names.append(_TORCHVISION[entry.name])
+    if folder.name == entry.name:
+        names.append("")
+    return [folder / name for name in names]
+
+
+def _file(entry: Entry, place: Path, file: str) -> Path | None:
+    for suffix in _SUFFIXES[entry.family]:
+        path = place / f"{file}{suffix}"
+        try:
+            if path.is_file():
+                return path
+        except PermissionError:
+            raise UsageError(f"{place} may not be read by you; change its permissions or give another folder") from None
+    return None

@@ -1,0 +1,138 @@
+"""Who holds which record: a training set cut into clients.
+
+Every scheme gives each record to exactly one client and leaves no client empty; where chance would leave one
+empty the split is refused, never redrawn, because redrawing until it fits is another distribution than the
+one named. All are deterministic in `seed`.
+
+    iid        a random permutation cut into sizes that differ by at most one
+    dirichlet  each class dealt to the clients in proportions ~ Dirichlet(concentration, …, concentration)
+    label      records sorted by label and cut into clients × shards_per_client contiguous shards;
+               one shard a client is the fully sorted split, more are dealt at random (McMahan et al. 2017)
+    column     one client for each distinct value of `groups`, in the values' sorted order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from normec.errors import UsageError, at_least, one_of, positive
+
+SCHEMES = ("iid", "dirichlet", "label", "column")
+
+Owners = npt.NDArray[np.int64]
+Column = Tensor | npt.NDArray[Any] | Sequence[int] | Sequence[str]
+
+
+def split(
+    targets: Tensor,
+    clients: int | None,
+    scheme: str = "iid",
+    seed: int = 0,
+    *,
+    concentration: float = 0.5,
+    shards_per_client: int = 1,
+    groups: Column | None = None,
+) -> list[Tensor]:
+    """The records of each client, as sorted int64 indices into `targets`.
+
+    `clients` may be None for "column", where the data decides; a number given there must agree with it.
+    """
+    one_of(SCHEMES, scheme=scheme)
+    at_least(0, seed=seed)
+    if targets.ndim != 1:
+        raise UsageError(f"targets must be one value a record, got shape {tuple(targets.shape)}")
+    if scheme == "column":
+        return _by_client(*_column(len(targets), clients, groups))
+    if clients is None:
+        raise UsageError(f"clients must be given for scheme {scheme!r}; only 'column' finds it in the data")
+    at_least(1, clients=clients)
+    if clients > len(targets):
+        raise UsageError(
+            f"clients must be at most the number of records, {len(targets)}, got {clients}; take fewer clients"
+        )
+    random = np.random.default_rng(seed)
+    labels = targets.detach().cpu().numpy()
+    if scheme == "iid":
+        owners = _iid(len(labels), clients, random)
+    elif scheme == "label":
+        owners = _label(labels, clients, shards_per_client, random)
+    else:
+        owners = _dirichlet(labels, clients, concentration, random)
+    return _by_client(owners, clients)
+
+
+def _by_client(owners: Owners, clients: int) -> list[Tensor]:
+    order = torch.from_numpy(np.argsort(owners, kind="stable"))
+    return list(order.split(np.bincount(owners, minlength=clients).tolist()))
+
+
+def _even(records: int, parts: int) -> Owners:
+    """The part of each position when 0 … records − 1 is cut into `parts` runs as even as can be."""
+    return np.arange(records, dtype=np.int64) * parts // records
+
+
+def _iid(records: int, clients: int, random: np.random.Generator) -> Owners:
+    owners = np.empty(records, dtype=np.int64)
+    owners[random.permutation(records)] = _even(records, clients)
+    return owners
+
+
+def _label(labels: npt.NDArray[Any], clients: int, shards: int, random: np.random.Generator) -> Owners:
+    at_least(1, shards_per_client=shards)
+    if clients * shards > len(labels):
+        raise UsageError(
+            f"clients × shards_per_client must be at most the number of records, {len(labels)}, "
+            f"got {clients} × {shards}; take fewer of either"
+        )
+    # Shuffled before the stable sort: within a label the order is the seed's, not the file's.
+    shuffled = random.permutation(len(labels))
+    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    holder = np.repeat(np.arange(clients, dtype=np.int64), shards)
+    if shards > 1:
+        holder = random.permutation(holder)
+    owners = np.empty(len(labels), dtype=np.int64)
+    owners[order] = holder[_even(len(labels), clients * shards)]
+    return owners
+
+
+def _dirichlet(labels: npt.NDArray[Any], clients: int, concentration: float, random: np.random.Generator) -> Owners:
+    positive(concentration=concentration)
+    owners = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        shares = random.dirichlet(np.full(clients, concentration))
+        # Cumulative, so that rounding neither loses nor repeats a record; the last cut is exact by hand.
+        cuts = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        owners[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+    empty = np.flatnonzero(np.bincount(owners, minlength=clients) == 0)
+    if len(empty):
+        raise UsageError(
+            f"client {empty[0]} would hold no record ({len(empty)} of {clients} clients would, with "
+            f"concentration {concentration:g} and {len(labels)} records); take a larger concentration or fewer "
+            "clients, or another seed"
+        )
+    return owners
+
+
+def _column(records: int, clients: int | None, groups: Column | None) -> tuple[Owners, int]:
+    if groups is None:
+        raise UsageError("scheme 'column' needs groups: one integer or string a record (a LIBSVM file's qid)")
+    column = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
+    if column.dtype.kind == "O" and all(isinstance(value, str) for value in column.flat):
+        column = column.astype(str)
+    if column.dtype.kind not in "iubUS":
+        raise UsageError(f"groups must be integers or strings, got {column.dtype}")
+    if column.shape != (records,):
+        raise UsageError(f"groups must have one value a record, {records}, got shape {column.shape}")
+    values, owners = np.unique(column, return_inverse=True)
+    if clients is not None and clients != len(values):
+        raise UsageError(f"clients must be the number of distinct groups, {len(values)}, got {clients}; leave it out")
+    if not records:
+        raise UsageError("groups is empty; a split needs at least one record")
+    return owners.astype(np.int64), len(values)

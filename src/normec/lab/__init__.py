@@ -1,0 +1,1 @@
+"""The lab: a configuration becomes a run on disk; runs become comparisons."""

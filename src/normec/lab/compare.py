@@ -1,0 +1,118 @@
+"""Several methods on the same problem, each with the step size that suits it best.
+
+A method is named with its own settings, as in ``normec:beta=1,server_norm=false``. Each runs with every step
+size offered, and the one with the smallest final training loss is shown: test data has no say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..atomic import write_atomic
+from ..callbacks import Callback
+from ..errors import Diverged, UsageError
+from ..history import History
+from . import config as configs
+from . import methods, runs
+from .config import RunConfig
+
+STEP_SIZES = (0.01, 0.05, 0.2, 1.0)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method with its settings, and its runs to be: one a step size."""
+
+    label: str
+    cells: tuple[RunConfig, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best run of a contestant, and what became of each step size (final loss; None: diverged)."""
+
+    label: str
+    best: runs.Result | None
+    tried: dict[float, float | None]
+
+
+def contestants(
+    specs: Sequence[str], settings: Mapping[str, Any], step_sizes: Sequence[float] | None = None
+) -> list[Contestant]:
+    """What to run; `settings` that belong to some methods only are passed to those."""
+    found = []
+    for spec in specs or methods.METHODS:
+        name, _, own = spec.partition(":")
+        given = dict(configs.parse_assignment(part) for part in own.split(",") if part.strip())
+        shared = {
+            key: value for key, value in settings.items() if key not in methods.SETTINGS or methods.applies(name, key)
+        }
+        merged = {**shared, **given, "method": name}
+        sizes = (merged["lr"],) if "lr" in merged else tuple(step_sizes or STEP_SIZES)
+        cells = tuple(configs.make({**merged, "lr": size}) for size in sizes)
+        for cell in cells:
+            methods.build(cell, dim=1 if cell.k is None else cell.k)  # refuse bad settings before the first run
+        found.append(Contestant(spec, cells))
+    labels = [contestant.label for contestant in found]
+    if len(set(labels)) < len(labels):
+        raise UsageError(f"a method is named twice in {', '.join(labels)}; give each other settings")
+    return found
+
+
+def run(entries: Sequence[Contestant], folder: Path, watch: Callable[[str], Callback]) -> list[Outcome]:
+    """Run every cell in its own folder under `folder`; what is done is not done again."""
+    outcomes = []
+    for entry in entries:
+        tried: dict[float, float | None] = {}
+        best: runs.Result | None = None
+        for cell in entry.cells:
+            name = f"{entry.label.replace(':', '-').replace('=', '-').replace(',', '-')}-lr-{cell.lr:g}"
+            try:
+                result = runs.execute(cell, folder / name, [watch(f"{entry.label} lr {cell.lr:g}")])
+            except Diverged as error:
+                if error.round == 0:
+                    raise
+                tried[cell.lr] = None
+                continue
+            if result.summary["status"] != "finished":
+                raise KeyboardInterrupt
+            loss = result.summary["final"]["loss"]
+            tried[cell.lr] = loss
+            if best is None or loss < best.summary["final"]["loss"]:
+                best = result
+        outcomes.append(Outcome(entry.label, best, tried))
+    return outcomes
+
+
+def histories(outcomes: Sequence[Outcome]) -> dict[str, History]:
+    return {outcome.label: outcome.best.history for outcome in outcomes if outcome.best is not None}
+
+
+def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
+    """The table as JSON and the picture; returns both paths."""
+    from ..report import pictures
+
+    table, picture = folder / "comparison.json", folder / "comparison.png"
+    write_atomic(table, json.dumps([row(outcome) for outcome in outcomes], indent=1) + "\n")
+    pictures.curves(histories(outcomes), picture)
+    return table, picture
+
+
+def row(outcome: Outcome) -> dict[str, Any]:
+    """One line of the table."""
+    facts: dict[str, Any] = {"method": outcome.label, "tried": {f"{lr:g}": loss for lr, loss in outcome.tried.items()}}
+    if outcome.best is None:
+        return {**facts, "status": "diverged"}
+    final = outcome.best.summary["final"]
+    return {
+        **facts,
+        "status": "finished",
+        "lr": outcome.best.summary["config"]["lr"],
+        **{key: final.get(key) for key in ("loss", "grad_norm", "memory_error", "test_loss", "accuracy", "bytes")},
+        "seconds": outcome.best.summary["timings"]["total"],
+        "folder": str(outcome.best.folder),
+    }

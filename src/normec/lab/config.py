@@ -1,0 +1,124 @@
+"""Every setting of a run, in one flat table: a TOML file, `--set key=value`, or a flag.
+
+The settings of methods have no default here: what is not given takes the method's own (see `methods`), and
+what is given but means nothing to the method is refused, so that no setting is ever silently ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ..errors import UsageError, nearest
+
+Scalar = str | int | float | bool
+
+
+class RunConfig(BaseModel):
+    """One run. A run is known by its configuration: the same one is the same run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    data: str = "digits"
+    data_dir: str | None = None
+    clients: int | None = None
+    split: Literal["iid", "dirichlet", "label", "column"] = "label"
+    concentration: float = 0.5
+    shards: int = 1
+    column: int | None = None
+    augment: bool = True
+
+    model: str = "softmax"
+    hidden: int = 64
+    penalty: float = 0.0
+
+    method: str = "normec"
+    alpha: float | None = None
+    beta: float | None = None
+    server_norm: bool | None = None
+    decay: float | None = None
+    tau: float | None = None
+    compressor: Literal["topk", "randk"] | None = None
+    k: int | None = None
+
+    lr: float = 0.05
+    rounds: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    sample_rate: float | None = None
+    sample_count: int | None = None
+    initial_memory: Literal["zero", "gradient"] = "zero"
+    seed: int = 0
+
+    log_every: int | None = None
+    evaluate_every: int | None = None
+    full_gradient: bool = False
+    checkpoint_seconds: float = 30.0
+
+    device: str = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    engine: str = "auto"
+
+    def known_by(self) -> dict[str, Any]:
+        """The settings that the run's numbers depend on."""
+        return self.model_dump(exclude=set(ELSEWHERE), exclude_none=True)
+
+    def digest(self) -> str:
+        """Eight characters that name this configuration."""
+        text = json.dumps(self.known_by(), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+# Where and how a run is computed, not what: no part of its name or identity.
+ELSEWHERE = ("data_dir", "device", "engine", "checkpoint_seconds")
+
+
+def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """The configuration in a TOML file, with `overrides` on top; what is wrong is said in one line."""
+    settings: dict[str, Any] = {}
+    if path is not None:
+        try:
+            settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UsageError(f"there is no configuration file {path}") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"{path} cannot be read as TOML: {error}") from None
+    return make({**settings, **(overrides or {})})
+
+
+def make(settings: Mapping[str, Any]) -> RunConfig:
+    """A checked configuration; whole numbers are taken where a float is meant."""
+    fields = RunConfig.model_fields
+    for key in settings:
+        if key not in fields:
+            raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
+    try:
+        return RunConfig.model_validate(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
+
+
+def parse_assignment(text: str) -> tuple[str, Scalar]:
+    """'key=value' with the value in TOML; a bare word is a string."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise UsageError(f"expected key=value, got {text!r}")
+    try:
+        parsed: Scalar = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return key.strip(), parsed
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as a file that `load` reads back, every default written out."""
+    import tomli_w
+
+    return tomli_w.dumps(config.model_dump(exclude_none=True))

@@ -1,0 +1,56 @@
+"""Models by name, each with the loss it is trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import UsageError, at_least, one_of
+from .cnn import SmallCNN
+from .linear import Logistic, Softmax, nonconvex_penalty
+from .mlp import MLP
+from .resnet import ResNet20
+
+__all__ = ["MLP", "MODELS", "Logistic", "ResNet20", "SmallCNN", "Softmax", "build", "nonconvex_penalty"]
+
+MODELS = ("softmax", "logistic", "mlp", "cnn", "resnet20", "resnet20-gn")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model with fresh parameters and its loss, the mean over a batch."""
+
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, *, hidden: int = 64, seed: int = 0) -> Built:
+    """The model `name` for inputs of `shape`; the same seed gives the same parameters."""
+    one_of(MODELS, model=name)
+    at_least(1, hidden=hidden)
+    features = int(torch.Size(shape).numel())
+    if name == "logistic" and classes != 2:
+        raise UsageError(f"logistic regression is for 2 classes, the data has {classes}; use softmax")
+    if name in ("cnn", "resnet20", "resnet20-gn") and len(shape) != 3:
+        raise UsageError(f"{name} needs images [channels, height, width], the data has shape {list(shape)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "logistic":
+            return Built(Logistic(features), binary_loss)
+        if name == "softmax":
+            return Built(Softmax(features, classes), F.cross_entropy)
+        if name == "mlp":
+            return Built(MLP(features, hidden, classes), F.cross_entropy)
+        if name == "cnn":
+            return Built(SmallCNN(shape, classes), F.cross_entropy)
+        norm = "group" if name.endswith("-gn") else "batch"
+        return Built(ResNet20(shape[0], classes, norm=norm), F.cross_entropy)
+
+
+def binary_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """log(1 + exp(−y z)) for classes 0, 1 read as y = −1, +1."""
+    return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))

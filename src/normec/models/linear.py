@@ -1,0 +1,43 @@
+"""Linear models, started at zero as the field does, and the non-convex regulariser it uses with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from ..errors import non_negative
+
+
+class Softmax(nn.Linear):
+    """Softmax regression: one logit a class; inputs of any shape are flattened."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__(features, classes)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.flatten(1))
+
+
+class Logistic(nn.Linear):
+    """Logistic regression without intercept, as in the EF21 papers: one logit a record."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, 1, bias=False)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.flatten(1))[:, 0]
+
+
+def nonconvex_penalty(weight: float) -> Callable[[Tensor], Tensor]:
+    """x ↦ λ Σ x_j²/(1 + x_j²): smooth with constant 2λ, bounded by λd, not convex."""
+    non_negative(penalty=weight)
+
+    def penalty(x: Tensor) -> Tensor:
+        squares = x * x
+        return weight * (squares / (1 + squares)).sum()
+
+    return penalty
