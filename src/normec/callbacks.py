@@ -14,7 +14,7 @@ class Callback:
     """Watches; never changes the run's numbers."""
 
     def begin(self, first_round: int, rounds: int) -> None:
-        """The first round's gradients are finite; nothing has been written yet."""
+        """The first round's gradients are finite; the run's folder is taken, and empty if the run is new."""
 
     def round(self, round: int) -> None:
         """A round has ended: `round` of them are done."""

@@ -46,6 +46,8 @@ class RunStorage:
             lock.close()
             raise UsageError(f"another process is training in {self.out}; wait for it or choose another") from None
         self._lock = lock
+        for left in self.out.glob(".*.part"):
+            left.unlink(missing_ok=True)  # what a kill left half-written
 
     def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if self._checkpoints is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -146,10 +147,14 @@ def train(
         **problem.fingerprint(),
     }
     storage = RunStorage(Path(out) if out is not None else None, identity)
+    threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(), torch.backends.cudnn.flags(deterministic=True, benchmark=False):
-            return _Rounds(problem, method, plan, engine, storage, checkpoint_seconds, callbacks).run()
+            under_way = _Rounds(problem, method, plan, engine, storage, checkpoint_seconds, callbacks)
+            torch.set_num_threads(under_way.engine.threads)
+            return under_way.run()
     finally:
+        torch.set_num_threads(threads)
         storage.close()
 
 
@@ -180,7 +185,7 @@ class _Rounds:
     def run(self) -> Run:
         saved = self.storage.load()
         state = self.state = self._restored(*saved) if saved else self._initial()
-        started = saved_at = time.monotonic()
+        started, saved_at = time.monotonic(), -math.inf  # the first round is saved at once: a run always has one
         with Interrupt() as interrupt:
             while state.round < self.plan.rounds and not interrupt.asked:
                 self._round(state)
@@ -279,9 +284,9 @@ class _Rounds:
         if self.begun:
             return
         self.begun = True
+        self.storage.open()
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
-        self.storage.open()
 
     def _initial(self) -> State:
         problem, n, d = self.problem, self.problem.clients, len(self.problem.x0)

@@ -29,6 +29,11 @@ class Engine(Protocol):
 
     name: str
 
+    @property
+    def threads(self) -> int:
+        """How many of the CPU's threads suit this work."""
+        ...
+
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
     ) -> Iterator[Block]:

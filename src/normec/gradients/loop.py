@@ -14,6 +14,8 @@ from .engine import Block
 
 _BLOCK_FLOATS = 2**24  # a block of gradients holds at most this many numbers, so 64 MiB in float32
 
+_ONE_THREAD_FLOPS = 1e7
+
 
 class Loop:
     """Client by client; anything autograd can differentiate."""
@@ -23,6 +25,13 @@ class Loop:
     def __init__(self, problem: Objective, batches: Batches | None, seed: int) -> None:
         self._problem, self._batches, self._seed = problem, batches, seed
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
+        sizes = torch.ones(1) if problem.sizes is None else problem.sizes.float()
+        self._work = 2 * len(problem.x0) * (float(sizes.mean()) if batches is None else batches.batch_size)
+
+    @property
+    def threads(self) -> int:
+        """Small gradients are done before a second thread has woken up, and on a busy machine far sooner."""
+        return 1 if self._work < _ONE_THREAD_FLOPS else torch.get_num_threads()
 
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False

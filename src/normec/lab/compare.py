@@ -1,7 +1,7 @@
 """Several methods on the same problem, each with the step size that suits it best.
 
 A method is named with its own settings, as in ``normec:beta=1,server_norm=false``. Each runs with every step
-size offered, and the one with the smallest final training loss is shown: test data has no say.
+size offered, and the one with the smallest final training loss or gradient norm is shown: test data has no say.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 
 from ..atomic import write_atomic
 from ..callbacks import Callback
-from ..errors import Diverged, UsageError
+from ..errors import Diverged, UsageError, one_of
 from ..history import History
 from . import config as configs
 from . import methods, runs
 from .config import RunConfig
 
-STEP_SIZES = (0.01, 0.05, 0.2, 1.0)
+STEP_SIZES = (0.02, 0.2, 2.0)
+CRITERIA = ("loss", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of a contestant, and what became of each step size (final loss; None: diverged)."""
+    """The best run of a contestant, and what became of each step size (its final criterion; None: diverged)."""
 
     label: str
     best: runs.Result | None
@@ -63,8 +64,11 @@ def contestants(
     return found
 
 
-def run(entries: Sequence[Contestant], folder: Path, watch: Callable[[str], Callback]) -> list[Outcome]:
+def run(
+    entries: Sequence[Contestant], folder: Path, watch: Callable[[str], Callback], criterion: str = "loss"
+) -> list[Outcome]:
     """Run every cell in its own folder under `folder`; what is done is not done again."""
+    one_of(CRITERIA, criterion=criterion)
     outcomes = []
     for entry in entries:
         tried: dict[float, float | None] = {}
@@ -80,9 +84,11 @@ def run(entries: Sequence[Contestant], folder: Path, watch: Callable[[str], Call
                 continue
             if result.summary["status"] != "finished":
                 raise KeyboardInterrupt
-            loss = result.summary["final"]["loss"]
-            tried[cell.lr] = loss
-            if best is None or loss < best.summary["final"]["loss"]:
+            value = result.summary["final"].get(criterion)
+            if value is None:
+                raise UsageError(f"{criterion} was not measured; set full_gradient=true to have it with batches")
+            tried[cell.lr] = value
+            if best is None or value < best.summary["final"][criterion]:
                 best = result
         outcomes.append(Outcome(entry.label, best, tried))
     return outcomes
@@ -104,7 +110,10 @@ def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
 
 def row(outcome: Outcome) -> dict[str, Any]:
     """One line of the table."""
-    facts: dict[str, Any] = {"method": outcome.label, "tried": {f"{lr:g}": loss for lr, loss in outcome.tried.items()}}
+    facts: dict[str, Any] = {
+        "method": outcome.label,
+        "tried": {f"{lr:g}": value for lr, value in outcome.tried.items()},
+    }
     if outcome.best is None:
         return {**facts, "status": "diverged"}
     final = outcome.best.summary["final"]

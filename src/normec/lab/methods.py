@@ -16,7 +16,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "clip21": {"tau": 0.1, "decay": 0.0},
     "ef21": {"compressor": "topk", "k": None},
     "dpsgd-norm": {"alpha": 0.01, "beta": 1.0},
-    "dpsgd-clip": {"tau": 1.0, "beta": 1.0},
+    "dpsgd-clip": {"tau": 0.1, "beta": 1.0},
     "gd": {},
 }
 METHODS = tuple(DEFAULTS)

@@ -112,11 +112,7 @@ class _Keeper(Callback):
     def begin(self, first_round: int, rounds: int) -> None:  # noqa: ARG002
         path = self._folder / "config.toml"
         if not path.exists():
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                write_atomic(path, to_toml(self._config))
-            except OSError as error:
-                raise UsageError(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None
+            write_atomic(path, to_toml(self._config))
 
 
 def _same_run(folder: Path, config: RunConfig) -> Result | None:
@@ -125,7 +121,7 @@ def _same_run(folder: Path, config: RunConfig) -> Result | None:
         return None
     path = folder / "config.toml"
     if not path.exists():
-        if any(entry.name != ".lock" for entry in folder.iterdir()):
+        if any(entry.name != ".lock" and entry.suffix != ".part" for entry in folder.iterdir()):
             raise UsageError(f"{folder} exists and is not a run (it has no config.toml); choose another folder")
         return None
     held = load(path)

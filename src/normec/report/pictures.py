@@ -55,9 +55,17 @@ def curves(histories: Mapping[str, History], path: Path, title: str = "") -> Non
                 colour, style = COLOURS[position % len(COLOURS)], STYLES[position % len(STYLES)]
                 axis.plot(history.rounds(column), values, color=colour, linestyle=style, label=name)
             axis.set_yscale(scale)
+            if scale == "linear":  # the untrained start would squeeze everything else into the top
+                axis.set_ylim(bottom=min(factor * _settled(history, column) for history in histories.values()) - 2)
             axis.set_xlabel("round")
             axis.set_ylabel(label)
         handles, names = axes[0].get_legend_handles_labels()
         sheet.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)))
         if title:
             sheet.suptitle(title, fontsize=10)
+
+
+def _settled(history: History, column: str) -> float:
+    """The smallest value after the first tenth of the run."""
+    pairs = list(zip(history.rounds(column), history[column], strict=True))
+    return min((value for k, value in pairs if k >= pairs[-1][0] / 10), default=0.0)

@@ -1,0 +1,37 @@
+# make run    environment, then the demonstration on the embedded digits
+# make test   environment, then formatting, types and all tests
+# make clean  remove the environment and the demonstration's runs
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Small models on many cores lose more by waking threads than they gain; tests run in two processes instead.
+TEST_ENV := OMP_NUM_THREADS=1
+
+.PHONY: run test check clean
+
+run: .venv/.ready-run
+	$(BIN)/normec compare --config examples/digits.toml --by grad_norm --out runs/digits \
+		normec normec:server_norm=false clip21 ef21 dpsgd-norm dpsgd-clip gd
+
+test: check
+	$(TEST_ENV) $(BIN)/pytest -n 2
+
+check: .venv/.ready-test
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv runs/digits
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/.ready-run: pyproject.toml constraints.txt | .venv/bin/pip
+	$(INSTALL) -e '.[all]'
+	touch $@
+
+.venv/.ready-test: pyproject.toml constraints.txt | .venv/bin/pip
+	$(INSTALL) -e '.[dev]'
+	touch $@ .venv/.ready-run

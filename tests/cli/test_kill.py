@@ -1,0 +1,139 @@
+"""A run killed with SIGKILL at any instant goes on, by the same command, to the same bytes."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .command import ENVIRONMENT, contents, normec, start
+
+RUN = ["train", "--rounds", "1500", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """What must not depend on how often a run was killed: iterates, memory and history (not wall-clock times)."""
+    found = contents(folder)
+    return {name: data for name, data in found.items() if name.endswith((".safetensors", "metrics.jsonl", ".toml"))}
+
+
+def test_sigkill_at_random_instants(tmp_path: Path) -> None:
+    assert normec(*RUN, "--out", "whole", cwd=tmp_path).returncode == 0
+    chance = random.Random(5)
+    progress = tmp_path / "killed" / "metrics.jsonl"
+    seen: set[int] = set()
+    for _ in range(8):
+        process = start(*RUN, "--out", "killed", cwd=tmp_path)
+        before = progress.stat().st_mtime_ns if progress.exists() else 0
+        while process.poll() is None and (not progress.exists() or progress.stat().st_mtime_ns == before):
+            time.sleep(0.005)  # the start-up takes its time; aim at the training
+        time.sleep(chance.uniform(0, 0.25))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+        seen.add(len(progress.read_bytes()))
+    assert len(seen) > 4, "the kills did not fall on different instants"
+    assert normec(*RUN, "--out", "killed", cwd=tmp_path).returncode == 0
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+# Every flush to the disk and every rename is an instant at which a crash could split what belongs together:
+# kill the process at the N-th of them, then run the same command to its end.
+AT_THE_NTH = """
+import os, signal, sys
+from pathlib import Path
+import safetensors.torch, sklearn.datasets, tomli_w
+import normec.lab.runs  # imported once here, so that each forked child is quick
+from normec.cli.app import run
+
+def die_at(nth, arguments):
+    count = 0
+    def counted(call):
+        def wrapped(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+        return wrapped
+    os.fsync, os.replace, os.unlink = counted(os.fsync), counted(os.replace), counted(os.unlink)
+    Path.replace, Path.unlink = counted(Path.replace), counted(Path.unlink)
+    return run(arguments)
+
+arguments = sys.argv[2:]
+nth = 0
+while True:
+    nth += 1
+    child = os.fork()
+    if child == 0:
+        os._exit(die_at(nth, arguments + ["--out", f"nth-{nth}"]))
+    status = os.waitpid(child, 0)[1]
+    if os.WIFEXITED(status):
+        sys.exit(0 if os.WEXITSTATUS(status) == 0 else 1)
+    child = os.fork()
+    if child == 0:
+        os._exit(run(arguments + ["--out", f"nth-{nth}"]))
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(f"could not go on after a kill at instant {nth}")
+    if nth >= int(sys.argv[1]):
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("method", ["normec", "dpsgd-norm"])
+def test_sigkill_at_every_disk_operation(method: str, tmp_path: Path) -> None:
+    arguments = ["train", "--rounds", "3", "--method", method, "--set", "checkpoint_seconds=0.0", "--quiet"]
+    arguments += ["--set", "log_every=1", "--set", "sample_rate=0.6"]
+    assert normec(*arguments, "--out", "whole", cwd=tmp_path).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_NTH, "200", *arguments],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    runs = sorted(tmp_path.glob("nth-*"))
+    assert len(runs) >= 30
+    expected = results(tmp_path / "whole")
+    for folder in runs:
+        assert results(folder) == expected, folder.name
+        assert not list(folder.rglob("*.part")), folder.name
+
+
+def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [*RUN[:-1], "--rounds", "3000", "--out", "run"]
+    process = start(*command, cwd=tmp_path)
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert "round" in first
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped after round" in said
+    again = said[said.index("to go on: ") :].split()[3:]
+    assert again == ["normec", *command]
+    assert (tmp_path / "run" / "checkpoint" / "latest.json").exists()
+    assert "interrupted" in (tmp_path / "run" / "summary.json").read_text()
+    other = [part if part != "run" else "whole" for part in command]
+    assert normec(*command, "--quiet", cwd=tmp_path).returncode == 0
+    assert normec(*other, "--quiet", cwd=tmp_path).returncode == 0
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
+    command = ["train", "--rounds", "5000", "--out", "run"]
+    first = start(*command, cwd=tmp_path)
+    assert first.stderr is not None
+    first.stderr.readline()
+    second = normec(*command, cwd=tmp_path)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert second.returncode == 2
+    assert "another process is training" in second.stderr

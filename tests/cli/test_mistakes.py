@@ -1,0 +1,145 @@
+"""Every mistake: one line on stderr, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from normec.cli.app import run
+
+MISTAKES = [
+    (["train", "--alpha", "-1"], "alpha must be >= 0"),
+    (["train", "--beta", "0"], "beta must be > 0"),
+    (["train", "--beta", "nan"], "beta must be > 0"),
+    (["train", "--lr", "nan"], "lr must be finite"),
+    (["train", "--lr", "inf"], "lr must be finite"),
+    (["train", "--clients", "0"], "clients must be a whole number >= 1"),
+    (["train", "--clients", "100000"], "at most the number of records"),
+    (["train", "--rounds", "0"], "rounds must be a whole number >= 1"),
+    (["train", "--rounds", "5", "--epochs", "2"], "give rounds or epochs"),
+    (["train", "--batch-size", "0"], "batch_size must be a whole number >= 1"),
+    (["train", "--seed", "-1"], "seed must be"),
+    (["train", "--data", "digit"], "did you mean 'digits'"),
+    (["train", "--model", "softmx"], "did you mean 'softmax'"),
+    (["train", "--model", "resnet20"], "needs images"),
+    (["train", "--model", "logistic"], "is for 2 classes"),
+    (["train", "--method", "normc"], "did you mean 'normec'"),
+    (["train", "--split", "lable"], "split"),
+    (["train", "--set", "betta=1"], "did you mean 'beta'"),
+    (["train", "--set", "beta"], "expected key=value"),
+    (["train", "--set", "clients=many"], "clients"),
+    (["train", "--tau", "1"], "tau does not apply to normec"),
+    (["train", "--set", "decay=1.0"], "decay must lie in [0, 1)"),
+    (["train", "--method", "ef21", "--set", "k=100000"], "k must be at most the dimension"),
+    (["train", "--set", "sample_rate=1.5"], "rate must lie in (0, 1]"),
+    (["train", "--set", "sample_count=11"], "cannot draw 11 of 10"),
+    (["train", "--set", "engine=fast"], "unknown engine"),
+    (["train", "--device", "toaster"], "no device 'toaster'"),
+    (["train", "--unknown"], "No such option"),
+    (["train", "missing.toml"], "no configuration file"),
+    (["compare", "normec", "clip21:beta=1"], "beta does not apply to clip21"),
+    (["compare", "gd", "gd"], "named twice"),
+    (["compare", "--lr", "1,x"], "numbers with commas"),
+    (["compare", "--by", "luck"], "unknown criterion"),
+    (["data", "get", "cifar"], "did you mean 'cifar10'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=lambda value: " ".join(value)[:60])
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert says in printed.err
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("beta = ", "cannot be read as TOML"), ("[method]\nbeta = 1\n", "method"), ("lr = 'fast'", "lr")],
+)
+def test_a_bad_file_of_settings(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.toml").write_text(text)
+    assert run(["train", "bad.toml"]) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
+
+
+def test_nan_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.svm").write_text("".join(f"{i % 2} 1:{i} 2:1\n" for i in range(40)) + "1 1:nan 2:1\n")
+    assert run(["train", "--data", "libsvm:bad.svm", "--clients", "2"]) == 2
+    assert "bad.svm" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.svm"]
+
+
+def test_a_loss_that_is_not_finite_in_the_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Inputs near the largest float overflow in the first matrix product of an MLP, whose parameters are not zero.
+    monkeypatch.chdir(tmp_path)
+    rows = (f"{i % 2} 1:{3e38 if i == 33 else i} 2:3e38\n" for i in range(40))
+    Path("huge.svm").write_text("".join(rows))
+    assert run(["train", "--data", "libsvm:huge.svm", "--clients", "2", "--model", "mlp"]) == 2
+    said = capsys.readouterr().err
+    assert "not finite in round 0" in said
+    assert "client" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["huge.svm"]
+
+
+def test_a_loss_that_stops_being_finite_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "train",
+        "--method",
+        "gd",
+        "--model",
+        "mlp",
+        "--lr",
+        "1e30",
+        "--rounds",
+        "50",
+        "--out",
+        "run",
+        "--quiet",
+    ]
+    assert run(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "not finite in round" in said
+    assert (tmp_path / "run" / "checkpoint" / "latest.json").exists()
+    assert '"status": "diverged"' in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_a_folder_that_is_no_run_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("thesis").mkdir()
+    Path("thesis/chapter.txt").write_text("do not touch")
+    assert run(["train", "--out", "thesis"]) == 2
+    assert "is not a run" in capsys.readouterr().err
+    assert [path.name for path in Path("thesis").iterdir()] == ["chapter.txt"]
+
+
+def test_another_configuration_in_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "--rounds", "3", "--out", "run", "--quiet"]) == 0
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert run(["train", "--rounds", "3", "--beta", "0.2", "--out", "run"]) == 2
+    assert "beta is None there, 0.2 here" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before

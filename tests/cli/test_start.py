@@ -1,0 +1,91 @@
+"""What is imported when: the help needs no torch, the library needs torch and numpy alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from .command import ENVIRONMENT, normec
+
+HELP = """
+import sys
+from normec.cli.app import run
+code = run(["--help"])
+heavy = {"torch", "numpy", "sklearn", "pydantic", "matplotlib", "safetensors"} & set(sys.modules)
+print("HEAVY", sorted(heavy), code)
+"""
+
+# Nothing but torch, numpy and what they bring: every other distribution is hidden from the import system.
+ALONE = """
+import importlib.metadata, re, sys
+def family(name, seen):
+    name = name.lower().replace("_", "-")
+    if name in seen: return seen
+    seen.add(name)
+    try: needs = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError: return seen
+    for line in needs:
+        if "extra ==" not in line:
+            family(re.match(r"[\\w.-]+", line).group(), seen)
+    return seen
+allowed = family("torch", set()) | family("numpy", set()) | {"normec"}
+owners = importlib.metadata.packages_distributions()
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        held = {owner.lower().replace("_", "-") for owner in owners.get(top, [])}
+        if held and not held & allowed:
+            raise ModuleNotFoundError(f"hidden: {name}", name=name)
+sys.meta_path.insert(0, Hide())
+try:
+    import safetensors
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("the test hides nothing")
+import torch, normec
+for name in normec.__all__:
+    getattr(normec, name)
+problem = normec.Problem(
+    torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy,
+    [torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(2)])
+run = normec.train(problem, normec.NormEC(0.01, 0.1), lr=0.1, rounds=3, batch_size=4)
+print("TRAINED", len(run.history))
+"""
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert "HEAVY [] 0" in python(HELP)
+
+
+def test_the_library_trains_with_torch_and_numpy_alone() -> None:
+    assert "TRAINED 4" in python(ALONE)
+
+
+def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
+    done = normec("train", "--rounds", "4", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["status"] == "finished"
+    assert found["final"]["round"] == 4
+    assert (tmp_path / found["folder"] / "config.toml").exists()
+
+
+def test_a_finished_run_is_shown_not_run_again(tmp_path: Path) -> None:
+    first = json.loads(normec("train", "--rounds", "4", "--json", cwd=tmp_path).stdout)
+    second = json.loads(normec("train", "--rounds", "4", "--json", cwd=tmp_path).stdout)
+    assert first == second
+
+
+def test_a_config_file_is_read_back_as_written(tmp_path: Path) -> None:
+    first = json.loads(normec("train", "--rounds", "4", "--beta", "1", "--json", "--out", "a", cwd=tmp_path).stdout)
+    again = json.loads(normec("train", "a/config.toml", "--json", "--out", "b", cwd=tmp_path).stdout)
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+    assert first["config"] == again["config"]
