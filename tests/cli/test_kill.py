@@ -13,7 +13,7 @@ import pytest
 
 from .command import ENVIRONMENT, contents, normec, start
 
-RUN = ["train", "--rounds", "1500", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
+RUN = ["train", "--rounds", "500", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -108,7 +108,7 @@ def test_sigkill_at_every_disk_operation(method: str, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [*RUN[:-1], "--rounds", "3000", "--out", "run"]
+    command = [*RUN[:-1], "--rounds", "300", "--out", "run"]
     process = start(*command, cwd=tmp_path)
     assert process.stderr is not None
     first = process.stderr.readline()

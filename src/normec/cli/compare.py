@@ -99,24 +99,22 @@ def _step_sizes(text: str | None) -> list[float] | None:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from .tables import number, percent, show
 
-    table = Table()
-    table.add_column("method", no_wrap=True)
-    table.add_column("lr", justify="right")
-    for name in ("training loss", "‖∇f‖", "memory error", "accuracy", "MB a client", "s"):
-        table.add_column(name, justify="right")
+    columns = ("method", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")
+    lines = []
     for row in rows:
         if row["status"] == "diverged":
-            table.add_row(row["method"], "every step size diverged")
+            lines.append([row["method"], "all diverged"])
             continue
-        table.add_row(
-            row["method"],
-            f"{row['lr']:g}",
-            *(f"{row[key]:.3g}" if row[key] is not None else "" for key in ("loss", "grad_norm", "memory_error")),
-            f"{100 * row['accuracy']:.1f} %" if row["accuracy"] is not None else "",
-            f"{row['bytes'] / 1e6:.3g}",
-            f"{row['seconds']:.1f}",
+        lines.append(
+            [
+                row["method"],
+                number(row["lr"]),
+                *(number(row[key]) for key in ("loss", "grad_norm", "memory_error")),
+                percent(row["accuracy"]),
+                number(row["bytes"] / 1e6),
+                f"{row['seconds']:.1f}",
+            ]
         )
-    Console().print(table)
+    show(lines, columns)

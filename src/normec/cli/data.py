@@ -23,13 +23,10 @@ def list_(data_dir: o.DataDir = None, as_json: o.Json = False) -> None:
     if as_json:
         print(json.dumps([asdict(row) for row in found], default=str))
         return
-    from rich.console import Console
-    from rich.table import Table
+    from .tables import show
 
-    table = Table("name", "records × features", "classes", "origin", "here")
-    for row in found:
-        table.add_row(row.name, row.size, str(row.classes), row.origin, "yes" if row.present else "no")
-    Console().print(table)
+    rows = [(row.name, row.size, str(row.classes), row.origin, "yes" if row.present else "no") for row in found]
+    show(rows, ("name", "records × features", ">classes", "origin", "here"))
 
 
 @app.command("get")

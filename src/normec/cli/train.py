@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -82,7 +82,7 @@ def train(
     if as_json:
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
-        show(result)
+        _show(result)
     if result.summary["status"] == "interrupted":
         again = shlex.join(["normec", *sys.argv[1:]])
         print(f"stopped after round {result.summary['round']}; to go on: {again}", file=sys.stderr)
@@ -90,35 +90,22 @@ def train(
     return 0
 
 
-def show(result: Result) -> None:
+def _show(result: Result) -> None:
     """The summary as a table."""
-    from rich.console import Console
-    from rich.table import Table
+    from .tables import number, percent, show
 
     summary, final = result.summary, result.summary["final"]
     settings = summary["config"]
-    table = Table(title=f"{settings['method']} on {settings['data']}, {settings['model']}", show_header=False)
-    rows: list[tuple[str, Any]] = [
+    rows = [
         ("status", f"{summary['status']}, {summary['round']} of {summary['rounds']} rounds"),
         ("clients × parameters", f"{summary['clients']} × {summary['dimension']:,}"),
-        ("training loss", _number(final.get("loss"))),
-        ("gradient norm", _number(final.get("grad_norm"))),
-        ("memory error", _number(final.get("memory_error"))),
-        ("test accuracy", _percent(final.get("accuracy"))),
-        ("best test accuracy", _percent(summary["best_accuracy"])),
+        ("training loss", number(final.get("loss"), 4)),
+        ("gradient norm", number(final.get("grad_norm"), 4)),
+        ("memory error", number(final.get("memory_error"), 4)),
+        ("test accuracy", percent(final.get("accuracy"))),
+        ("best test accuracy", percent(summary["best_accuracy"])),
         ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
         ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),
         ("folder", str(result.folder)),
     ]
-    for name, value in rows:
-        if value is not None:
-            table.add_row(name, value)
-    Console().print(table)
-
-
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:.4g}"
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{100 * value:.2f} %"
+    show([row for row in rows if row[1]], title=f"{settings['method']} on {settings['data']}, {settings['model']}")
