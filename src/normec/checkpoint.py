@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .atomic import write_atomic
 from .errors import UsageError
 
 FORMAT = 1
+_OURS = re.compile(r"round-\d{8,}\.safetensors|\..*\.part")
 
 
 class Checkpoints:
@@ -44,9 +46,10 @@ class Checkpoints:
             "identity": self.identity,
             **facts,
         }
+        latest["checksum"] = _own_checksum(latest)
         write_atomic(self.folder / "latest.json", json.dumps(latest, indent=1) + "\n")
         for old in self.folder.iterdir():
-            if old.name not in (path.name, "latest.json"):
+            if old.name != path.name and _OURS.fullmatch(old.name):
                 old.unlink(missing_ok=True)  # older rounds, and what a kill left half-written
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -58,13 +61,18 @@ class Checkpoints:
             return None
         try:
             facts = json.loads(latest.read_text(encoding="utf-8"))
-            path, checksum, identity = self.folder / facts["file"], facts["sha256"], facts["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{latest} is damaged ({error}); move it away to start anew") from None
-        if facts.get("format") != FORMAT:
-            raise UsageError(f"{latest} has format {facts.get('format')}, this version reads {FORMAT}")
-        self._same(identity)
-        if not path.exists() or _checksum(path) != checksum:
+            if facts["format"] != FORMAT:
+                raise UsageError(f"{latest} has format {facts['format']}, this version reads {FORMAT}")
+            whole = facts["checksum"] == _own_checksum(facts)
+        except UsageError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError):
+            whole = False
+        if not whole:
+            raise UsageError(f"{latest} is damaged; move {self.folder} away to start anew")
+        self._same(facts["identity"])
+        path = self.folder / facts["file"]
+        if not path.exists() or _checksum(path) != facts["sha256"]:
             state = "missing" if not path.exists() else "damaged (its checksum differs)"
             raise UsageError(f"{path} is {state}; move {self.folder} away to start anew")
         return load_file(str(path)), facts
@@ -77,6 +85,11 @@ class Checkpoints:
                     f"{self.folder.parent} holds a run of another configuration: {key} is {there!r} there, "
                     f"{here!r} here; choose another folder for this one"
                 )
+
+
+def _own_checksum(facts: dict[str, Any]) -> str:
+    rest = {key: value for key, value in facts.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _checksum(path: Path) -> str:

@@ -20,8 +20,8 @@ class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of
 
     def __init__(self, round: int, clients: list[int], what: str) -> None:
         named = ", ".join(map(str, clients[:5])) + (" …" if len(clients) > 5 else "")
-        who = f"client{'s' if len(clients) > 1 else ''} {named}" if clients else "the server's estimate"
-        super().__init__(f"{what} of {who} is not finite in round {round}; a smaller lr may cure it")
+        who = f" of client{'s' if len(clients) > 1 else ''} {named}" if clients else ""
+        super().__init__(f"{what}{who} is not finite in round {round}; a smaller lr may cure it")
         self.round, self.clients = round, clients
 
 

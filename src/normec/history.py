@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .atomic import flush
 from .errors import UsageError
 
 Row = dict[str, Any]
+Extent = dict[str, Any]  # how many bytes of the file, and their sha256
 
 
 class History:
@@ -23,36 +26,55 @@ class History:
     def __init__(self, path: Path | None = None) -> None:
         self.rows: list[Row] = []
         self._path = path
+        self._seen, self._length = hashlib.sha256(), 0
+        self._pending: list[bytes] = []
 
     def append(self, row: Row) -> None:
+        """Add a row; it goes to the file with the next `write`."""
         self.rows.append(row)
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            self._pending.append(json.dumps(row).encode() + b"\n")
 
-    def flush(self) -> int:
-        """Bring the file to the disk; returns its length in bytes."""
-        if self._path is None or not self._path.exists():
-            return 0
-        with self._path.open("rb") as file:
-            os.fsync(file.fileno())
-            return file.seek(0, os.SEEK_END)
+    def write(self) -> None:
+        if self._path is not None and self._pending:
+            data = b"".join(self._pending)
+            with self._path.open("ab") as file:
+                file.write(data)
+            self._pending = []
+            self._seen.update(data)
+            self._length += len(data)
+
+    def flush(self) -> Extent:
+        """Bring all rows to the disk; returns what a checkpoint needs to vouch for them."""
+        self.write()
+        if self._path is not None and self._path.exists():
+            flush(self._path)
+        return {"bytes": self._length, "sha256": self._seen.hexdigest()}
 
     def reread(self) -> None:
         """Take the rows from the file; a last line that a kill cut short is left out."""
         held = self._path.read_bytes() if self._path is not None and self._path.exists() else b""
-        self.rows = [json.loads(line) for line in held.splitlines(keepends=True) if line.endswith(b"\n")]
+        self._take(held[: held.rfind(b"\n") + 1])
 
-    def rewind(self, length: int) -> None:
-        """Go back to the first `length` bytes of the file: what a checkpoint vouches for."""
+    def rewind(self, extent: Extent | None) -> None:
+        """Go back to what a checkpoint vouches for (None: to nothing); the rest of the file is cut off."""
         if self._path is None:
             return
         held = self._path.read_bytes() if self._path.exists() else b""
-        if len(held) < length or (length and held[length - 1 : length] != b"\n"):
-            raise UsageError(f"{self._path} is shorter than its checkpoint says: it was changed by hand")
-        self.rows = [json.loads(line) for line in held[:length].splitlines()]
+        length = extent["bytes"] if extent is not None else 0
+        vouched = held[:length]
+        if extent is not None and hashlib.sha256(vouched).hexdigest() != extent["sha256"]:
+            raise UsageError(f"{self._path} is not what its checkpoint says: it was changed by hand or damaged")
+        self._take(vouched)
+        self._seen, self._length, self._pending = hashlib.sha256(vouched), length, []
         if len(held) > length:
             os.truncate(self._path, length)
+
+    def _take(self, data: bytes) -> None:
+        try:
+            self.rows = [json.loads(line) for line in data.splitlines()]
+        except ValueError as error:
+            raise UsageError(f"{self._path} is damaged: {error}") from None
 
     def rounds(self, column: str) -> list[int]:
         return [row["round"] for row in self.rows if row.get(column) is not None]

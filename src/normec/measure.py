@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,12 +61,12 @@ class Faults:
         # One finite number iff every entry is (or their sum overflows, which is no better).
         self._sum = torch.where(torch.isfinite(total.sum()), self._sum, self._sum.clamp(max=round))
 
-    def check(self, memory: Tensor) -> None:
+    def check(self, blame: Callable[[int], list[int]]) -> None:
+        """`blame(round)` names the clients whose gradients were not finite, where their losses were."""
         first = int(torch.minimum(self._client.min(), self._sum))
         if first == self._never:
             return
         clients = (self._client == first).nonzero()[:, 0].tolist()
         if clients:
             raise Diverged(first, clients, "the loss")
-        broken = (~torch.isfinite(memory.sum(-1))).nonzero()[:, 0].tolist() if memory.stride(0) else []
-        raise Diverged(first, broken, "the gradient" if broken else "the message")
+        raise Diverged(first, blame(first), "the gradient")

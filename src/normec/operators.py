@@ -52,10 +52,15 @@ def norms(v: Tensor) -> Tensor:
 def normalise(v: Tensor, alpha: float = 0.0) -> Tensor:
     """v / (α + ‖v‖) with 0/0 = 0."""
     length = alpha + norms(v)
-    limits = torch.finfo(length.dtype)
-    usable = length >= math.sqrt(limits.tiny / limits.eps)
-    quotient = v.to(length.dtype) / torch.where(usable, length, torch.ones_like(length))
-    return torch.where(usable, quotient, torch.zeros_like(quotient)).to(v.dtype)
+    vanishing = length < shortest(length.dtype)  # false for NaN: what is broken stays visible
+    quotient = v.to(length.dtype) / length.masked_fill(vanishing, 1.0)
+    return quotient.masked_fill(vanishing, 0.0).to(v.dtype)
+
+
+def shortest(dtype: torch.dtype) -> float:
+    """The norm under which squares leave the normal range and a norm is not to be trusted."""
+    limits = torch.finfo(dtype)
+    return math.sqrt(limits.tiny / limits.eps)
 
 
 class _Dense:
@@ -99,7 +104,10 @@ class Clip(_Dense):
         return self.tau
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
-        factor = (self.tau / norms(v)).clamp(max=1.0)  # τ/0 = inf, clamped to 1
+        length = norms(v)
+        factor = (self.tau / length).clamp(max=1.0)  # τ/0 = inf, clamped to 1
+        if self.tau < (least := shortest(length.dtype)):  # then only 0 is surely within τ
+            factor = factor.masked_fill(length < least, 0.0)
         return (v * factor).to(v.dtype)
 
     def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002

@@ -104,7 +104,11 @@ class Problem:
         if self.augment is not None and uniforms is not None:
             inputs = self.augment(inputs, uniforms)
         self.model.train()
-        value = self.loss(self._outputs(x, buffers, inputs), targets)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(buffers[name])
+        value = self.loss(self._outputs(x, {}, inputs), targets)
+        for name, buffer in self.model.named_buffers():  # read back: forward may have assigned them anew
+            buffers[name].copy_(buffer.detach())
         if value.ndim:
             raise UsageError(f"the loss must return a scalar, got shape {tuple(value.shape)}; use its mean")
         return value + self.penalty(x) if self.penalty is not None else value

@@ -56,7 +56,7 @@ class ResidentRecords:
         return ResidentRecords(self.inputs.to(device), self.targets.to(device), rows)
 
     def digest(self) -> str:
-        return checksum(self.inputs, self.targets, torch.cat(self.rows))
+        return checksum(self.inputs, self.targets, torch.cat(self.rows), self.sizes)
 
 
 class FetchedRecords:
@@ -76,8 +76,10 @@ class FetchedRecords:
     def batch(self, client: int, records: Tensor | None) -> Batch:
         dataset = self.datasets[client]
         numbers = range(length(dataset)) if records is None else records.tolist()
-        inputs, targets = default_collate([dataset[i] for i in numbers])
-        return inputs.to(self.device), targets.to(self.device)
+        items = default_collate([dataset[i] for i in numbers])
+        if not isinstance(items, list | tuple) or len(items) != 2 or not all(isinstance(x, Tensor) for x in items):
+            raise UsageError(f"the items of client {client} must be pairs of an input and a target")
+        return items[0].to(self.device), items[1].to(self.device)
 
     def to(self, device: torch.device) -> FetchedRecords:
         return FetchedRecords(self.datasets, device)
@@ -103,6 +105,10 @@ def gather(datasets: Sequence[Dataset[Any]]) -> Records:
     if all(base is first for base, _ in found):
         inputs, targets = first.tensors
         return _checked(ResidentRecords(inputs, targets, [rows for _, rows in found]))
+    for client, (base, _) in enumerate(found):
+        shapes = [list(tensor.shape[1:]) for tensor in base.tensors]
+        if shapes != [list(tensor.shape[1:]) for tensor in first.tensors]:
+            raise UsageError(f"the records of client {client} have shapes {shapes}, other than those of client 0")
     inputs = torch.cat([base.tensors[0][rows] for base, rows in found])
     targets = torch.cat([base.tensors[1][rows] for base, rows in found])
     cuts = torch.tensor([len(rows) for _, rows in found]).tolist()
@@ -123,10 +129,11 @@ def length(dataset: Dataset[Any]) -> int:
 
 def _tensors(dataset: Dataset[Any]) -> tuple[TensorDataset, Tensor] | None:
     """The (inputs, targets) pair behind a data set and its rows in it, or None."""
-    if isinstance(dataset, Subset):
+    # Exact types only: a subclass may change its items, and then they must be fetched one by one.
+    if type(dataset) is Subset:
         inner = _tensors(dataset.dataset)
         return None if inner is None else (inner[0], inner[1][torch.as_tensor(dataset.indices)])
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return dataset, torch.arange(len(dataset))
     return None
 

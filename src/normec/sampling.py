@@ -80,7 +80,9 @@ class Batches:
             self._shuffle(stale, round // self.steps[stale])
         start = (round % steps * self.batch_size).tolist()
         length = self.sizes[clients].clamp(max=self.batch_size).tolist()
-        return [self._order[client, a : a + b] for client, a, b in zip(clients.tolist(), start, length, strict=True)]
+        return [
+            self._order[client, a : a + b].clone() for client, a, b in zip(clients.tolist(), start, length, strict=True)
+        ]
 
     def _shuffle(self, clients: Tensor, passes: Tensor) -> None:
         longest = int(self.sizes.max())
@@ -95,7 +97,7 @@ class Batches:
 
 def rounds_of(epochs: int, sizes: Tensor, batch_size: int | None) -> int:
     """Rounds in so many passes of the average client over its records (a full gradient is one pass)."""
-    at_least(1, epochs=epochs)
+    at_least(1, epochs=epochs, batch_size=1 if batch_size is None else batch_size)
     if batch_size is None:
         return epochs
     return epochs * max(1, int(sizes.sum()) // (len(sizes) * batch_size))

@@ -28,7 +28,7 @@ class RunStorage:
             return None
         self.open()
         found = self._checkpoints.load()
-        self.history.rewind(found[1]["metrics_bytes"] if found else 0)
+        self.history.rewind(found[1]["metrics"] if found else None)
         return found
 
     def open(self) -> None:
@@ -52,7 +52,7 @@ class RunStorage:
     def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if self._checkpoints is not None:
             self.open()
-            self._checkpoints.save(round, tensors, {"metrics_bytes": self.history.flush(), **facts})
+            self._checkpoints.save(round, tensors, {"metrics": self.history.flush(), **facts})
 
     def close(self) -> None:
         if self._lock is not None:

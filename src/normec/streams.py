@@ -82,5 +82,5 @@ class Key:
     clients: Tensor
 
     def uniform(self, like: Tensor) -> Tensor:
-        """One uniform for each entry of `like` ``[clients, d]``."""
-        return self.stream.uniform(self.clients, self.step, like.shape[-1])
+        """One uniform for each entry of `like`: ``[clients, d]``, or ``[d]`` of a single client."""
+        return self.stream.uniform(self.clients, self.step, like.shape[-1]).reshape(like.shape)

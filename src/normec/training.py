@@ -15,15 +15,19 @@ from torch import Tensor, nn
 
 from . import gradients
 from .callbacks import Callback
-from .errors import UsageError, at_least, finite, non_negative, one_of
+from .errors import Diverged, UsageError, at_least, non_negative, one_of
 from .history import History, Row
 from .interrupt import Interrupt
 from .measure import Faults, Meter
 from .methods import Method
 from .problem import Buffers, Objective
+from .records import checksum
 from .sampling import Batches, Everyone, Participation, rounds_of
 from .storage import RunStorage
 from .streams import Key, Stream
+
+TIMINGS = ("gradients", "update", "evaluation", "checkpoint", "total")
+COLUMNS = ("round", "messages", "bytes", "loss", "grad_norm", "memory_error", "test_loss", "accuracy")
 
 Schedule = Callable[[int], float]
 InitialMemory = Literal["zero", "gradient"] | Tensor
@@ -82,7 +86,7 @@ class Plan:
         facts["lr"] = "a schedule" if callable(self.lr) else self.lr
         facts["participation"] = repr(self.participation)
         if isinstance(self.initial_memory, Tensor):
-            facts["initial_memory"] = "given"
+            facts["initial_memory"] = f"given, {checksum(self.initial_memory)}"
         return facts
 
 
@@ -124,7 +128,11 @@ def train(
     at_least(0, seed=seed)
     non_negative(checkpoint_seconds=checkpoint_seconds)
     if not callable(lr):
-        finite(lr=lr)
+        non_negative(lr=lr)
+    if batch_size is not None:
+        at_least(1, batch_size=batch_size)
+        if problem.sizes is None:
+            raise UsageError(f"plain functions have no records to take a batch_size of, got {batch_size}")
     problem = problem.to(torch.device(device) if device is not None else problem.x0.device, dtype)
     total = _horizon(problem, rounds, epochs, batch_size)
     plan = Plan(
@@ -178,28 +186,26 @@ class _Rounds:
         self.engine = gradients.choose(engine, problem, batches, plan.seed)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.faults = Faults(problem.clients, problem.x0.device)
-        self.timings: dict[str, float] = dict.fromkeys(("gradients", "update", "evaluation", "checkpoint"), 0.0)
+        self.timings: dict[str, float] = dict.fromkeys(TIMINGS, 0.0)
         self.payload = method.operator.payload(len(problem.x0), problem.x0.element_size())
         self.begun = False
 
     def run(self) -> Run:
         saved = self.storage.load()
-        state = self.state = self._restored(*saved) if saved else self._initial()
-        started, saved_at = time.monotonic(), -math.inf  # the first round is saved at once: a run always has one
+        state = self._restored(*saved) if saved else self._initial()
+        self.before, self.started = self.timings["total"], time.monotonic()
+        saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
         with Interrupt() as interrupt:
             while state.round < self.plan.rounds and not interrupt.asked:
                 self._round(state)
-                if self._on_host or self._row_due(state.round):
-                    self.faults.check(state.memory)
                 for callback in self.callbacks:
                     callback.round(state.round)
-                if time.monotonic() - saved_at >= self.checkpoint_seconds:
+                if self.begun and time.monotonic() - saved_at >= self.checkpoint_seconds:
                     self._save(state)
                     saved_at = time.monotonic()
             if state.round == self.plan.rounds and not self._complete:
-                self._look(state)
+                self._last_row(state)
             self._save(state)
-        self.timings["total"] = self.timings.get("total", 0.0) + time.monotonic() - started
         model = self.problem.model_at(state.x, state.buffers)
         history = self.storage.history
         run = Run(self.method, state, model, history, self.timings, self.engine.name, self.plan.rounds)
@@ -209,19 +215,19 @@ class _Rounds:
 
     def _round(self, state: State) -> None:
         """Round k: every drawn client one message, the server one step."""
-        k, method, problem = state.round, self.method, self.problem
-        drawn = self.plan.participation.draw(problem.clients, k, self.plan.seed)
-        meter = Meter(state.x) if self._row_due(k) else None
+        k, method, n = state.round, self.method, self.problem.clients
+        drawn = self.plan.participation.draw(n, k, self.plan.seed)
+        row = self._observed(state, drawn) if self._row_due(k) else None
+        meter = Meter(state.x) if row is not None else None
         total = torch.zeros_like(state.x)
-        blocks = self.engine.blocks(state.x, state.buffers, k, drawn)
+        count = 0
         if method.decay and drawn is not None:
-            idle = torch.ones(problem.clients, dtype=torch.bool, device=state.x.device)
+            idle = torch.ones(n, dtype=torch.bool, device=state.x.device)
             idle[drawn.to(state.x.device)] = False
             state.memory[idle] = method.idle_step(state.memory[idle])
-        count = 0
-        for block in self._timed_blocks(blocks):
+        for block in self._timed_blocks(self.engine.blocks(state.x, state.buffers, k, drawn)):
             with self._timed("update"):
-                rows = _rows(block.clients, problem.clients)
+                rows = _rows(block.clients, n)
                 memory = state.memory[rows]
                 if meter is not None:
                     meter.add(block, memory if method.feedback else None)
@@ -233,55 +239,84 @@ class _Rounds:
                 total += message.sum(0)
                 count += len(message)
         self.faults.note_sum(total, k)
-        if meter is not None:
-            self.faults.check(state.memory)
-            exact = drawn is None and (self.plan.batch_size is None or problem.sizes is None)
-            self._record(state, meter, exact)
+        if row is not None or self._on_host:
+            self._check(state)
+        self._begin(state, count)
+        if row is not None and meter is not None:
+            self._record(row, meter, self._exact(drawn))
         with self._timed("update"):
-            direction, state.estimate = method.server_step(total / problem.clients, state.estimate)
-            lr = self.plan.lr(k) if callable(self.plan.lr) else self.plan.lr
-            state.x -= lr * direction
+            direction, state.estimate = method.server_step(total / n, state.estimate)
+            state.x -= self._step_size(k) * direction
         state.messages += count
         state.round += 1
 
-    def _look(self, state: State) -> None:
-        """The last row: measured at x^K like any other, with no step after it."""
+    def _last_row(self, state: State) -> None:
+        """Measured at x^K like any other row, with no step after it."""
         drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.seed)
-        meter = Meter(state.x)
-        scratch = {name: rows.clone() for name, rows in state.buffers.items()}
-        for block in self._timed_blocks(self.engine.blocks(state.x, scratch, state.round, drawn)):
-            rows = _rows(block.clients, self.problem.clients)
-            meter.add(block, state.memory[rows] if self.method.feedback else None)
+        row, meter = self._observed(state, drawn), Meter(state.x)
+        for block in self._timed_blocks(self.engine.blocks(state.x, _copy(state.buffers), state.round, drawn)):
+            meter.add(block, self._memory_of(block, state))
             self.faults.note_losses(block, state.round)
-        self.faults.check(state.memory)
-        exact = drawn is None and (self.plan.batch_size is None or self.problem.sizes is None)
-        self._record(state, meter, exact)
+        self._check(state)
+        self._begin(state, 1)
+        self._record(row, meter, self._exact(drawn))
 
-    def _record(self, state: State, meter: Meter, exact: bool) -> None:
-        """Row k of the history describes x^k; called before the step."""
+    def _observed(self, state: State, drawn: Tensor | None) -> Row:
+        """What a row says of x^k beside the round's own gradients; taken before they touch anything."""
+        row: Row = {
+            "round": state.round,
+            "messages": state.messages,
+            "bytes": self.payload * state.messages / self.problem.clients,
+        }
         with self._timed("evaluation"):
-            if self.plan.full_gradient and not exact:
-                meter, exact = Meter(state.x), True
-                scratch = {name: rows.clone() for name, rows in state.buffers.items()}
-                for block in self.engine.blocks(state.x, scratch, state.round, full=True):
-                    rows = _rows(block.clients, self.problem.clients)
-                    meter.add(block, state.memory[rows] if self.method.feedback else None)
-            row: Row = {
-                "round": state.round,
-                "messages": state.messages,
-                "bytes": self.payload * state.messages / self.problem.clients,
-                **meter.read(exact=exact, feedback=self.method.feedback),
-            }
+            if self.plan.full_gradient and not self._exact(drawn):
+                meter = Meter(state.x)
+                for block in self.engine.blocks(state.x, _copy(state.buffers), state.round, full=True):
+                    meter.add(block, self._memory_of(block, state))
+                row |= meter.read(exact=True, feedback=self.method.feedback)
             if state.round % self.plan.evaluate_every == 0 or state.round == self.plan.rounds:
                 row |= self.problem.evaluate(state.x, state.buffers)
-        self._begin(state)
+        return row
+
+    def _record(self, row: Row, meter: Meter, exact: bool) -> None:
+        row = meter.read(exact=exact, feedback=self.method.feedback) | row  # what was observed exactly, stays
+        row = {key: row[key] for key in COLUMNS if key in row}
         self.storage.history.append(row)
+        if self.begun:
+            self.storage.history.write()
         for callback in self.callbacks:
             callback.row(row)
 
-    def _begin(self, state: State) -> None:
+    def _exact(self, drawn: Tensor | None) -> bool:
+        """Whether the round's gradients are those of f: all clients, all records."""
+        return drawn is None and self.plan.batch_size is None
+
+    def _memory_of(self, block: gradients.Block, state: State) -> Tensor | None:
+        return state.memory[_rows(block.clients, self.problem.clients)] if self.method.feedback else None
+
+    def _step_size(self, k: int) -> float:
+        lr = self.plan.lr(k) if callable(self.plan.lr) else self.plan.lr
+        if not math.isfinite(lr):
+            raise UsageError(f"lr must be finite, got {lr} in round {k}")
+        return lr
+
+    def _check(self, state: State) -> None:
+        """Raise `Diverged` if anything noted so far was not finite."""
+
+        def blame(round: int) -> list[int]:
+            if self.method.feedback:  # a broken gradient stays in its client's memory
+                return _broken(state.memory)
+            if round != state.round:
+                return []
+            drawn = self.plan.participation.draw(self.problem.clients, round, self.plan.seed)
+            blocks = self.engine.blocks(state.x, _copy(state.buffers), round, drawn)
+            return [int(block.clients[i]) for block in blocks for i in _broken(block.grads)]
+
+        self.faults.check(blame)
+
+    def _begin(self, state: State, seen: int) -> None:
         """Once, when the first gradients of this process were found finite: only now may files appear."""
-        if self.begun:
+        if self.begun or not seen:
             return
         self.begun = True
         self.storage.open()
@@ -308,7 +343,7 @@ class _Rounds:
                 for block in self.engine.blocks(x, scratch, 0):
                     self.faults.note_losses(block, 0)
                     state.memory[block.clients] = block.grads
-                self.faults.check(state.memory)
+                self._check(state)
         state.estimate = state.memory.mean(0)
         return state
 
@@ -322,9 +357,12 @@ class _Rounds:
         return State(facts["round"], x, memory, held["estimate"], buffers, facts["messages"])
 
     def _save(self, state: State) -> None:
+        self.timings["total"] = self.before + time.monotonic() - self.started
         if self.storage.out is None:
             return
-        self.faults.check(state.memory)
+        self._check(state)
+        if not bool(torch.isfinite(state.x).all()):
+            raise Diverged(state.round, [], "x")
         with self._timed("checkpoint"):
             tensors = {"x": state.x, "estimate": state.estimate}
             if self.method.feedback:
@@ -358,6 +396,16 @@ class _Rounds:
             if block is None:
                 return
             yield block
+
+
+def _copy(buffers: Buffers) -> Buffers:
+    """Buffers to look with: the clients' own stay as they are."""
+    return {name: rows.clone() for name, rows in buffers.items()}
+
+
+def _broken(rows: Tensor) -> list[int]:
+    found: list[int] = (~torch.isfinite(rows.sum(-1))).nonzero()[:, 0].tolist()
+    return found
 
 
 def _rows(clients: Tensor, n: int) -> Tensor | slice:

@@ -60,6 +60,8 @@ class Loop:
         uniforms = self._uniforms(client, rows, round, x.device)
         with torch.enable_grad():
             loss = self._problem.client_loss(point, client, rows, own, uniforms)
+            if not loss.requires_grad:  # a function that does not depend on x
+                return loss.detach(), torch.zeros_like(point)
             (grad,) = torch.autograd.grad(loss, point)
         return loss.detach(), grad
 

@@ -1,0 +1,163 @@
+"""The methods and two problems again, written out in plain NumPy: no torch, no normec, one client at a time.
+
+Each function runs K rounds and returns what it saw: the path x⁰ … x^K, the memory errors before each round,
+and the last memories and estimate. `drawn(k)` names the clients that send in round k.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass
+class Quadratics:
+    """f_i(x) = ½ xᵀ A_i x − b_iᵀ x, every A_i and b_i another."""
+
+    A: Vector
+    b: Vector
+
+    def loss(self, i: int, x: Vector) -> float:
+        return float(x @ self.A[i] @ x / 2 - self.b[i] @ x)
+
+    def grad(self, i: int, x: Vector) -> Vector:
+        return self.A[i] @ x - self.b[i]
+
+    def __len__(self) -> int:
+        return len(self.A)
+
+
+@dataclass
+class Logistic:
+    """f_i(x) = mean_j log(1 + exp(−y_j a_jᵀx)) + λ Σ x²/(1+x²), labels ±1, clients of any size."""
+
+    a: list[Vector]
+    y: list[Vector]
+    lam: float
+
+    def loss(self, i: int, x: Vector) -> float:
+        margins = self.y[i] * (self.a[i] @ x)
+        return float(np.mean(np.log1p(np.exp(-margins))) + self.lam * np.sum(x**2 / (1 + x**2)))
+
+    def grad(self, i: int, x: Vector) -> Vector:
+        margins = self.y[i] * (self.a[i] @ x)
+        pull = -self.y[i] / (1 + np.exp(margins))
+        return self.a[i].T @ pull / len(pull) + self.lam * 2 * x / (1 + x**2) ** 2
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+
+@dataclass
+class Seen:
+    path: list[Vector] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    memory: Vector | None = None
+    estimate: Vector | None = None
+
+
+def norm(v: Vector) -> float:
+    return float(np.sqrt(np.sum(v * v)))
+
+
+def unit(v: Vector) -> Vector:
+    return v / norm(v) if norm(v) > 0 else v
+
+
+def clip(v: Vector, tau: float) -> Vector:
+    return v if norm(v) <= tau else v * (tau / norm(v))
+
+
+def largest(v: Vector, k: int) -> Vector:
+    out = np.zeros_like(v)
+    for j in sorted(range(len(v)), key=lambda j: -abs(v[j]))[:k]:
+        out[j] = v[j]
+    return out
+
+
+def normec(f, x, gamma, rounds, alpha, beta, server_norm, decay=0.0, memory=None, drawn=None) -> Seen:  # type: ignore[no-untyped-def]
+    n, d = len(f), len(x)
+    g = np.zeros((n, d)) if memory is None else memory.copy()
+    g_hat = g.sum(0) / n
+    seen = Seen([x.copy()])
+    for k in range(rounds):
+        gradients = [f.grad(i, x) for i in range(n)]
+        seen.errors.append(sum(norm(gradients[i] - g[i]) for i in range(n)) / n)
+        g_hat = (1 - decay) * g_hat
+        for i in range(n):
+            difference = gradients[i] - g[i]
+            g[i] = (1 - decay) * g[i]
+            if drawn is None or i in drawn(k):
+                m = difference / (alpha + norm(difference))
+                g[i] = g[i] + beta * m
+                g_hat = g_hat + beta / n * m
+        x = x - gamma * (unit(g_hat) if server_norm else g_hat)
+        seen.path.append(x.copy())
+    seen.memory, seen.estimate = g, g_hat
+    return seen
+
+
+def error_feedback(f, x, gamma, rounds, psi, decay=0.0, memory=None, drawn=None) -> Seen:  # type: ignore[no-untyped-def]
+    """Clip21 (psi clips) and EF21 (psi compresses): β = 1, no server normalisation. psi(v, client, round)."""
+    n, d = len(f), len(x)
+    g = np.zeros((n, d)) if memory is None else memory.copy()
+    g_hat = g.sum(0) / n
+    seen = Seen([x.copy()])
+    for k in range(rounds):
+        gradients = [f.grad(i, x) for i in range(n)]
+        seen.errors.append(sum(norm(gradients[i] - g[i]) for i in range(n)) / n)
+        g_hat = (1 - decay) * g_hat
+        for i in range(n):
+            difference = gradients[i] - g[i]
+            g[i] = (1 - decay) * g[i]
+            if drawn is None or i in drawn(k):
+                m = psi(difference, i, k)
+                g[i] = g[i] + m
+                g_hat = g_hat + m / n
+        x = x - gamma * g_hat
+        seen.path.append(x.copy())
+    seen.memory, seen.estimate = g, g_hat
+    return seen
+
+
+def dpsgd(f, x, gamma, rounds, psi: Callable[[Vector], Vector], drawn=None) -> Seen:  # type: ignore[no-untyped-def]
+    """Eq. (2) without noise, and gradient descent where psi is the identity."""
+    n = len(f)
+    seen = Seen([x.copy()])
+    for k in range(rounds):
+        total = np.zeros_like(x)
+        for i in range(n):
+            if drawn is None or i in drawn(k):
+                total = total + psi(f.grad(i, x))
+        x = x - gamma * (total / n)
+        seen.path.append(x.copy())
+    return seen
+
+
+def philox(counter: list[int], key: int) -> list[int]:
+    """Philox 4x32-10 as published (Salmon et al. 2011), on Python's whole numbers."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key % 2**32, key // 2**32 % 2**32
+    for step in range(10):
+        high0, low0 = divmod(0xD2511F53 * c0, 2**32)
+        high1, low1 = divmod(0xCD9E8D57 * c2, 2**32)
+        w0, w1 = (k0 + step * 0x9E3779B9) % 2**32, (k1 + step * 0xBB67AE85) % 2**32
+        c0, c1, c2, c3 = high1 ^ c1 ^ w0, low1, high0 ^ c3 ^ w1, low0
+    return [c0, c1, c2, c3]
+
+
+def uniforms(seed: int, purpose: str, client: int, step: int, count: int) -> list[float]:
+    """The stream's numbers: key from BLAKE2b, counter (position, client, step), two numbers a block."""
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little") // 2
+    out: list[float] = []
+    for position in range((count + 1) // 2):
+        w = philox([position, client, step % 2**32, step // 2**32], key)
+        for high, low in ((w[0], w[1]), (w[2], w[3])):
+            out.append((((high * 2**31) ^ low) % 2**63 // 2**10) / 2**53)
+    return out[:count]

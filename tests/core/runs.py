@@ -1,0 +1,62 @@
+"""Small runs that stop and go on: the problems, the ways to stop, and what must then be equal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import Callback, Problem, Run
+
+
+def data(rows: int, seed: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 4, generator=generator) + 0.3 * seed
+    return TensorDataset(x, torch.randint(0, 3, (rows,), generator=generator))
+
+
+def problem(kind: str = "linear") -> Problem:
+    torch.manual_seed(0)
+    models = {
+        "linear": lambda: nn.Linear(4, 3),
+        "batchnorm": lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)),
+        "dropout": lambda: nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.4), nn.Linear(5, 3)),
+    }
+    return Problem(models[kind](), F.cross_entropy, [data(9 + 2 * i, i) for i in range(4)], data(15, 9))
+
+
+class StopAt(Callback):
+    """A real SIGINT to this process when so many rounds are done."""
+
+    def __init__(self, round: int, times: int = 1) -> None:
+        self.at, self.times = round, times
+
+    def round(self, round: int) -> None:
+        if round == self.at:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def same(a: Run, b: Run) -> None:
+    """Equal to the bit: iterate, memory, estimate, buffers, history, counters, model."""
+    for name in ("x", "memory", "estimate"):
+        assert torch.equal(getattr(a.state, name), getattr(b.state, name)), name
+    assert a.state.buffers.keys() == b.state.buffers.keys()
+    for name, rows in a.state.buffers.items():
+        assert torch.equal(rows, b.state.buffers[name]), name
+    assert a.history.rows == b.history.rows
+    assert (a.state.round, a.state.messages) == (b.state.round, b.state.messages)
+    if a.model is not None and b.model is not None:
+        there: dict[str, Any] = b.model.state_dict()
+        assert all(torch.equal(value, there[name]) for name, value in a.model.state_dict().items())
