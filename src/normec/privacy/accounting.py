@@ -1,0 +1,190 @@
+"""From releases to ε and from ε to σ.
+
+Formal guarantee. An `Account` holds releases, each a Gaussian of noise multiplier z = σ/Δ, Poisson-sampled at rate
+q or not. `Account.epsilon()` is an ε for which their adaptive composition is (ε, δ)-DP:
+
+| releases | how | exact? |
+| --- | --- | --- |
+| q = 1 | μ² = Σ 1/z², closed form (`gaussian`) | yes, to 1e-13 |
+| q < 1 | PLD (`subsampled`), or the un-amplified μ-GDP where that is smaller | upper bound, about 1e-4 above |
+| q < 1, delta < 1e-12 | RDP, or the un-amplified μ-GDP where that is smaller | upper bound |
+
+Leaving out the amplification is always valid: who was drawn may be told to the observer, and given that each round
+is a plain Gaussian release or nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from normec.errors import UsageError, at_least, fraction, open_unit, positive
+from normec.privacy import gaussian
+from normec.privacy.extras import needed
+from normec.privacy.gaussian import delta, epsilon, mu_for
+from normec.privacy.subsampled import SMALLEST_DELTA, Group, epsilon_pld, epsilon_rdp, interval, resolvable
+
+__all__ = ["Account", "Event", "delta", "epsilon", "epsilon_of", "mu_for", "sigma_for"]
+
+_CHECKPOINTS = 32
+
+
+@dataclass(frozen=True)
+class Event:
+    """`count` releases of one kind: noise `multiplier` = σ/Δ, the unit taking part with probability `rate`."""
+
+    multiplier: float
+    rate: float = 1.0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        positive(multiplier=self.multiplier)
+        fraction(rate=self.rate)
+        at_least(1, count=self.count)
+
+
+class Account:
+    """Releases made so far and the ε they add up to at `delta`."""
+
+    def __init__(self, delta: float, events: Iterable[Event] = ()) -> None:
+        open_unit(delta=delta)
+        self.delta = delta
+        self.releases = 0
+        self._square, self._lost = 0.0, 0.0  # μ² of the releases that are not sampled, summed after Neumaier
+        self._sampled: dict[tuple[float, float], int] = {}
+        self._upper: dict[tuple[tuple[Group, ...], float], float] = {}
+        for event in events:
+            self.add(event)
+
+    @classmethod
+    def of_mu(cls, mu: float, releases: int, delta: float) -> Account:
+        """The account of `releases` un-sampled releases that are μ-GDP together."""
+        account = cls(delta)
+        account._square, account.releases = mu**2, releases
+        return account
+
+    def copy(self) -> Account:
+        twin = Account(self.delta)
+        twin.releases, twin._square, twin._lost = self.releases, self._square, self._lost
+        twin._sampled, twin._upper = dict(self._sampled), self._upper
+        return twin
+
+    def add(self, event: Event) -> None:
+        self.releases += event.count
+        if event.rate < 1:
+            key = (event.multiplier, event.rate)
+            self._sampled[key] = self._sampled.get(key, 0) + event.count
+            return
+        term = event.count / event.multiplier**2
+        total = self._square + term
+        larger, smaller = max(self._square, term), min(self._square, term)
+        self._lost += (larger - total) + smaller
+        self._square = total
+
+    @property
+    def mu(self) -> float:
+        """μ of the releases that are not sampled."""
+        return math.sqrt(self._square + self._lost)
+
+    @property
+    def mu_unamplified(self) -> float:
+        """μ of all releases, were every unit to take part in each: an upper bound without amplification."""
+        return math.hypot(self.mu, *(math.sqrt(count) / z for (z, _), count in self._sampled.items()))
+
+    def epsilon(self) -> float:
+        """ε at `delta`; never below the truth."""
+        return self._epsilon(self._groups(), self.mu, None)
+
+    def upper(self, horizon: int) -> float:
+        """A bound on `epsilon()` cheap enough for every round of a run of `horizon` rounds.
+
+        Without sampling it is `epsilon()`. With sampling the count is rounded up to the next of about 32 checkpoints
+        (spaced evenly in √count, the last at `horizon`) and each checkpoint is computed once: ε is monotone in the
+        count, so the bound never falls short, and at `horizon` it is `epsilon()`.
+        """
+        if not self._sampled:
+            return self.epsilon()
+        at_least(1, horizon=horizon)
+
+        def ahead(count: float) -> float:
+            return horizon * (math.ceil(_CHECKPOINTS * math.sqrt(count / horizon) - 1e-9) / _CHECKPOINTS) ** 2
+
+        groups = tuple(
+            g._replace(releases=max(g.releases, math.ceil(ahead(g.releases) - 1e-6))) for g in self._groups()
+        )
+        mu = 2 ** (math.ceil(16 * math.log2(self.mu)) / 16) if self.mu > 0 else 0.0
+        if (groups, mu) not in self._upper:
+            self._upper[groups, mu] = self._epsilon(groups, mu, horizon)
+        return self._upper[groups, mu]
+
+    def _groups(self) -> tuple[Group, ...]:
+        return tuple(Group(z, rate, count) for (z, rate), count in sorted(self._sampled.items()))
+
+    def _epsilon(self, groups: tuple[Group, ...], mu: float, horizon: int | None) -> float:
+        plain = gaussian.epsilon(math.hypot(mu, *(math.sqrt(g.releases) / g.multiplier for g in groups)), self.delta)
+        if not math.isfinite(plain):
+            return plain
+        groups, mu = resolvable(groups, mu)
+        if not groups:
+            return plain
+        # One interval for the whole run keeps the one-round distributions cached between checkpoints.
+        planned = tuple(g._replace(releases=max(g.releases, horizon or 0)) for g in groups)
+        if self.delta < SMALLEST_DELTA:
+            return min(plain, epsilon_rdp(groups, mu, self.delta))
+        guess = min(plain, epsilon_rdp(planned, mu, self.delta))
+        return min(plain, epsilon_pld(groups, mu, self.delta, interval(planned, mu, guess)))
+
+
+def epsilon_of(events: Iterable[Event], delta: float) -> float:
+    """ε at `delta` of all `events` together."""
+    return Account(delta, events).epsilon()
+
+
+def sigma_for(account_at: Callable[[float], Account], target: float) -> float:
+    """The smallest σ whose account stays within `target`: to 1e-6 in ε, or to 1e-8 in σ where a PLD's ε jumps by more.
+
+    `account_at(σ)` is the account of the whole run, falling in σ. The σ that suffices without amplification, found
+    from the closed form, is the upper end of the bracket; the root is then searched on the full account, and the
+    answer is moved up until `account_at(σ).epsilon() <= target` holds.
+    """
+    positive(epsilon=target)
+    brentq = needed("scipy.optimize", "privacy").brentq
+    enough = mu_for(target, account_at(1.0).delta)
+
+    def plain_excess(log_sigma: float) -> float:
+        return math.log(account_at(math.exp(log_sigma)).mu_unamplified / enough)
+
+    low, high = -1.0, 1.0
+    while plain_excess(high) > 0:
+        high += 2.0
+        if high > 80:
+            raise UsageError(f"epsilon = {target:g} cannot be reached by more noise; choose a larger epsilon")
+    while plain_excess(low) <= 0:
+        low -= 2.0
+    log_sigma = float(brentq(plain_excess, low, high, xtol=1e-13, rtol=1e-14))
+
+    def excess(log_sigma: float) -> float:
+        return math.log(max(account_at(math.exp(log_sigma)).epsilon(), 1e-300) / target)
+
+    if account_at(math.exp(log_sigma))._sampled:
+        high, low = log_sigma + 1e-9, log_sigma - 1.0
+        while excess(low) <= 0:
+            high, low = low, low - 1.0
+        log_sigma = float(brentq(excess, low, high, xtol=2e-8, rtol=1e-12)) if excess(high) <= 0 else high
+    return _just_within(account_at, target, math.exp(log_sigma))
+
+
+def _just_within(account_at: Callable[[float], Account], target: float, sigma: float) -> float:
+    """Move a σ that solves ε(σ) = target up to rounding onto the side where the target is kept."""
+    failing, nudge = sigma * (1 - 1e-6), 1e-15
+    while account_at(sigma).epsilon() > target:
+        failing, sigma, nudge = sigma, sigma * (1 + nudge), 2 * nudge
+    finest = 1e-8 if account_at(sigma)._sampled else 1e-14  # a PLD costs a second, and its ε may jump
+    while account_at(sigma).epsilon() < target * (1 - 5e-7) and sigma - failing > finest * sigma:
+        middle = (failing + sigma) / 2
+        if account_at(middle).epsilon() > target:
+            failing = middle
+        else:
+            sigma = middle
+    return sigma

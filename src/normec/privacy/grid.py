@@ -1,0 +1,69 @@
+"""The grid that a deployed message lives on, so that its last bits tell nothing.
+
+Floating-point addition of noise leaks: which numbers m + z can come out depends on m (Mironov 2012). Here a message
+is made an integer multiple of a power of two, `step` in (2^-31 σ, 2^-30 σ], and integers are added to integers.
+
+Claim 1 (lengths). Each coordinate is rounded toward zero, so ‖snap(m)‖ <= ‖m‖; m is first scaled into the ball of
+the bound, with a margin for the rounding of the norm. Hence snapped messages have the same bound b, and Δ = b
+(zero-out) or 2b (replace) hold for what is really sent, whatever the dimension.
+Claim 2 (distances). Where Δ rests on ‖m − m'‖ (records), scaling into the ball is a projection and does not
+increase it, and rounding moves each message by less than step in each coordinate, both in the direction of zero:
+‖snap(m) − snap(m')‖ < ‖m − m'‖ + step·√d. The rules add this surcharge, 2^-30·√d·σ, to Δ: 3e-5 of σ for a million
+coordinates. The client's memory takes the message as it was before the snap.
+Claim 3 (noise). With m on the grid, m + round(z) = round(m + z): the output is a function of m + z with z an exact
+Gaussian, so its guarantee is that of the Gaussian. `secure` draws round(z) with exact probabilities.
+Claim 4 (sums). Σ round(z_i) over h clients is not round(Σ z_i), but the remainders z_i − round(z_i) are, given Σ
+z_i, uniform up to a relative error of order h·exp(−π² (σ/step)²) (Poisson summation on the lattice of vectors with
+sum zero), that is exp(−10^18): the sum is a random function of m + N(0, hσ²) that does not depend on m. The
+discrete Gaussian of `exact` differs from round(z) by as little.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from normec.errors import UsageError, positive
+
+GRID_BITS = 30
+_LARGEST = 2**52
+
+
+def grid_step(sigma: float) -> float:
+    """The power of two in (2^-31 σ, 2^-30 σ]."""
+    positive(sigma=sigma)
+    mantissa_exponent = math.frexp(sigma)[1]  # σ = m·2^e with m in [1/2, 1)
+    if not -900 < mantissa_exponent < 900:
+        raise UsageError(f"sigma must lie between 1e-270 and 1e270 on the grid, got {sigma}")
+    return math.ldexp(1.0, mantissa_exponent - 1 - GRID_BITS)
+
+
+def snap(message: Tensor, step: float, bound: float) -> Tensor:
+    """Integers k with k·step near `message` [..., d], rounded toward zero, each row of norm at most `bound`.
+
+    The norm is guaranteed in exact arithmetic: the computed norm of d doubles is off by a factor of at most 1 ±
+    d·2^-53.
+    """
+    if not bound > 0:
+        raise UsageError(f"bound must be > 0, got {bound}")
+    values = message.detach().to("cpu", torch.float64)
+    if not bool(torch.isfinite(values).all()):
+        raise UsageError("a message with NaN or infinite entries is not sent; a smaller lr may cure it")
+    if math.isfinite(bound):
+        safe = bound * (1 - (values.shape[-1] + 8) * 2.0**-52)
+        peak = values.abs().amax(dim=-1, keepdim=True).clamp_min(1e-300)  # so that squares neither overflow nor vanish
+        norm = torch.linalg.vector_norm(values / peak, dim=-1, keepdim=True) * peak
+        values = torch.where(norm > safe, values * (safe / norm), values)
+    scaled = values / step
+    if scaled.numel() and float(scaled.abs().max()) >= _LARGEST:
+        raise UsageError(
+            f"sigma is below 2^-{52 - GRID_BITS} of the message's size {bound:g}: no privacy to speak of; raise sigma"
+        )
+    return scaled.trunc().to(torch.int64)
+
+
+def from_grid(integers: Tensor, step: float, like: Tensor) -> Tensor:
+    """Back to numbers of `like`'s type and device: a function of the noisy integers, so nothing is lost by rounding."""
+    return (integers.to(torch.float64) * step).to(like.device, like.dtype)

@@ -1,0 +1,191 @@
+"""The ledger: what was released, written down before it is released, and no release past the budget.
+
+Formal guarantee. If every release waits for `spend` to return and uses noise of the `attempt` that the receipt
+names, then at any moment, over all crashes and restarts, the releases made are among those in the file, and their
+ε, by `accounting`, is within the budget.
+
+- `spend` appends and syncs first (`chain`). A run killed after that and before its release has paid for nothing:
+  over-, never under-counted.
+- Same release, same price. With `key` the caller names a release that would come out bit for bit the same if made
+  again (seeded noise, same seed, same configuration, deterministic arithmetic: hash them into the key, never the
+  data). A second `spend` of that round with that key is a replay: nothing is added. Without a key (secure noise is
+  drawn afresh) or with another key the round counts again and gets the next `attempt`, which belongs in the noise's
+  path, so that one draw never covers two messages.
+- `reserve` pays for many rounds with one line, before they are made. With a key, a resumed run goes on inside its
+  reservation; without, the allowance lives in the process that made it, and what a crash leaves of it is lost, not
+  returned.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from normec.errors import UsageError, at_least, positive
+from normec.privacy.accounting import Account, Event
+from normec.privacy.chain import Chain, Head, LedgerDamaged, LedgerInUse
+from normec.privacy.statement import Privacy
+
+__all__ = ["BudgetSpent", "Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]
+
+_ROUNDING = 1e-9  # relative: what summing many μ² may add by rounding
+
+
+class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mistake)
+    """The release would pass the budget; it was neither written down nor may it be made."""
+
+    def __init__(self, round: int, epsilon: float, budget: float) -> None:
+        super().__init__(
+            f"round {round} would bring epsilon to {epsilon:.6g}, past the budget of {budget:g}; training stops here"
+        )
+        self.round, self.epsilon, self.budget = round, epsilon, budget
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Leave to release `round`, with noise named by `attempt`. `fresh`: a line was written for it just now."""
+
+    round: int
+    attempt: int
+    fresh: bool
+    epsilon: float
+    releases: int
+
+
+class Ledger:
+    """One party's ledger, open and locked. `horizon` is the planned number of rounds (see `Account.upper`)."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        privacy: Privacy,
+        horizon: int,
+        expect: Head | None = None,
+        secret: bytes | None = None,
+    ) -> None:
+        at_least(1, horizon=horizon)
+        self.privacy, self.horizon = privacy, horizon
+        self._account = Account(privacy.delta)
+        self._attempts: dict[int, int] = {}  # round → attempts so far
+        self._keys: dict[tuple[int, str], tuple[int, float]] = {}  # (round, key) → attempt, sigma
+        self._allowance: dict[int, tuple[int, float]] = {}  # reserved without a key, in this process
+        self.epsilon = 0.0
+        self._chain = Chain(path, expect, secret)
+        try:
+            self._resume()
+        except BaseException:
+            self._chain.close()
+            raise
+
+    @property
+    def releases(self) -> int:
+        return self._account.releases
+
+    @property
+    def head(self) -> Head:
+        """For a checkpoint: pass it as `expect` when the ledger is opened again."""
+        return self._chain.head
+
+    def exact_epsilon(self) -> float:
+        """ε of everything in the ledger, without the rounding-up of `epsilon` between checkpoints."""
+        return self._account.epsilon() if self.releases else 0.0
+
+    def spend(self, round: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
+        """Pay for the release of `round`; raises `BudgetSpent` if the budget does not allow it."""
+        at_least(0, round=round)
+        if event.count != 1:
+            raise UsageError(f"spend pays for one round, got {event.count}; use reserve")
+        self._check_key(key)
+        found = self._allowance.pop(round, None) if key is None else self._keys.get((round, key))
+        return self._write(round, event, sigma, key) if found is None else self._known(round, found, sigma)
+
+    def reserve(self, first: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
+        """Pay for the rounds first .. first + event.count − 1 at once; `spend` of each then adds nothing."""
+        at_least(0, first=first)
+        self._check_key(key)
+        rounds = range(first, first + event.count)
+        if key is not None and all((round, key) in self._keys for round in rounds):
+            return self._known(first, self._keys[first, key], sigma)
+        receipt = self._write(first, event, sigma, key)
+        if key is None:
+            self._allowance.update((round, (receipt.attempt, sigma)) for round in rounds)
+        return receipt
+
+    def close(self) -> None:
+        self._chain.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_key(self, key: str | None) -> None:
+        if key is not None and self.privacy.noise != "seeded":
+            raise UsageError(f"noise={self.privacy.noise!r} never comes out the same twice; spend without a key")
+
+    def _known(self, round: int, found: tuple[int, float], sigma: float) -> Receipt:
+        attempt, paid = found
+        if paid != sigma:
+            raise UsageError(f"round {round} was paid for with sigma = {paid:g}, got {sigma:g}; use another key")
+        return Receipt(round, attempt, False, self.epsilon, self.releases)
+
+    def _write(self, first: int, event: Event, sigma: float, key: str | None) -> Receipt:
+        positive(sigma=sigma)
+        after = self._account.copy()
+        after.add(event)
+        epsilon = after.upper(self.horizon)
+        limit = self.privacy.budget * (1 + _ROUNDING)
+        if epsilon > limit:
+            epsilon = after.epsilon()
+            if epsilon > limit:
+                raise BudgetSpent(first, epsilon, self.privacy.budget)
+        if not math.isfinite(epsilon):
+            raise UsageError(f"sigma = {sigma:g} gives no privacy at all: epsilon is infinite; raise it")
+        epsilon = max(epsilon, self.epsilon)  # an exact value may follow a rounded-up one
+        attempt = max(self._attempts.get(round, 0) for round in range(first, first + event.count))
+        line = {
+            "kind": "release",
+            "round": first,
+            "count": event.count,
+            "attempt": attempt,
+            "key": key,
+            "sigma": sigma,
+            "multiplier": event.multiplier,
+            "rate": event.rate,
+            "releases": after.releases,
+            "epsilon": epsilon,
+        }
+        self._chain.append(line)
+        self._take(line, after)
+        return Receipt(first, attempt, True, epsilon, after.releases)
+
+    def _take(self, line: dict[str, Any], account: Account) -> None:
+        self._account, self.epsilon = account, line["epsilon"]
+        for round in range(line["round"], line["round"] + line["count"]):
+            self._attempts[round] = line["attempt"] + 1
+            if line["key"] is not None:
+                self._keys[round, line["key"]] = (line["attempt"], line["sigma"])
+
+    def _resume(self) -> None:
+        header = {"kind": "header", "format": 1, "privacy": self.privacy.to_dict()}
+        if not self._chain.lines:
+            self._chain.append(header)
+            return
+        first, *rest = self._chain.lines
+        if first.get("kind") != "header" or first.get("format") != 1:
+            raise LedgerDamaged(f"{self._chain.path} does not begin with a ledger's header")
+        for name, value in self.privacy.to_dict().items():
+            if first["privacy"].get(name) != value:
+                raise UsageError(
+                    f"{self._chain.path} was opened for {name} = {first['privacy'].get(name)!r}, got {value!r};"
+                    " keep the statement or start another ledger"
+                )
+        for line in rest:
+            self._account.add(Event(line["multiplier"], line["rate"], line["count"]))
+            self._take(line, self._account)

@@ -1,0 +1,178 @@
+"""From a statement, a method and a run to sensitivity, effective noise and composition; or a refusal with its reason.
+
+What all rules share. Fix the coins of the other clients and the batch coins (they do not depend on the protected
+unit; hockey-stick divergences are jointly convex, so a bound for fixed coins holds on average). Given what the
+observer has seen so far, the models x⁰..x^k are fixed, hence the other clients' clean messages are, and round k
+shows the observer a Gaussian whose mean depends on the unit by a vector of length at most Δ_k: adaptive composition
+of Gaussians. The protected client's own memory g_i is a function of its data and of what was seen; it is never
+shown, β plays no part.
+
+R1 client, replace: both messages lie in the ball of radius b, Δ = 2b.  R2 client, zero-out: one of them is 0, Δ = b.
+R3 record without a clip per record: one record can turn the normalised vector round, Δ = 2b in both relations.
+R4 record with a clip per record and a fixed normaliser: Δ_k of `records`.
+
+T1 local: the observer sees m_i + z_i; σ_eff = σ.
+T2 secure-sum: it sees Σ(m_j + z_j) and may know all but `honest` of the z_j; σ_eff = σ√honest. Every client adds
+   its noise in every round, drawn or not; a "zero-out" client sends noise only.
+T3 central: the server adds one draw of N(0, nσ²I) to the sum: the same sum as n clients adding σ each; σ_eff = σ√n.
+
+S1 Poisson sampling of clients, sum seen only, client, zero-out: Δ = b and amplification at rate q, also with hidden
+   memory. Given the past, the coin of round k is fresh, so the sum is (1−q)N(0) + q E[N(m)] with ‖m‖ <= b against
+   N(0), the expectation over the client's past coins; by convexity the pair with ‖m‖ = b dominates it, and
+   dominating pairs compose.
+S2 Poisson batches inside a client, record, zero-out, where the memory holds nothing un-noised (no feedback, or
+   memory="noisy" under "local"): with probability 1−q the message is that of the data without the record;
+   amplification at rate q with Δ = min(2b, LC/B) (R4 with e_k = 0) or 2b (R3).
+
+Refused, because no valid rule is known to us:
+- a gain from sampling under "local" trust (the server sees who sends), in the "replace" relation (that opposite
+  messages are the worst pair is not proved in d dimensions), from sets of fixed size, or at record level from
+  sampling clients;
+- record-level gain with clean memory: g_i remembers the record in rounds where it is not drawn;
+- memory="noisy" when only the sum is seen: z_j stays in client j's memory and shows again in the next message, so the
+  other clients' messages carry the noise that was meant to hide client i. The "local" account stays valid;
+- messages without a bound, BatchNorm buffers, a start from un-noised gradients, normalisers that are private counts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+from normec.privacy.grid import GRID_BITS
+from normec.privacy.records import Sensitivity
+from normec.privacy.release import Release
+from normec.privacy.setting import Facts, Refused, Setting
+from normec.privacy.statement import Privacy
+
+
+def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
+    """What one round of this run releases, and how often; raises `Refused` where no rule is valid."""
+    _refuse_leaks(facts, privacy, setting)
+    if privacy.honest is not None and privacy.honest > setting.clients:
+        _refuse(f"honest = {privacy.honest} is more than the {setting.clients} clients; lower it")
+    if privacy.unit == "client":
+        sensitivity, rate = _client(facts, privacy, setting)
+    else:
+        sensitivity, rate = _record(facts, privacy, setting)
+    if not math.isfinite(sensitivity.cap) and not sensitivity.by_distance:
+        _refuse(f"{facts.name} sends messages without a bound; use SmoothedNorm or Clip as its operator")
+    drawn = 1.0 if privacy.trust == "local" else math.sqrt(setting.clients)
+    gain = math.sqrt(privacy.honest) if privacy.honest is not None else drawn
+    return Release(
+        sensitivity=sensitivity,
+        gain=gain,
+        drawn=drawn,
+        rate=rate,
+        rounds=setting.rounds,
+        surcharge=_surcharge(privacy, setting, sensitivity, drawn),
+        bound=facts.bound,
+        dimension=setting.dimension,
+        notes=_notes(privacy, setting),
+    )
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise Refused(reason)
+
+
+def _refuse_leaks(facts: Facts, privacy: Privacy, setting: Setting) -> None:
+    """What would show data beside the noisy messages, whatever the unit."""
+    if setting.buffers:
+        _refuse("BatchNorm statistics are un-noised functions of client data; use GroupNorm in a private model")
+    if setting.start == "gradients":
+        _refuse(
+            "a first estimate from un-noised gradients is a release of its own; start from zero with warm-up rounds"
+        )
+    if setting.sampling.rate < 1 and setting.sampling.normaliser == "count":
+        _refuse("dividing by how many clients were drawn shows a private count; divide by rate * clients")
+    if privacy.memory == "noisy" and facts.feedback and privacy.trust != "local":
+        _refuse(
+            f"memory='noisy' under trust={privacy.trust!r} re-sends each client's noise, which uncovers the sum;"
+            " use trust='local' (valid for a sum too) or memory='clean'"
+        )
+
+
+def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
+    """R1, R2, S1."""
+    cap = facts.bound if privacy.relation == "zero-out" else 2 * facts.bound
+    sampling = setting.sampling
+    if not sampling.claims:
+        return Sensitivity(cap), 1.0
+    cure = "; set amplify=False to count every round in full"
+    if privacy.trust == "local":
+        _refuse(f"sampling clients gains nothing under trust='local', the server sees who sends{cure}")
+    if privacy.relation == "replace":
+        _refuse(f"no proved gain from sampling in the 'replace' relation; use relation='zero-out'{cure}")
+    if sampling.scheme != "poisson":
+        _refuse(f"no valid gain from drawing a fixed number of clients; use scheme='poisson'{cure}")
+    return Sensitivity(cap), sampling.rate
+
+
+def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
+    """R3, R4, S2."""
+    cure = "; set amplify=False to count every round in full"
+    if setting.sampling.claims:
+        _refuse(f"no valid gain at record level from sampling clients{cure}")
+    batch = setting.batch
+    hidden = facts.feedback and privacy.memory == "clean"
+    if batch.claims:
+        if hidden:
+            _refuse(
+                "a clean memory remembers records in rounds where they are not drawn, so batches give no gain;"
+                f" use memory='noisy' with trust='local'{cure}"
+            )
+        if privacy.relation == "replace":
+            _refuse(f"no proved gain from batches in the 'replace' relation; use relation='zero-out'{cure}")
+        if batch.scheme != "poisson":
+            _refuse(f"no valid gain from batches of a fixed size; use scheme='poisson'{cure}")
+    return _record_sensitivity(facts, privacy, setting, hidden), batch.rate if batch.claims else 1.0
+
+
+def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden: bool) -> Sensitivity:
+    cap = 2 * facts.bound
+    if privacy.record_clip is None:
+        return Sensitivity(cap)
+    if setting.records is None or setting.batch.normaliser == "count":
+        _refuse("a mean over a private number of records has no fixed sensitivity; divide by a public number, records=")
+    if not math.isfinite(facts.lipschitz):
+        return Sensitivity(cap)
+    shift = privacy.record_clip / setting.records * (1 if privacy.relation == "zero-out" else 2)
+    if not hidden:
+        return Sensitivity(cap, facts.lipschitz, shift)
+    keep = 1 - facts.decay
+    if facts.beta * facts.lipschitz > 2 * keep:
+        limit = 2 * keep / facts.lipschitz
+        _refuse(
+            f"the record rule needs beta <= {limit:g} here, got {facts.beta:g}; lower beta or leave out record_clip"
+        )
+    return Sensitivity(cap, facts.lipschitz, shift, facts.beta * min(facts.lipschitz * shift, cap), keep)
+
+
+def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, drawn: float) -> float:
+    """What snapping to the grid adds to Δ, in units of one client's σ (see `grid`); nothing where lengths count."""
+    if privacy.noise == "seeded" or not sensitivity.by_distance:
+        return 0.0
+    if setting.dimension is None:
+        _refuse(f"noise={privacy.noise!r} with record_clip needs the message's dimension to account for its grid")
+    return drawn * math.sqrt(setting.dimension) * 2.0**-GRID_BITS
+
+
+def _notes(privacy: Privacy, setting: Setting) -> tuple[str, ...]:
+    """What a report should say beside ε."""
+    notes = []
+    if privacy.unit == "client" and privacy.delta >= 1 / setting.clients:
+        notes.append(
+            f"delta = {privacy.delta:g} is not below 1/{setting.clients} clients: publishing one client at random"
+            " would meet it; choose a smaller delta"
+        )
+    sampling = setting.sampling if privacy.unit == "client" else setting.batch
+    if sampling.rate < 1 and not sampling.claims:
+        notes.append("sampling is counted without any gain: every round as if the protected unit had taken part")
+    if setting.sampling.rate < 1 and privacy.trust == "secure-sum":
+        notes.append("every client adds its noise in every round, drawn or not")
+    if privacy.unit == "record" and privacy.record_clip is None:
+        notes.append("without a clip per record a record is protected no better than a whole client that is replaced")
+    if not privacy.is_target:
+        notes.append("the noise was given, not derived from a target: epsilon is what it amounts to, not a promise")
+    return tuple(notes)

@@ -1,0 +1,98 @@
+"""What the rules need to know of a method and of a run: small facts, no objects of the rooms above."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from normec.errors import UsageError, at_least, fraction, one_of, positive
+
+
+class Refused(UsageError):  # noqa: N818  (a verdict, not a crash)
+    """No valid rule is known for what was asked; the message says why and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A method, as far as privacy is concerned.
+
+    `bound`: sup of the message's norm; infinite for identity, Top-k and Rand-k.
+    `feedback`: whether the client keeps a memory g_i between rounds.
+    `lipschitz`: the constant of Ψ if Ψ is the gradient of a convex function (SmoothedNorm: 1/alpha, Clip: 1,
+    Identity: 1); infinite otherwise. Only the record rules use it, with `beta` and `decay`, the memory's step and
+    forgetting; leave it infinite for a client whose state is more than g_i (momentum, local steps).
+    """
+
+    name: str
+    bound: float
+    feedback: bool
+    lipschitz: float = math.inf
+    beta: float = 1.0
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("bound", "lipschitz"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be > 0, got {getattr(self, name)}")
+        positive(beta=self.beta)
+        if not 0 <= self.decay < 1:
+            raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Who takes part in a round: clients of the run, or records of a client's batch.
+
+    `scheme`: "poisson" (each one by its own coin of bias `rate`) or "fixed" (a set of fixed size).
+    `amplify`: whether the coins are kept secret and the gain is claimed. Where no rule allows it the claim is
+    refused; with `amplify=False` every round counts as if the unit had taken part, which is always valid.
+    `normaliser`: "fixed" if the sum is divided by a public number, "count" if by how many were drawn.
+    """
+
+    rate: float = 1.0
+    scheme: Literal["poisson", "fixed"] = "poisson"
+    amplify: bool = True
+    normaliser: Literal["fixed", "count"] = "fixed"
+
+    def __post_init__(self) -> None:
+        fraction(rate=self.rate)
+        one_of(("poisson", "fixed"), scheme=self.scheme)
+        one_of(("fixed", "count"), normaliser=self.normaliser)
+
+    @property
+    def claims(self) -> bool:
+        """Whether a gain from sampling is asked for."""
+        return self.rate < 1 and self.amplify
+
+
+FULL = Sampling()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run, as far as privacy is concerned.
+
+    `rounds` counts every round in which messages are sent, warm-up rounds included.
+    `records`: the fixed, public number that a client divides its sum of clipped records by; with clients of several
+    sizes the smallest. `dimension`: of the message. `buffers`: whether the model shares un-noised statistics of the
+    data (BatchNorm). `start`: "gradients" if the server's first estimate is computed from the clients' data without
+    noise.
+    """
+
+    clients: int
+    rounds: int
+    sampling: Sampling = FULL
+    batch: Sampling = FULL
+    records: float | None = None
+    dimension: int | None = None
+    buffers: bool = False
+    start: Literal["public", "gradients"] = "public"
+
+    def __post_init__(self) -> None:
+        at_least(1, clients=self.clients, rounds=self.rounds)
+        one_of(("public", "gradients"), start=self.start)
+        if self.records is not None:
+            positive(records=self.records)
+        if self.dimension is not None:
+            at_least(1, dimension=self.dimension)

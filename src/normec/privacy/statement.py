@@ -1,0 +1,152 @@
+"""Who is protected, from whom, and how strongly: the statement that every private run makes.
+
+Formal guarantee. Let M be the run, D and D' two data sets that differ in one `unit` by `relation`, and let O be
+everything that the observer named by `trust` sees over all rounds. Then for every set S of outcomes
+
+    P[O(D) in S] <= e^epsilon P[O(D') in S] + delta    and the same with D and D' exchanged.
+
+This file only holds the statement; `rules` says which sensitivity and which composition follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from normec.errors import UsageError, at_least, one_of, open_unit, positive
+
+Unit = Literal["client", "record"]
+Relation = Literal["zero-out", "replace"]
+Trust = Literal["local", "secure-sum", "central"]
+Noise = Literal["seeded", "secure", "exact"]
+Memory = Literal["clean", "noisy"]
+Replay = Literal["per-coordinate", "total-norm", "variance"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "unit": ("client", "record"),
+    "relation": ("zero-out", "replace"),
+    "trust": ("local", "secure-sum", "central"),
+    "noise": ("seeded", "secure", "exact"),
+    "memory": ("clean", "noisy"),
+}
+_READINGS = ("per-coordinate", "total-norm", "variance")
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a private run promises.
+
+    | field | meaning |
+    | --- | --- |
+    | `epsilon`, `delta` | the target; with `sigma` instead of `epsilon` the noise is given and ε is reported |
+    | `unit` | all data of one client, or one record of one client |
+    | `relation` | "zero-out": the unit is absent (an absent client sends noise only); "replace": it is another |
+    | `trust` | the server sees each message ("local"), only the sum ("secure-sum"), or adds the noise ("central") |
+    | `honest` | under "secure-sum": how many clients keep their noise secret, the protected one included; default all |
+    | `noise` | "seeded" for simulations, "secure" or "exact" for deployments |
+    | `memory` | what the client adds to its memory g_i: the message before ("clean") or after ("noisy") the noise |
+    | `sigma` | standard deviation per coordinate of one client's noise, instead of a target |
+    | `replay` | the paper's own formula for `epsilon`, in one of its readings: not a target, the true ε is reported |
+    | `record_clip` | every record's gradient is clipped to this norm before the client's mean is taken |
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    unit: Unit = "client"
+    relation: Relation = "zero-out"
+    trust: Trust = "local"
+    honest: int | None = None
+    noise: Noise = "seeded"
+    memory: Memory = "clean"
+    sigma: float | None = None
+    replay: Replay | None = None
+    record_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            one_of(choices, **{name: getattr(self, name)})
+        open_unit(delta=self.delta)
+        if self.epsilon is not None:
+            positive(epsilon=self.epsilon)
+        if self.sigma is not None:
+            positive(sigma=self.sigma)
+        if self.replay is not None:
+            one_of(_READINGS, replay=self.replay)
+        if self.record_clip is not None:
+            positive(record_clip=self.record_clip)
+            if self.unit != "record":
+                raise UsageError("record_clip only matters for unit='record', got unit='client'; leave it out")
+        if self.honest is not None:
+            at_least(1, honest=self.honest)
+            if self.trust != "secure-sum":
+                raise UsageError(f"honest only matters for trust='secure-sum', got trust={self.trust!r}; leave it out")
+        if (self.epsilon is None) == (self.sigma is None):
+            raise UsageError("give epsilon (a target) or sigma (the noise), one of the two")
+        if self.replay is not None and self.epsilon is None:
+            raise UsageError("replay needs epsilon, the number the paper's formula is asked for")
+
+    @property
+    def is_target(self) -> bool:
+        """Whether `epsilon` is a promise (False for a given sigma and for a replay of the paper's formula)."""
+        return self.epsilon is not None and self.replay is None
+
+    @property
+    def budget(self) -> float:
+        """The ε that no release may pass; infinite where ε is only reported."""
+        return self.epsilon if self.epsilon is not None and self.is_target else math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def promise(self, clients: int | None = None) -> str:
+        """Who is protected from whom, in one paragraph of plain words."""
+        others = f" of {clients} clients" if clients is not None else ""
+        who = {
+            ("client", "zero-out"): f"each client{others}: whether it took part with all its data or sent noise only",
+            ("client", "replace"): f"each client{others}: which data it holds, all of it exchanged at once",
+            ("record", "zero-out"): "each record of each client: whether its gradient was counted or left out",
+            ("record", "replace"): "each record of each client: which record it was",
+        }[self.unit, self.relation]
+        if self.trust == "local":
+            watcher = "the server, the other clients and anyone who sees every message"
+        elif self.trust == "central":
+            watcher = "anyone who sees the models and the noisy sums; the server itself is trusted"
+        elif self.honest is None:
+            watcher = "a server that sees only the sum of all messages, all clients adding their noise"
+        else:
+            watcher = f"a server that sees only the sum, joined by all but {self.honest} clients"
+        if self.is_target:
+            strength = f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g})"
+        elif self.replay is not None:
+            strength = (
+                f"noise by the paper's formula, read as {self.replay}; the epsilon it was asked for is NOT what it"
+                f" gives, the exact one at delta = {self.delta:g} is reported beside the result"
+            )
+        else:
+            strength = f"given noise sigma = {self.sigma:g}; the exact epsilon at delta = {self.delta:g} is reported"
+        return f"Protected: {who}. Against: {watcher}. Strength: {strength}."
+
+    def not_covered(self) -> list[str]:
+        """What the guarantee does not speak about; part of every report."""
+        gaps = [
+            "the choice of hyper-parameters, if it looked at the same data in other runs",
+            "numbers published beside the messages (training losses, norms, counts, timings)",
+            "a model chosen among rounds by un-noised results on the protected data",
+            "what two units that belong together (one person, two clients) reveal jointly: their epsilons add up",
+        ]
+        if self.trust == "secure-sum":
+            gaps.append("clients that drop out of a round: their noise is then missing from the sum")
+            gaps.append("the secure-sum protocol itself, which must show the server nothing but the sum")
+        if self.trust == "central":
+            gaps.append("the server, which sees every message before the noise")
+        if self.noise == "seeded":
+            gaps.append("anyone who knows the seed, and floating-point attacks: seeded noise is for simulations")
+        if self.unit == "record" and self.record_clip is not None:
+            gaps.append("rounding inside the gradient arithmetic, which the record rule takes as exact")
+        return gaps
+
+    def describe(self, clients: int | None = None) -> str:
+        """`promise` and `not_covered` as one text."""
+        return self.promise(clients) + " Not covered: " + "; ".join(self.not_covered()) + "."

@@ -1,0 +1,87 @@
+"""The statement: what it refuses and what it says; and that importing the room needs torch and numpy only."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from normec.errors import UsageError
+from normec.privacy import Privacy
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({}, "one of the two"),
+        ({"epsilon": 8, "sigma": 1}, "one of the two"),
+        ({"epsilon": 0}, "epsilon must be > 0"),
+        ({"epsilon": math.nan}, "epsilon must be > 0"),
+        ({"epsilon": math.inf}, "epsilon must be > 0"),
+        ({"epsilon": 8, "delta": 0}, "delta must lie in"),
+        ({"epsilon": 8, "delta": 1}, "delta must lie in"),
+        ({"epsilon": 8, "delta": math.nan}, "delta must lie in"),
+        ({"sigma": math.nan}, "sigma must be > 0"),
+        ({"sigma": -1}, "sigma must be > 0"),
+        ({"epsilon": 8, "unit": "user"}, "unknown unit"),
+        ({"epsilon": 8, "relation": "replaced"}, "did you mean 'replace'"),
+        ({"epsilon": 8, "trust": "sum"}, "unknown trust"),
+        ({"epsilon": 8, "noise": "gaussian"}, "unknown noise"),
+        ({"epsilon": 8, "memory": "dirty"}, "unknown memory"),
+        ({"epsilon": 8, "replay": "std"}, "unknown replay"),
+        ({"sigma": 8, "replay": "variance"}, "needs epsilon"),
+        ({"epsilon": 8, "honest": 5}, "secure-sum"),
+        ({"epsilon": 8, "trust": "secure-sum", "honest": 0}, "honest must be"),
+        ({"epsilon": 8, "record_clip": 1.0}, "unit='record'"),
+        ({"epsilon": 8, "unit": "record", "record_clip": math.nan}, "record_clip must be"),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(words: dict, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        Privacy(**words)
+    assert "\n" not in str(caught.value)
+
+
+def test_plain_words() -> None:
+    text = Privacy(epsilon=8, trust="secure-sum", honest=90).describe(100)
+    for part in (
+        "each client of 100 clients",
+        "only the sum",
+        "all but 90",
+        "(8, 1e-05)",
+        "Not covered",
+        "drop out",
+        "seed",
+    ):
+        assert part in text
+    assert "trusted" in Privacy(epsilon=1, trust="central").promise()
+    assert "each record" in Privacy(epsilon=1, unit="record").promise()
+    assert "seed" not in Privacy(epsilon=1, noise="secure").describe()
+
+
+def test_a_replay_never_calls_its_epsilon_a_target() -> None:
+    privacy = Privacy(epsilon=8, replay="total-norm")
+    assert not privacy.is_target
+    assert "NOT" in privacy.promise()
+    assert "(8" not in privacy.promise()
+    assert Privacy(sigma=3).budget == math.inf
+    assert Privacy(epsilon=8).budget == 8
+
+
+def test_importing_needs_torch_and_numpy_only() -> None:
+    blocked = ("scipy", "dp_accounting", "opendp", "cryptography", "mpmath_absent")
+    code = (
+        "import sys\n"
+        f"for name in {blocked!r}: sys.modules[name] = None\n"
+        "import normec.privacy as p\n"
+        "p.SeededNoise(1).draw(3, 1.0, 'a'); p.Privacy(epsilon=8).describe()\n"
+        "try: p.SecureNoise()\n"
+        "except ValueError as error: print(error)\n"
+        "try: p.epsilon_of([p.Event(1.0)], 1e-5)\n"
+        "except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("pip install 'normec[privacy]'") == 2
