@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from .history import History
     from .methods import DPSGD, EF21, GD, Clip21, Method, NormEC
     from .operators import Clip, Identity, RandK, SmoothedNorm, TopK
+    from .privacy import Privacy
     from .problem import Problem
+    from .run import Run
     from .sampling import Everyone, FixedSize, Poisson
-    from .training import Run, train
+    from .training import train
 
 __version__ = "0.1.0"
 
@@ -27,9 +29,11 @@ _HOME = {
     "history": ("History",),
     "methods": ("Clip21", "DPSGD", "EF21", "GD", "Method", "NormEC"),
     "operators": ("Clip", "Identity", "RandK", "SmoothedNorm", "TopK"),
+    "privacy": ("Privacy",),
     "problem": ("Problem",),
     "sampling": ("Everyone", "FixedSize", "Poisson"),
-    "training": ("Run", "train"),
+    "run": ("Run",),
+    "training": ("train",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -48,6 +52,7 @@ __all__ = [
     "Method",
     "NormEC",
     "Poisson",
+    "Privacy",
     "Problem",
     "RandK",
     "Run",

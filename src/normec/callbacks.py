@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .history import Row
 
 if TYPE_CHECKING:
-    from .training import Run
+    from .run import Run
 
 
 class Callback:

@@ -22,7 +22,7 @@ from .atomic import write_atomic
 from .errors import UsageError
 
 FORMAT = 1
-_OURS = re.compile(r"round-\d{8,}\.safetensors|\..*\.part")
+_OURS = re.compile(r"round-\d{8,}\.safetensors|\..*\.part|\.tmp\w{6}")  # the last are safetensors' own
 
 
 class Checkpoints:

@@ -20,6 +20,7 @@ class FunctionProblem:
 
     sizes: Tensor | None = None
     augment: Augment | None = None
+    statistics = False
 
     def __init__(self, functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> None:
         if not functions:
@@ -39,6 +40,7 @@ class FunctionProblem:
         rows: Tensor | None,  # noqa: ARG002
         buffers: Buffers,  # noqa: ARG002
         uniforms: Tensor | None,  # noqa: ARG002
+        divisor: float | None = None,  # noqa: ARG002
     ) -> Tensor:
         value = self.functions[client](x[0] if self._scalar else x)
         if value.numel() != 1:

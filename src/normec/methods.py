@@ -50,10 +50,16 @@ class Method:
 
     def client_step(self, grad: Tensor, memory: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
         """(∇f_i(x), g_i) → (m_i, new g_i). `key` feeds a random operator; see `RandK`."""
-        if not self.feedback:
-            return self.operator(grad, key), memory
-        message = self.operator(grad - memory, key)
-        return message, self.idle_step(memory) + self.beta * message
+        message = self.message(grad, memory, key)
+        return message, self.remember(memory, message)
+
+    def message(self, grad: Tensor, memory: Tensor, key: Key | None = None) -> Tensor:
+        """m_i = Ψ(∇f_i(x) − g_i), or Ψ(∇f_i(x)) without error feedback."""
+        return self.operator(grad - memory if self.feedback else grad, key)
+
+    def remember(self, memory: Tensor, message: Tensor) -> Tensor:
+        """g_i ← (1−λ) g_i + β m_i; a client without error feedback has nothing to remember."""
+        return self.idle_step(memory) + self.beta * message if self.feedback else memory
 
     def idle_step(self, memory: Tensor) -> Tensor:
         """What a client that is not drawn this round does: nothing, but for forgetting, which all do alike."""

@@ -35,6 +35,11 @@ class Operator(Protocol):
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor: ...
 
+    @property
+    def lipschitz(self) -> float:
+        """The constant of Ψ where Ψ is the gradient of a convex function, else inf: record-level privacy asks."""
+        ...
+
     def contraction(self, norm: float, dim: int) -> float: ...
 
     def payload(self, dim: int, itemsize: int) -> int:
@@ -86,6 +91,11 @@ class SmoothedNorm(_Dense):
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
         return normalise(v, self.alpha)
 
+    @property
+    def lipschitz(self) -> float:
+        """1/α: Norm_α is the gradient of ‖v‖ − α ln(1 + ‖v‖/α)."""
+        return 1 / self.alpha if self.alpha > 0 else math.inf
+
     def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
         return abs(1 - 1 / (self.alpha + norm)) if self.alpha + norm > 0 else 1.0
 
@@ -110,6 +120,11 @@ class Clip(_Dense):
             factor = factor.masked_fill(length < least, 0.0)
         return (v * factor).to(v.dtype)
 
+    @property
+    def lipschitz(self) -> float:
+        """1: clipping is the projection onto a ball."""
+        return 1.0
+
     def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
         return max(0.0, 1 - self.tau / norm) if norm > 0 else 0.0
 
@@ -123,6 +138,10 @@ class _Sparse:
 
     @property
     def bound(self) -> float:
+        return math.inf
+
+    @property
+    def lipschitz(self) -> float:
         return math.inf
 
     def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
@@ -175,6 +194,10 @@ class Identity(_Dense):
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
         return v
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
 
     def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
         return 0.0

@@ -10,7 +10,8 @@ function of the clients' data; no privacy guarantee covers it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -37,8 +38,17 @@ class Objective(Protocol):
     sizes: Tensor | None
     augment: Augment | None
 
+    @property
+    def statistics(self) -> bool: ...
+
     def client_loss(
-        self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, uniforms: Tensor | None
+        self,
+        x: Tensor,
+        client: int,
+        rows: Tensor | None,
+        buffers: Buffers,
+        uniforms: Tensor | None,
+        divisor: float | None = None,
     ) -> Tensor: ...
 
     def initial_buffers(self) -> Buffers: ...
@@ -57,8 +67,9 @@ class Problem:
 
     `model`: any module; its trainable parameters, flattened in order, are x. It is copied, never changed.
     `loss(outputs, targets)`: the mean over a batch. `clients`: map-style data sets of (input, target).
-    `test`: evaluated for loss and, where targets are class numbers, accuracy. `penalty(x)`: added to every
-    f_i. `augment`: applied to training batches. `transform`: applied to every batch, after `augment`.
+    `test`: evaluated for loss and, where targets are class numbers, accuracy; `validation`: likewise, for choosing
+    settings by. `penalty(x)`: added to every f_i. `augment`: applied to training batches. `transform`: applied to
+    every batch, after `augment`.
     """
 
     def __init__(
@@ -68,6 +79,7 @@ class Problem:
         clients: Sequence[Dataset[Any]],
         test: Dataset[Any] | None = None,
         *,
+        validation: Dataset[Any] | None = None,
         penalty: Callable[[Tensor], Tensor] | None = None,
         augment: Augment | None = None,
         transform: Transform | None = None,
@@ -81,6 +93,7 @@ class Problem:
         self.x0 = torch.cat([p.detach().flatten() for p in trainable.values()])
         self.records = records.gather(clients)
         self.test = records.gather([test]) if test is not None else None
+        self.validation = records.gather([validation]) if validation is not None else None
         self.clients = len(clients)
         self.sizes: Tensor | None = self.records.sizes
 
@@ -97,20 +110,30 @@ class Problem:
         return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     def client_loss(
-        self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, uniforms: Tensor | None
+        self,
+        x: Tensor,
+        client: int,
+        rows: Tensor | None,
+        buffers: Buffers,
+        uniforms: Tensor | None,
+        divisor: float | None = None,
     ) -> Tensor:
-        """f_i(x) on the given records (None: all), differentiable in x; updates `buffers` in place."""
+        """f_i(x) on the given records (None: all), differentiable in x; updates `buffers` in place.
+
+        `divisor`: divide the records' losses by this number instead of by how many they are.
+        """
         inputs, targets = self.records.batch(client, rows)
+        if not len(inputs):
+            return 0 * x.sum() + (self.penalty(x) if self.penalty is not None else 0)
         if self.augment is not None and uniforms is not None:
             inputs = self.augment(inputs, uniforms)
         self.model.train()
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(buffers[name])
-        value = self.loss(self._outputs(x, {}, inputs), targets)
-        for name, buffer in self.model.named_buffers():  # read back: forward may have assigned them anew
-            buffers[name].copy_(buffer.detach())
+        with self._lent(buffers):
+            value = self.loss(self.outputs(x, inputs), targets)
         if value.ndim:
             raise UsageError(f"the loss must return a scalar, got shape {tuple(value.shape)}; use its mean")
+        if divisor is not None:
+            value = value * (len(inputs) / divisor)
         return value + self.penalty(x) if self.penalty is not None else value
 
     def initial_buffers(self) -> Buffers:
@@ -122,31 +145,44 @@ class Problem:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, buffers: Buffers, batch_size: int = 1000) -> dict[str, float]:
-        """Loss and accuracy on the test set, with the clients' averaged buffers."""
-        if self.test is None:
-            return {}
-        shared = averaged(buffers)
-        count = int(self.test.sizes[0])
+        """Loss and accuracy on the test and validation sets, with the clients' averaged buffers."""
+        shared, found = averaged(buffers), {}
+        self.model.eval()
+        for name, held, accuracy in (
+            ("test_loss", self.test, "accuracy"),
+            ("validation_loss", self.validation, "validation_accuracy"),
+        ):
+            if held is not None:
+                found[name], right = self._score(held, x, shared, batch_size)
+                if right is not None:
+                    found[accuracy] = right
+        return found
+
+    def _score(self, held: records.Records, x: Tensor, buffers: Buffers, batch_size: int) -> tuple[float, float | None]:
+        count = int(held.sizes[0])
         total, right = (
             x.new_zeros((), dtype=torch.float64),
             torch.zeros((), dtype=torch.int64, device=x.device),
         )
         judged = True
-        self.model.eval()
         for rows in torch.arange(count, device=x.device).split(batch_size):
-            inputs, targets = self.test.batch(0, rows)
-            outputs = self._outputs(x, shared, inputs)
+            inputs, targets = held.batch(0, rows)
+            outputs = self.outputs(x, inputs, buffers)
             total += self.loss(outputs, targets).double() * len(targets)
             hits = correct(outputs, targets)
             judged = judged and hits is not None
             right += hits.sum() if hits is not None else 0
-        found = {"test_loss": float(total) / count}
-        return found | {"accuracy": float(right) / count} if judged else found
+        return float(total) / count, float(right) / count if judged else None
 
     def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module:
         """A copy of the model with parameters x and the averaged buffers, ready for use."""
         model = copy.deepcopy(self.model).eval()
-        model.load_state_dict({**self.unflatten(x.detach()), **averaged(buffers)}, strict=False)
+        with torch.no_grad():
+            for name, value in self.unflatten(x).items():
+                model.get_parameter(name).copy_(value)
+        for name, value in averaged(buffers).items():
+            module, _, key = name.rpartition(".")
+            model.get_submodule(module)._buffers[key] = value.clone()
         return model
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Problem:
@@ -156,6 +192,7 @@ class Problem:
         moved.x0 = self.x0.to(device=device, dtype=dtype)
         moved.records = self.records.to(device)
         moved.test = self.test.to(device) if self.test is not None else None
+        moved.validation = self.validation.to(device) if self.validation is not None else None
         return moved
 
     def fingerprint(self) -> dict[str, Any]:
@@ -165,14 +202,41 @@ class Problem:
             "dimension": len(self.x0),
             "start": records.checksum(self.x0),
             "data": self.records.digest(),
+            "test": self.test.digest() if self.test is not None else None,
+            "penalty": float(self.penalty(torch.ones_like(self.x0))) if self.penalty is not None else None,
         }
 
-    def _outputs(self, x: Tensor, buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    @contextmanager
+    def _lent(self, buffers: Buffers) -> Iterator[None]:
+        """The model with a client's buffers in place of its own; what forward makes of them is kept in `buffers`.
+
+        `functional_call` would lose a buffer that forward assigns anew instead of changing it in place.
+        """
+        homes = {name: (self.model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in buffers}
+        own = {name: module._buffers[key] for name, (module, key) in homes.items()}
+        for name, (module, key) in homes.items():
+            module._buffers[key] = buffers[name].clone()
+        try:
+            yield
+        finally:
+            for name, (module, key) in homes.items():
+                after = module._buffers[key]
+                if after is not None:
+                    buffers[name].copy_(after.detach())
+                module._buffers[key] = own[name]
+
+    @property
+    def statistics(self) -> bool:
+        """Whether the model keeps running statistics of the data (BatchNorm), which no noise covers."""
+        return any(name.rpartition(".")[2].startswith("running_") for name, _ in self.model.named_buffers())
+
+    def outputs(self, x: Tensor, inputs: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The model's outputs at x; `buffers` in place of its own."""
         if self.transform is not None:
             inputs = self.transform(inputs)
         if inputs.is_floating_point():
             inputs = inputs.to(x.dtype)
-        outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **buffers}, (inputs,))
+        outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **(buffers or {})}, (inputs,))
         return outputs
 
 

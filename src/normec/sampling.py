@@ -58,6 +58,41 @@ class FixedSize:
         return keys.argsort(stable=True)[: self.count].sort().values
 
 
+class BatchSource(Protocol):
+    """Which of its records each client uses in a round."""
+
+    @property
+    def expected(self) -> Tensor:
+        """The number of records a client's gradient is divided by, known beforehand: float, one a client."""
+        ...
+
+    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+        """Record numbers of each client's batch in this round."""
+        ...
+
+
+class PoissonBatches:
+    """Every record by its own coin of bias `rate`, every round anew: the batches that amplify record-level privacy.
+
+    A client divides by rate · size, not by how many were drawn, which would show a private count.
+    """
+
+    def __init__(self, sizes: Tensor, rate: float, seed: int) -> None:
+        fraction(batch_rate=rate)
+        self._sizes, self._rate = sizes, rate
+        self._stream = Stream(seed, "batches")
+
+    @property
+    def expected(self) -> Tensor:
+        return self._rate * self._sizes.double()
+
+    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+        longest = int(self._sizes.max())
+        coins = self._stream.uniform(clients, round, longest) < self._rate
+        own = torch.arange(longest) < self._sizes[clients, None]
+        return [row.nonzero()[:, 0] for row in coins & own]
+
+
 class Batches:
     """Mini-batches without replacement: each client goes through its own records in an order drawn for
     each pass, `batch_size` at a time; a remainder shorter than a batch is left for the next pass's order.
@@ -72,8 +107,11 @@ class Batches:
         self._pass = torch.full_like(sizes, -1)
         self._order = torch.empty(0, 0, dtype=torch.int64)
 
+    @property
+    def expected(self) -> Tensor:
+        return self.sizes.clamp(max=self.batch_size).double()
+
     def draw(self, clients: Tensor, round: int) -> list[Tensor]:
-        """Record numbers of each client's batch in this round."""
         steps = self.steps[clients]
         stale = clients[self._pass[clients] != round // steps]
         if len(stale):

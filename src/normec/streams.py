@@ -26,6 +26,13 @@ def derive_seed(seed: int, *path: object) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed torch's global generators, for code that draws from them; `torch.manual_seed` takes a millisecond."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Ten rounds of Philox 4x32 on int64 tensors that hold 32-bit words; `key` is 64 bits."""
     c0, c1, c2, c3 = counter

@@ -17,9 +17,9 @@ RUN = ["train", "--rounds", "500", "--batch-size", "16", "--set", "checkpoint_se
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """What must not depend on how often a run was killed: iterates, memory and history (not wall-clock times)."""
+    """What must not depend on how often a run was killed: iterates, memory, history, ledger (not wall-clock times)."""
     found = contents(folder)
-    return {name: data for name, data in found.items() if name.endswith((".safetensors", "metrics.jsonl", ".toml"))}
+    return {name: data for name, data in found.items() if name.endswith((".safetensors", ".jsonl", ".toml"))}
 
 
 def test_sigkill_at_random_instants(tmp_path: Path) -> None:
@@ -85,10 +85,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize("method", ["normec", "dpsgd-norm"])
-def test_sigkill_at_every_disk_operation(method: str, tmp_path: Path) -> None:
-    arguments = ["train", "--rounds", "3", "--method", method, "--set", "checkpoint_seconds=0.0", "--quiet"]
-    arguments += ["--set", "log_every=1", "--set", "sample_rate=0.6"]
+@pytest.mark.parametrize("words", [[], ["--no-privacy", "--set", "sample_rate=0.6"]], ids=["private", "sampled"])
+def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> None:
+    arguments = ["train", "--rounds", "2", "--clients", "5", "--set", "checkpoint_seconds=0.0", "--quiet", *words]
     assert normec(*arguments, "--out", "whole", cwd=tmp_path).returncode == 0
     done = subprocess.run(
         [sys.executable, "-c", AT_THE_NTH, "200", *arguments],
@@ -100,7 +99,7 @@ def test_sigkill_at_every_disk_operation(method: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     runs = sorted(tmp_path.glob("nth-*"))
-    assert len(runs) >= 30
+    assert len(runs) >= 20
     expected = results(tmp_path / "whole")
     for folder in runs:
         assert results(folder) == expected, folder.name

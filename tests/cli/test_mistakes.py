@@ -31,9 +31,27 @@ MISTAKES = [
     (["train", "--set", "clients=many"], "clients"),
     (["train", "--tau", "1"], "tau does not apply to normec"),
     (["train", "--set", "decay=1.0"], "decay must lie in [0, 1)"),
-    (["train", "--method", "ef21", "--set", "k=100000"], "k must be at most the dimension"),
-    (["train", "--set", "sample_rate=1.5"], "rate must lie in (0, 1]"),
-    (["train", "--set", "sample_count=11"], "cannot draw 11 of 10"),
+    (["train", "--method", "ef21", "--set", "k=100000", "--no-privacy"], "k must be at most the dimension"),
+    (["train", "--method", "ef21"], "ef21 sends messages without a bound"),
+    (["train", "--method", "gd"], "gd sends messages without a bound"),
+    (["train", "--epsilon", "0"], "epsilon must be > 0"),
+    (["train", "--epsilon", "nan"], "epsilon must be > 0"),
+    (["train", "--delta", "1"], "delta must lie in (0, 1)"),
+    (["train", "--delta", "nan"], "delta must lie in (0, 1)"),
+    (["train", "--trust", "nobody"], "trust"),
+    (["train", "--no-privacy", "--epsilon", "3"], "epsilon is for private runs"),
+    (["train", "--set", "initial_memory=gradient"], "a release of its own"),
+    (["train", "--set", "memory=noisy"], "re-sends each client's noise"),
+    (["train", "--unit", "record", "--set", "batch_rate=0.5"], "a clean memory remembers records"),
+    (["train", "--relation", "replace", "--set", "sample_rate=0.5"], "no proved gain from sampling"),
+    (["privacy", "epsilon", "--sigma", "-1", "--releases", "3"], "sigma must be > 0"),
+    (["privacy", "epsilon", "--sigma", "1", "--releases", "0"], "rounds must be a whole number >= 1"),
+    (["privacy", "noise", "--epsilon", "nan", "--releases", "3"], "epsilon must be > 0"),
+    (["privacy", "noise", "--epsilon", "1", "--releases", "3", "--delta", "2"], "delta must lie in (0, 1)"),
+    (["privacy", "epsilon", "--sigma", "1", "--releases", "3", "--sampling-rate", "0.1"], "the server sees who sends"),
+    (["privacy", "audit", "--method", "gd"], "unknown method"),
+    (["train", "--set", "sample_rate=1.5"], "sampling must lie in (0, 1]"),
+    (["train", "--set", "sample_count=101"], "cannot draw 101 of 100"),
     (["train", "--set", "engine=fast"], "unknown engine"),
     (["train", "--device", "toaster"], "no device 'toaster'"),
     (["train", "--unknown"], "No such option"),
@@ -82,14 +100,15 @@ def test_nan_in_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert [path.name for path in tmp_path.iterdir()] == ["bad.svm"]
 
 
+@pytest.mark.parametrize("extra", [[], ["--no-privacy"]], ids=["private", "plain"])
 def test_a_loss_that_is_not_finite_in_the_first_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Inputs near the largest float overflow in the first matrix product of an MLP, whose parameters are not zero.
     monkeypatch.chdir(tmp_path)
     rows = (f"{i % 2} 1:{3e38 if i == 33 else i} 2:3e38\n" for i in range(40))
     Path("huge.svm").write_text("".join(rows))
-    assert run(["train", "--data", "libsvm:huge.svm", "--clients", "2", "--model", "mlp"]) == 2
+    assert run(["train", "--data", "libsvm:huge.svm", "--clients", "2", "--model", "mlp", *extra]) == 2
     said = capsys.readouterr().err
     assert "not finite in round 0" in said
     assert "client" in said
@@ -102,6 +121,7 @@ def test_a_loss_that_stops_being_finite_later(
     monkeypatch.chdir(tmp_path)
     arguments = [
         "train",
+        "--no-privacy",
         "--method",
         "gd",
         "--model",

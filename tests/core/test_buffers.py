@@ -146,6 +146,50 @@ def test_an_assigned_buffer_is_kept() -> None:
     assert torch.allclose(run.state.buffers["seen"], expected)
 
 
+class Odd(nn.Module):
+    """Buffers that plain PyTorch trains with: entries that share memory, a history, a part in the backward pass,
+    one that a state_dict leaves out.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.net, self.kind = nn.Linear(4, 3).double(), kind
+        self.seen: Tensor
+        start = torch.ones(1, dtype=torch.float64)
+        held = start.expand(3) if kind == "expanded" else start.repeat(3)
+        self.register_buffer("seen", held, persistent=kind != "not persistent")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        if self.kind in ("multiplies", "not persistent"):  # then autograd keeps it for the backward pass
+            out = out * self.seen
+        if self.kind in ("not detached", "not persistent") and self.training:
+            mean = out.mean(0)
+            self.seen = 0.9 * self.seen + 0.1 * (mean if self.kind == "not detached" else mean.detach())
+        return out
+
+
+CONSTANT = ("expanded", "multiplies")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "not detached",
+        "multiplies",
+        "expanded",
+        "not persistent",
+    ],
+)
+def test_odd_buffers_train_as_in_plain_pytorch(kind: str) -> None:
+    run = train(Problem(Odd(kind), F.cross_entropy, CLIENTS, TEST), GD(), lr=LR, rounds=3)
+    assert run.finished
+    assert torch.equal(run.state.buffers["seen"][0], torch.ones(3, dtype=torch.float64)) == (kind in CONSTANT)
+    assert run.model is not None
+    loss = float(F.cross_entropy(run.model(TEST.tensors[0]), TEST.tensors[1]).detach())
+    assert run.history["test_loss"][-1] == pytest.approx(loss, abs=1e-12)  # the model handed out is the one evaluated
+
+
 def test_initial_buffers_stay_initial() -> None:
     problem = Problem(network(), F.cross_entropy, CLIENTS)
     before, own = problem.initial_buffers(), problem.initial_buffers()

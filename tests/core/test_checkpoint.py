@@ -99,6 +99,16 @@ def test_an_atomic_write_is_whole_or_absent(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == {"file": b"second"}
 
 
+def test_a_reader_of_the_old_file_sees_all_of_the_old(tmp_path: Path) -> None:
+    """The new contents come by a rename: nobody ever sees half of each."""
+    path = tmp_path / "file"
+    write_atomic(path, "first")
+    with path.open() as reader:
+        write_atomic(path, "second, and longer")
+        assert reader.read() == "first"
+    assert path.read_text() == "second, and longer"
+
+
 def test_storage_without_a_folder_keeps_rows_in_memory() -> None:
     storage = RunStorage(None, IDENTITY)
     assert storage.load() is None

@@ -12,7 +12,22 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from normec import DPSGD, EF21, GD, Clip, Clip21, Diverged, NormEC, Poisson, Problem, RandK, SmoothedNorm, TopK, train
+from normec import (
+    DPSGD,
+    EF21,
+    GD,
+    Callback,
+    Clip,
+    Clip21,
+    Diverged,
+    NormEC,
+    Poisson,
+    Problem,
+    RandK,
+    SmoothedNorm,
+    TopK,
+    train,
+)
 from normec.functions import FunctionProblem
 
 from .runs import snapshot
@@ -97,15 +112,20 @@ def test_rows_up_to_the_fall_are_kept_and_finite(tmp_path: Path) -> None:
     assert all(math.isfinite(value) for row in rows for value in row.values())
 
 
-def test_logging_seldom_does_not_delay_the_finding(tmp_path: Path) -> None:
+class Counter(Callback):
+    done = 0
+
+    def round(self, round: int) -> None:
+        self.done = round
+
+
+def test_logging_seldom_does_not_delay_the_finding() -> None:
     found = []
     for log_every in (1, 7, 400):
+        counter = Counter()
         with pytest.raises(Diverged) as error:
-            train(walk(), GD(), lr=0.1, rounds=500, log_every=log_every, evaluate_every=500, out=tmp_path / "run")
-        found.append(error.value.round)
-        for path in sorted((tmp_path / "run").rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        (tmp_path / "run").rmdir()
+            train(walk(), GD(), lr=0.1, rounds=500, log_every=log_every, evaluate_every=500, callbacks=[counter])
+        found += [error.value.round, counter.done]  # the broken round is not done
     assert len(set(found)) == 1
 
 
@@ -147,7 +167,6 @@ def test_nobody_drawn_in_round_0_and_nan_in_the_first_gradients_leaves_no_folder
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a NaN in a coordinate that Rand-k did not keep goes unseen into the rows")
 def test_a_broken_coordinate_that_was_not_sent_stops_the_run_too(tmp_path: Path) -> None:
     problem = Problem.from_functions([bowl, lambda x: bowl(x) + x[0].abs().sqrt()], torch.zeros(20))
     with pytest.raises(Diverged, match=r"client 1 .*in round 0"):

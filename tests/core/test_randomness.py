@@ -155,7 +155,6 @@ def test_sampling_clients_does_not_change_what_a_drawn_one_computes(kind: str) -
     assert torch.allclose(run.x, of.x0 - 0.1 * block.grads[drawn].sum(0) / 3, atol=1e-7)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: evaluation draws from whatever state torch's generator was left in")
 def test_a_test_set_with_a_random_transform_is_reproducible() -> None:
     """As when one data set with a random transform is split into training and test."""
 

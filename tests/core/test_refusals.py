@@ -175,6 +175,8 @@ def test_a_folder_in_use_by_another_process_is_refused(run: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
+        with (run / METRICS).open("a") as metrics:
+            metrics.write('{"round": 4}\n')  # a row that the other process has written since its checkpoint
         refused(run, "another process is training in")
         other.kill()
     assert train(problem(), Clip21(0.3), out=run, **OPTIONS).finished  # its lock died with it

@@ -38,8 +38,10 @@ def test_embedded(name: str, shape: tuple[int, ...], classes: int, sizes: tuple[
     assert inputs.dtype == torch.float32
     assert targets.unique().tolist() == list(range(classes))
     if name == "digits":
-        assert (float(inputs.min()), float(inputs.max())) == (0, 1)
+        assert (float(inputs.min()), float(inputs.max())) == pytest.approx((-0.75, 1.75))
+        assert not dataset.fitted
     else:
+        assert dataset.fitted
         torch.testing.assert_close(inputs.mean(0), torch.zeros(shape), rtol=0, atol=1e-5)
         torch.testing.assert_close(inputs.std(0, unbiased=False), torch.ones(shape), rtol=0, atol=1e-5)
         assert dataset.test.tensors[0].mean(0).abs().max() > 1e-3, "the test part is scaled by the training part's"

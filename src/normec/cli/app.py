@@ -10,7 +10,7 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import Diverged, UsageError
-from . import compare, data, train
+from . import compare, data, privacy, train
 
 app = typer.Typer(
     name="normec",
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
 app.add_typer(data.app, name="data")
+app.add_typer(privacy.app, name="privacy")
 
 
 @app.callback()

@@ -33,7 +33,15 @@ def compare(
         str | None,
         typer.Option(metavar="X[,Y…]", help="Step sizes to try; the best is shown.", show_default=False),
     ] = None,
-    by: Annotated[str, typer.Option(help="What the best step size makes smallest: loss or grad_norm.")] = "loss",
+    private: o.Private = None,
+    epsilon: o.Epsilon = None,
+    delta: o.Delta = None,
+    unit: o.Unit = None,
+    relation: o.Relation = None,
+    trust: o.Trust = None,
+    by: Annotated[
+        str, typer.Option(help="What the best step size makes smallest: loss, grad_norm or validation.")
+    ] = "loss",
     rounds: o.Rounds = None,
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
@@ -45,8 +53,8 @@ def compare(
 ) -> int:
     """Run several methods on the same problem.
 
-    A method takes settings of its own after a colon: normec:beta=1,server_norm=false. Every method runs with
-    each step size, and its best by training loss or gradient norm is shown. Without --lr: 0.02, 0.2 and 2.
+    A method takes settings of its own after a colon: normec:beta=1,server_norm=false. Every method runs with each
+    step size, and its best by --by is shown; without --lr each method takes its own.
     """
     flags = {
         "data": data,
@@ -57,6 +65,12 @@ def compare(
         "alpha": alpha,
         "beta": beta,
         "tau": tau,
+        "private": private,
+        "epsilon": epsilon,
+        "delta": delta,
+        "unit": unit,
+        "relation": relation,
+        "trust": trust,
         "rounds": rounds,
         "epochs": epochs,
         "batch_size": batch_size,
@@ -101,15 +115,16 @@ def _step_sizes(text: str | None) -> list[float] | None:
 def _show(rows: list[dict[str, Any]]) -> None:
     from .tables import number, percent, show
 
-    columns = ("method", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")
+    columns = ("method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")
     lines = []
     for row in rows:
         if row["status"] == "diverged":
-            lines.append([row["method"], "all diverged"])
+            lines.append([row["method"], "", "all diverged"])
             continue
         lines.append(
             [
                 row["method"],
+                number(row["epsilon"]) or "∞",
                 number(row["lr"]),
                 *(number(row[key]) for key in ("loss", "grad_norm", "memory_error")),
                 percent(row["accuracy"]),

@@ -25,6 +25,15 @@ Epochs = Annotated[int | None, typer.Option(help="Instead of rounds: passes over
 BatchSize = Annotated[int | None, typer.Option(help="Records a gradient; all by default.", show_default=False)]
 Seed = Annotated[int | None, typer.Option(help="The run's seed.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …", show_default=False)]
+Private = Annotated[
+    bool | None,
+    typer.Option("--private/--no-privacy", help="Noise with a guarantee (default), or none.", show_default=False),
+]
+Epsilon = Annotated[float | None, typer.Option(help="Privacy target ε (default 8).", show_default=False)]
+Delta = Annotated[float | None, typer.Option(help="Privacy target δ (default 1e-5).", show_default=False)]
+Unit = Annotated[str | None, typer.Option(help="Who is protected: client or record.", show_default=False)]
+Relation = Annotated[str | None, typer.Option(help="zero-out or replace.", show_default=False)]
+Trust = Annotated[str | None, typer.Option(help="local, secure-sum or central.", show_default=False)]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]

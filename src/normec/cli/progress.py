@@ -10,7 +10,7 @@ from ..callbacks import Callback
 from ..history import Row
 
 if TYPE_CHECKING:
-    from ..training import Run
+    from ..run import Run
 
 
 def watcher(label: str, quiet: bool = False) -> Callback:

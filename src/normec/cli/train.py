@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +33,12 @@ def train(
         bool | None,
         typer.Option("--server-norm/--no-server-norm", help="Normalise the server's step.", show_default=False),
     ] = None,
+    private: o.Private = None,
+    epsilon: o.Epsilon = None,
+    delta: o.Delta = None,
+    unit: o.Unit = None,
+    relation: o.Relation = None,
+    trust: o.Trust = None,
     lr: o.Lr = None,
     rounds: o.Rounds = None,
     epochs: o.Epochs = None,
@@ -46,8 +52,9 @@ def train(
 ) -> int:
     """Train one model across clients.
 
-    Without arguments: α-NormEC on scikit-learn's digits, ten clients that hold one digit each. The run lives
-    in a folder; the same command goes on after a stop, and shows the result of a run that is finished.
+    Without arguments: DP-α-NormEC on scikit-learn's digits, 100 clients, each protected with (ε, δ) = (8, 1e-5)
+    against a server that sees only sums. The run lives in a folder; the same command goes on after a stop, and shows
+    the result of a run that is finished.
     """
     flags = {
         "data": data,
@@ -59,6 +66,12 @@ def train(
         "alpha": alpha,
         "beta": beta,
         "tau": tau,
+        "private": private,
+        "epsilon": epsilon,
+        "delta": delta,
+        "unit": unit,
+        "relation": relation,
+        "trust": trust,
         "server_norm": server_norm,
         "lr": lr,
         "rounds": rounds,
@@ -83,11 +96,19 @@ def train(
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
         _show(result)
+    if result.summary["status"] == "stopped":
+        print(result.summary["stopped"], file=sys.stderr)
     if result.summary["status"] == "interrupted":
         again = shlex.join(["normec", *sys.argv[1:]])
         print(f"stopped after round {result.summary['round']}; to go on: {again}", file=sys.stderr)
         return 130
     return 0
+
+
+def privacy_line(spent: dict[str, Any]) -> str:
+    """ε, δ and σ in one line; an ε that was no target says so."""
+    kind = "" if spent["is_target"] else " (reported, not a target)"
+    return f"ε = {spent['epsilon']:.4g} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} a client"
 
 
 def _show(result: Result) -> None:
@@ -108,4 +129,10 @@ def _show(result: Result) -> None:
         ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),
         ("folder", str(result.folder)),
     ]
+    if summary["privacy"] is not None:
+        rows.insert(2, ("privacy", privacy_line(summary["privacy"])))
     show([row for row in rows if row[1]], title=f"{settings['method']} on {settings['data']}, {settings['model']}")
+    if summary["privacy"] is not None:
+        print(summary["privacy"]["statement"])
+        for note in summary["privacy"]["notes"]:
+            print(f"Note: {note}.")

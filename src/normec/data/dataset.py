@@ -19,6 +19,7 @@ class Dataset:
     `train` and `test` hold (inputs, targets). Tabular inputs are float32 and ready to use; images stay uint8,
     a quarter of the memory and of the transfer, and `transform` makes floats of them on the device, batch by
     batch. `augment` is for training only and comes before `transform`. Targets are int64 in 0 … classes − 1.
+    `fitted`: inputs were scaled by statistics of the training records, which no noise covers in a private run.
     `groups` names the natural owner of each training record, for the split by column.
     """
 
@@ -30,6 +31,7 @@ class Dataset:
     transform: Transform | None = None
     augment: Augment | None = None
     groups: Tensor | None = None
+    fitted: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, classes=self.classes)

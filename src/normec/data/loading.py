@@ -38,7 +38,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
     entry = ENTRIES[name]
     if entry.family == "embedded":
         train, test = read_embedded(name)
-        return Dataset(name, _pair(*train), _pair(*test), entry.classes, entry.shape)
+        return Dataset(name, _pair(*train), _pair(*test), entry.classes, entry.shape, fitted=name != "digits")
     files = locate(entry, data_dir)
     if files is None:
         raise UsageError(missing(entry, data_dir))

@@ -8,11 +8,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..errors import one_of
-from ..problem import Buffers, Objective
-from ..sampling import Batches
+from ..errors import UsageError, one_of
+from ..problem import Buffers, Objective, Problem
+from ..records import ResidentRecords
+from ..sampling import BatchSource
 
-ENGINES = ("auto", "loop")
+ENGINES = ("auto", "loop", "linear")
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,23 @@ class Engine(Protocol):
         ...
 
 
-def choose(name: str, problem: Objective, batches: Batches | None, seed: int) -> Engine:
-    """The engine of that name; "auto" takes the fastest that fits the problem."""
+def choose(
+    name: str | Engine, problem: Objective, batches: BatchSource | None, seed: int, record_clip: float | None = None
+) -> Engine:
+    """The engine of that name; "auto" takes the fastest that fits. An engine of one's own is taken as it is."""
+    from .linear import Linear, fits
     from .loop import Loop
 
+    if not isinstance(name, str):
+        return name
     one_of(ENGINES, engine=name)
-    return Loop(problem, batches, seed)
+    if (
+        name != "loop"
+        and isinstance(problem, Problem)
+        and isinstance(problem.records, ResidentRecords)
+        and fits(problem)
+    ):
+        return Linear(problem, problem.records, batches, record_clip)
+    if name == "linear":
+        raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
+    return Loop(problem, batches, seed, record_clip)

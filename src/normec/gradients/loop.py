@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..problem import Buffers, Objective
-from ..sampling import Batches
-from ..streams import Stream, derive_seed
+from ..problem import Buffers, Objective, Problem
+from ..sampling import BatchSource
+from ..streams import Stream, derive_seed, seed_generators
+from .clipped import clipped_gradient
 from .engine import Block
 
 _BLOCK_FLOATS = 2**24  # a block of gradients holds at most this many numbers, so 64 MiB in float32
@@ -22,11 +23,15 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, problem: Objective, batches: Batches | None, seed: int) -> None:
-        self._problem, self._batches, self._seed = problem, batches, seed
+    def __init__(
+        self, problem: Objective, batches: BatchSource | None, seed: int, record_clip: float | None = None
+    ) -> None:
+        self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
+        self._divisors = problem.sizes.double() if problem.sizes is not None else torch.ones(problem.clients)
+        if batches is not None:
+            self._divisors = batches.expected
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
-        sizes = torch.ones(1) if problem.sizes is None else problem.sizes.float()
-        self._work = 2 * len(problem.x0) * (float(sizes.mean()) if batches is None else batches.batch_size)
+        self._work = 2 * len(problem.x0) * float(self._divisors.mean())
 
     @property
     def threads(self) -> int:
@@ -51,15 +56,16 @@ class Loop:
         self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, round: int
     ) -> tuple[Tensor, Tensor]:
         # Dropout and random transforms draw from torch's global generators: let them be this client's, now.
-        own_seed = derive_seed(self._seed, "model", client, round)
-        torch.default_generator.manual_seed(own_seed)
-        if x.is_cuda:
-            torch.cuda.manual_seed(own_seed)
+        seed_generators(derive_seed(self._seed, "model", client, round), x.device)
         point = x.detach().requires_grad_()
+        divisor = float(self._divisors[client])
+        if self._clip is not None and isinstance(self._problem, Problem):
+            return clipped_gradient(self._problem, x, client, rows, self._clip, divisor)
         own = {name: values[client] for name, values in buffers.items()}
         uniforms = self._uniforms(client, rows, round, x.device)
         with torch.enable_grad():
-            loss = self._problem.client_loss(point, client, rows, own, uniforms)
+            poisson = None if rows is None or len(rows) == divisor else divisor
+            loss = self._problem.client_loss(point, client, rows, own, uniforms, poisson)
             if not loss.requires_grad:  # a function that does not depend on x
                 return loss.detach(), torch.zeros_like(point)
             (grad,) = torch.autograd.grad(loss, point)

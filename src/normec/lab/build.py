@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Subset
 
 from .. import data, models
@@ -12,10 +13,16 @@ from ..errors import UsageError
 from ..problem import Problem
 from ..sampling import FixedSize, Participation, Poisson
 from ..streams import derive_seed
+from . import methods
 from .config import RunConfig
 
-DEFAULT_CLIENTS = 10
+if TYPE_CHECKING:
+    from ..privacy import Privacy
+
+DEFAULT_CLIENTS = 100
 DEFAULT_ROUNDS = 300
+PRIVATE_ROUNDS = 100  # every round costs privacy: more of them need more noise
+DEFAULT_EPSILON = 8.0
 
 
 def problem(config: RunConfig) -> Problem:
@@ -25,6 +32,7 @@ def problem(config: RunConfig) -> Problem:
         clients = DEFAULT_CLIENTS
     found = data.load(config.data, config.data_dir)
     inputs, targets = found.train.tensors
+    kept, held_out = _holdout(len(targets), config)
     groups = found.groups
     if config.column is not None:
         if config.split != "column":
@@ -33,13 +41,13 @@ def problem(config: RunConfig) -> Problem:
             raise UsageError(f"column must name one of the {inputs[0].numel()} inputs, got {config.column}")
         groups = inputs[:, config.column]
     parts = data.split(
-        targets,
+        targets[kept],
         clients,
         config.split,
         derive_seed(config.seed, "split"),
         concentration=config.concentration,
         shards_per_client=config.shards,
-        groups=groups,
+        groups=groups[kept] if groups is not None else None,
     )
     built = models.build(
         config.model, found.shape, found.classes, hidden=config.hidden, seed=derive_seed(config.seed, "model")
@@ -47,22 +55,40 @@ def problem(config: RunConfig) -> Problem:
     return Problem(
         built.model,
         built.loss,
-        clients=[Subset(found.train, part) for part in parts],  # type: ignore[arg-type]  # a tensor of indices
+        clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
         test=found.test,
+        validation=Subset(found.train, held_out) if len(held_out) else None,  # type: ignore[arg-type]
         penalty=models.nonconvex_penalty(config.penalty) if config.penalty else None,
         augment=found.augment if config.augment else None,
         transform=found.transform,
     )
 
 
+def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
+    """Training records kept for the clients, and those held out to choose settings by."""
+    if not 0 <= config.validation < 1:
+        raise UsageError(f"validation must lie in [0, 1), got {config.validation}")
+    if not config.validation:
+        return torch.arange(count), torch.arange(0)
+    draw = torch.Generator().manual_seed(derive_seed(config.seed, "validation"))
+    order = torch.randperm(count, generator=draw)
+    cut = max(1, round(config.validation * count))
+    return order[cut:].sort().values, order[:cut].sort().values
+
+
 def training(config: RunConfig) -> dict[str, Any]:
     """The keyword arguments of `train` that a configuration states."""
-    rounds = DEFAULT_ROUNDS if config.rounds is None and config.epochs is None else config.rounds
+    rounds = config.rounds
+    if rounds is None and config.epochs is None:
+        rounds = PRIVATE_ROUNDS if config.private else DEFAULT_ROUNDS
     return {
-        "lr": config.lr,
+        "lr": methods.step_size(config),
         "rounds": rounds,
         "epochs": config.epochs,
+        "warmup": config.warmup,
         "batch_size": config.batch_size,
+        "batch_rate": config.batch_rate,
+        "privacy": privacy(config),
         "seed": config.seed,
         "participation": _participation(config),
         "initial_memory": config.initial_memory,
@@ -74,6 +100,35 @@ def training(config: RunConfig) -> dict[str, Any]:
         "engine": config.engine,
         "checkpoint_seconds": config.checkpoint_seconds,
     }
+
+
+def privacy(config: RunConfig) -> Privacy | None:
+    """What the run promises; None where privacy was turned off."""
+    from ..privacy import Privacy
+
+    if not config.private:
+        given = [name for name in ("epsilon", "sigma", "honest", "replay", "record_clip") if getattr(config, name)]
+        if given:
+            raise UsageError(f"{given[0]} is for private runs, but private = false; drop one of the two")
+        return None
+    target = config.epsilon
+    if target is None and config.sigma is None:
+        target = DEFAULT_EPSILON
+    return Privacy(
+        epsilon=target,
+        delta=config.delta,
+        unit=config.unit,
+        relation=config.relation,
+        trust=config.trust,
+        # Sampled clients are a gain only where the server does not see who sends.
+        sampling=config.sample_rate if config.trust != "local" and config.unit == "client" else None,
+        honest=config.honest,
+        noise=config.noise,
+        memory=config.memory,
+        sigma=config.sigma,
+        replay=config.replay,
+        record_clip=config.record_clip,
+    )
 
 
 def device(name: str) -> torch.device:

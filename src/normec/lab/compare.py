@@ -1,7 +1,8 @@
 """Several methods on the same problem, each with the step size that suits it best.
 
-A method is named with its own settings, as in ``normec:beta=1,server_norm=false``. Each runs with every step
-size offered, and the one with the smallest final training loss or gradient norm is shown: test data has no say.
+A method is named with its own settings, as in ``normec:beta=1,server_norm=false``. Each runs with every step size
+offered, and the one with the smallest final training loss, gradient norm or validation loss is shown: test data has
+no say. Without step sizes each method takes its own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from . import config as configs
 from . import methods, runs
 from .config import RunConfig
 
-STEP_SIZES = (0.02, 0.2, 2.0)
-CRITERIA = ("loss", "grad_norm")
+CRITERIA = {"loss": "loss", "grad_norm": "grad_norm", "validation": "validation_loss"}
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,11 @@ def contestants(
             key: value for key, value in settings.items() if key not in methods.SETTINGS or methods.applies(name, key)
         }
         merged = {**shared, **given, "method": name}
-        sizes = (merged["lr"],) if "lr" in merged else tuple(step_sizes or STEP_SIZES)
-        cells = tuple(configs.make({**merged, "lr": size}) for size in sizes)
+        sizes: Sequence[float | None] = (merged["lr"],) if "lr" in merged else step_sizes or (None,)
+        cells = tuple(
+            configs.make({**merged, "lr": size if size is not None else methods.step_size(configs.make(merged))})
+            for size in sizes
+        )
         for cell in cells:
             methods.build(cell, dim=1 if cell.k is None else cell.k)  # refuse bad settings before the first run
         found.append(Contestant(spec, cells))
@@ -69,26 +72,29 @@ def run(
 ) -> list[Outcome]:
     """Run every cell in its own folder under `folder`; what is done is not done again."""
     one_of(CRITERIA, criterion=criterion)
+    column = CRITERIA[criterion]
     outcomes = []
     for entry in entries:
         tried: dict[float, float | None] = {}
         best: runs.Result | None = None
         for cell in entry.cells:
-            name = f"{entry.label.replace(':', '-').replace('=', '-').replace(',', '-')}-lr-{cell.lr:g}"
+            size = methods.step_size(cell)
+            name = f"{entry.label.replace(':', '-').replace('=', '-').replace(',', '-')}-lr-{size:g}"
             try:
-                result = runs.execute(cell, folder / name, [watch(f"{entry.label} lr {cell.lr:g}")])
+                result = runs.execute(cell, folder / name, [watch(f"{entry.label} lr {size:g}")])
             except Diverged as error:
                 if error.round == 0:
                     raise
-                tried[cell.lr] = None
+                tried[size] = None
                 continue
-            if result.summary["status"] != "finished":
+            if result.summary["status"] == "interrupted":
                 raise KeyboardInterrupt
-            value = result.summary["final"].get(criterion)
+            value = result.summary["final"].get(column)
             if value is None:
-                raise UsageError(f"{criterion} was not measured; set full_gradient=true to have it with batches")
-            tried[cell.lr] = value
-            if best is None or value < best.summary["final"][criterion]:
+                cure = "set validation=0.2" if criterion == "validation" else "set full_gradient=true"
+                raise UsageError(f"{column} was not measured; {cure} to have it")
+            tried[size] = value
+            if best is None or value < best.summary["final"][column]:
                 best = result
         outcomes.append(Outcome(entry.label, best, tried))
     return outcomes
@@ -122,6 +128,7 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "status": "finished",
         "lr": outcome.best.summary["config"]["lr"],
         **{key: final.get(key) for key in ("loss", "grad_norm", "memory_error", "test_loss", "accuracy", "bytes")},
+        "epsilon": (outcome.best.summary["privacy"] or {}).get("epsilon"),
         "seconds": outcome.best.summary["timings"]["total"],
         "folder": str(outcome.best.folder),
     }

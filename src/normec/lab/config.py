@@ -28,11 +28,12 @@ class RunConfig(BaseModel):
     data: str = "digits"
     data_dir: str | None = None
     clients: int | None = None
-    split: Literal["iid", "dirichlet", "label", "column"] = "label"
+    split: Literal["iid", "dirichlet", "label", "column"] = "iid"
     concentration: float = 0.5
     shards: int = 1
     column: int | None = None
     augment: bool = True
+    validation: float = 0.0
 
     model: str = "softmax"
     hidden: int = 64
@@ -47,10 +48,25 @@ class RunConfig(BaseModel):
     compressor: Literal["topk", "randk"] | None = None
     k: int | None = None
 
-    lr: float = 0.05
+    private: bool = True
+    epsilon: float | None = None
+    delta: float = 1e-5
+    unit: Literal["client", "record"] = "client"
+    relation: Literal["zero-out", "replace"] = "zero-out"
+    trust: Literal["local", "secure-sum", "central"] = "secure-sum"
+    honest: int | None = None
+    sigma: float | None = None
+    noise: Literal["seeded", "secure", "exact"] = "seeded"
+    memory: Literal["clean", "noisy"] = "clean"
+    replay: Literal["per-coordinate", "total-norm", "variance"] | None = None
+    record_clip: float | None = None
+
+    lr: float | None = None
     rounds: int | None = None
     epochs: int | None = None
+    warmup: int = 0
     batch_size: int | None = None
+    batch_rate: float | None = None
     sample_rate: float | None = None
     sample_count: int | None = None
     initial_memory: Literal["zero", "gradient"] = "zero"

@@ -1,6 +1,6 @@
 """A run on disk.
 
-    runs/NAME/  config.toml  metrics.jsonl  summary.json  checkpoint/
+    runs/NAME/  config.toml  metrics.jsonl  summary.json  ledger.jsonl  checkpoint/
 
 `config.toml` is what to rerun, `summary.json` what came out; the rest is `train`'s. A folder belongs to one
 configuration; it is known by it, goes on where it stopped, and is left alone once it is finished.
@@ -17,14 +17,17 @@ from typing import Any
 
 import torch
 
-from .. import __version__
+from .. import __version__, data
 from ..atomic import write_atomic
 from ..callbacks import Callback
 from ..errors import Diverged, UsageError
 from ..history import History
-from ..training import Run, train
+from ..run import Run
+from ..training import train
 from . import build, methods
 from .config import ELSEWHERE, RunConfig, load, to_toml
+
+FITTED = "the inputs were scaled by statistics of all training records, which no noise covers"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ def execute(config: RunConfig, folder: Path | None = None, callbacks: Sequence[C
             _write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
         raise
     summary = summarise(run, config)
+    if summary["privacy"] is not None and data.load(config.data, config.data_dir).fitted:
+        summary["privacy"]["notes"] += (FITTED,)
     _write_summary(folder, summary)
     return Result(folder, summary, run.history)
 
@@ -83,7 +88,9 @@ def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
     accuracies, norms = run.history["accuracy"], run.history["grad_norm"]
     best = max(accuracies, default=None)
     return {
-        "status": "finished" if run.finished else "interrupted",
+        "status": "finished" if run.finished else "interrupted" if run.stopped == "interrupted" else "stopped",
+        "stopped": run.stopped,
+        "privacy": run.privacy.to_dict() if run.privacy is not None else None,
         "round": run.state.round,
         "rounds": run.rounds,
         "final": last,

@@ -15,7 +15,7 @@ A canary that is worst for the Gaussian sends messages of full length in a known
 signs: noise that is used twice cancels in the difference of two rounds, and a message that is always the same would
 cancel with it. Give one score a round (the observed sum minus what is expected without the canary, along the
 direction); for several scores a run, the combination that tells the two cases apart best is learned on the first
-half of the runs (Fisher's discriminant) and judged on the second.
+quarter of the runs (Fisher's discriminant) and judged on the others.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def audit_scores(
     inside, outside = _checked(inside), _checked(outside)
     each = (1 + confidence) / 2 if gaussian_scores else confidence
     if inside.ndim == 2:
-        half = min(len(inside), len(outside)) // 2
-        weights = discriminant(inside[:half], outside[:half])
-        inside, outside = inside[half:] @ weights, outside[half:] @ weights
+        first = min(len(inside), len(outside)) // 4
+        weights = discriminant(inside[:first], outside[:first])
+        inside, outside = inside[first:] @ weights, outside[first:] @ weights
     mu = gaussian_mu(inside, outside, each) if gaussian_scores else 0.0
     return Audit(
         clopper_pearson=clopper_pearson_epsilon(inside, outside, delta, each),

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from normec.errors import UsageError, at_least, one_of, open_unit, positive
+from normec.errors import UsageError, at_least, fraction, one_of, open_unit, positive
 
 Unit = Literal["client", "record"]
 Relation = Literal["zero-out", "replace"]
@@ -44,6 +44,7 @@ class Privacy:
     | `unit` | all data of one client, or one record of one client |
     | `relation` | "zero-out": the unit is absent (an absent client sends noise only); "replace": it is another |
     | `trust` | the server sees each message ("local"), only the sum ("secure-sum"), or adds the noise ("central") |
+    | `sampling` | clients sampled by Poisson coins of this rate, kept secret, and the gain claimed; None: no claim |
     | `honest` | under "secure-sum": how many clients keep their noise secret, the protected one included; default all |
     | `noise` | "seeded" for simulations, "secure" or "exact" for deployments |
     | `memory` | what the client adds to its memory g_i: the message before ("clean") or after ("noisy") the noise |
@@ -57,6 +58,7 @@ class Privacy:
     unit: Unit = "client"
     relation: Relation = "zero-out"
     trust: Trust = "local"
+    sampling: float | None = None
     honest: int | None = None
     noise: Noise = "seeded"
     memory: Memory = "clean"
@@ -74,6 +76,8 @@ class Privacy:
             positive(sigma=self.sigma)
         if self.replay is not None:
             one_of(_READINGS, replay=self.replay)
+        if self.sampling is not None:
+            fraction(sampling=self.sampling)
         if self.record_clip is not None:
             positive(record_clip=self.record_clip)
             if self.unit != "record":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,29 @@ def curves(histories: Mapping[str, History], path: Path, title: str = "") -> Non
         sheet.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)))
         if title:
             sheet.suptitle(title, fontsize=10)
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    path: Path,
+    *,
+    x_label: str,
+    y_label: str,
+    title: str = "",
+) -> None:
+    """One panel on logarithmic axes, one line a series."""
+    with figure(path, 1, 4.2) as (sheet, (axis,)):
+        for position, (name, (xs, ys)) in enumerate(series.items()):
+            axis.plot(
+                xs, ys, color=COLOURS[position % len(COLOURS)], linestyle=STYLES[position % len(STYLES)], label=name
+            )
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel(x_label)
+        axis.set_ylabel(y_label)
+        sheet.legend(loc="outside lower center", ncols=2, fontsize=7)
+        if title:
+            axis.set_title(title, fontsize=8)
 
 
 def _settled(history: History, column: str) -> float:

@@ -1,0 +1,207 @@
+"""normec privacy: what a noise amounts to, what a target needs, and whether a claim holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options as o
+
+if TYPE_CHECKING:
+    from ..privacy import Release
+
+app = typer.Typer(help="Privacy: ε from noise, noise from ε, tables, audits.", no_args_is_help=True)
+
+Releases = Annotated[int, typer.Option(help="Messages that a client sends.")]
+Delta = Annotated[float, typer.Option(help="δ.")]
+Relation = Annotated[str, typer.Option(help="zero-out or replace.")]
+Trust = Annotated[str, typer.Option(help="local, secure-sum or central.")]
+Clients = Annotated[int, typer.Option(help="Number of clients.")]
+Honest = Annotated[
+    int | None, typer.Option(help="Honest clients in a secure sum (all by default).", show_default=False)
+]
+SamplingRate = Annotated[
+    float | None, typer.Option(help="Poisson rate at which clients are drawn, secretly.", show_default=False)
+]
+Bound = Annotated[float, typer.Option(help="The largest norm of a message: 1 for NormEC, τ for clipping.")]
+
+
+@app.command("epsilon")
+def epsilon(
+    sigma: Annotated[float, typer.Option(help="Noise on a message, per coordinate.")],
+    releases: Releases,
+    delta: Delta = 1e-5,
+    relation: Relation = "zero-out",
+    trust: Trust = "local",
+    clients: Clients = 1,
+    honest: Honest = None,
+    sampling_rate: SamplingRate = None,
+    bound: Bound = 1.0,
+    as_json: o.Json = False,
+) -> None:
+    """The exact ε that a noise amounts to."""
+    from ..privacy import Privacy
+
+    privacy = Privacy(
+        sigma=sigma, delta=delta, relation=_(relation), trust=_(trust), honest=honest, sampling=sampling_rate
+    )
+    composed = _release(privacy, clients, releases, bound)
+    _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
+
+
+@app.command("noise")
+def noise(
+    epsilon: Annotated[float, typer.Option(help="The target ε.")],
+    releases: Releases,
+    delta: Delta = 1e-5,
+    relation: Relation = "zero-out",
+    trust: Trust = "local",
+    clients: Clients = 1,
+    honest: Honest = None,
+    sampling_rate: SamplingRate = None,
+    bound: Bound = 1.0,
+    as_json: o.Json = False,
+) -> None:
+    """The smallest noise a client, per coordinate of its message, that keeps a target."""
+    from ..privacy import Privacy
+
+    privacy = Privacy(
+        epsilon=epsilon, delta=delta, relation=_(relation), trust=_(trust), honest=honest, sampling=sampling_rate
+    )
+    composed = _release(privacy, clients, releases, bound)
+    sigma = composed.sigma(epsilon, delta)
+    _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
+
+
+@app.command("table")
+def table(
+    sigma: Annotated[float, typer.Option(help="Noise on a message, per coordinate.")] = 1.0,
+    releases: Annotated[int, typer.Option(help="Rounds, at most.")] = 300,
+    delta: Delta = 1e-5,
+    clients: Clients = 100,
+    sampling_rate: SamplingRate = None,
+    bound: Bound = 1.0,
+    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("epsilon.png"),
+    as_json: o.Json = False,
+) -> None:
+    """ε over rounds against several observers, as a table and a picture."""
+    from ..lab import epsilon_table
+
+    found = epsilon_table.build(sigma, releases, delta, clients, sampling_rate, bound)
+    epsilon_table.draw(found, out)
+    if as_json:
+        print(json.dumps({"rounds": found.rounds, "epsilon": found.columns, "picture": str(out)}))
+        return
+    from .tables import number, show
+
+    rows = [[str(k), *(number(values[i], 4) for values in found.columns.values())] for i, k in enumerate(found.rounds)]
+    show(rows, (">rounds", *(f">{name}" for name in found.columns)), title=found.title)
+    print(f"picture: {out}")
+
+
+@app.command("audit")
+def audit(
+    method: Annotated[str, typer.Option(help="A method's name, or all.")] = "all",
+    epsilon: Annotated[float, typer.Option(help="The target that is claimed.")] = 8.0,
+    delta: Delta = 1e-5,
+    relation: Relation = "zero-out",
+    trust: Trust = "secure-sum",
+    noise: Annotated[str, typer.Option(help="seeded, secure or exact.")] = "seeded",
+    rounds: Annotated[int, typer.Option(help="Rounds a run.")] = 5,
+    trials: Annotated[int, typer.Option(help="Runs with the canary, and as many without.")] = 1000,
+    as_json: o.Json = False,
+) -> int:
+    """Try to refute the claimed ε: runs with and without a worst-case client. Exit code 1 if one is refuted."""
+    from ..errors import one_of
+    from ..lab import config as configs
+    from ..lab import methods
+    from ..lab.audit import audit_method
+    from ..privacy import Privacy
+
+    bounded = ("normec", "normec-plain", "normec-forgetting", "clip21", "dpsgd-norm", "dpsgd-clip")
+    one_of(("all", *bounded), method=method)
+    extra: dict[str, dict[str, Any]] = {
+        "normec-plain": {"method": "normec", "server_norm": False},
+        "normec-forgetting": {"method": "normec", "decay": 0.2},
+    }
+    privacy = Privacy(epsilon=epsilon, delta=delta, relation=_(relation), trust=_(trust), noise=_(noise))
+    found = {}
+    for name in bounded if method == "all" else (method,):
+        built = methods.build(configs.make(extra.get(name, {"method": name})), dim=16)
+        found[name] = audit_method(built, privacy, rounds=rounds, trials=trials)
+        if not as_json:
+            print(f"{name}: {found[name]}", flush=True)
+    if as_json:
+        facts = {
+            name: {"epsilon": one.epsilon, "claim": one.claim, "refuted": one.violated, "confidence": one.confidence}
+            for name, one in found.items()
+        }
+        print(json.dumps(facts))
+    return 1 if any(one.violated for one in found.values()) else 0
+
+
+@app.command("methods")
+def methods_(
+    epsilons: Annotated[str, typer.Option("--epsilon", metavar="E[,E…]", help="Targets.")] = "1,2,4,8",
+    splits: Annotated[str, typer.Option("--split", metavar="S[,S…]", help="iid, label or dirichlet.")] = "iid,label",
+    data: Annotated[str, typer.Option(help="Data set.")] = "digits",
+    clients: Clients = 100,
+    trials: Annotated[int, typer.Option(help="Settings tried for each method.")] = 16,
+    processes: Annotated[int, typer.Option(help="Processes to run in.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/private-table"),
+    as_json: o.Json = False,
+) -> None:
+    """Which method wins under the same guarantee: every method tuned alike, on validation data."""
+    from ..errors import at_least
+    from ..lab import private_table
+
+    at_least(1, trials=trials, processes=processes)
+    path = private_table.table(
+        out,
+        _numbers(epsilons),
+        splits.split(","),
+        trials,
+        data,
+        clients,
+        processes,
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(json.dumps({"table": str(path)}) if as_json else path.read_text())
+
+
+def _numbers(text: str) -> list[float]:
+    from ..errors import UsageError, positive
+
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"epsilon must be numbers with commas between, got {text!r}") from None
+    for value in found:
+        positive(epsilon=value)
+    return found
+
+
+def _(word: str) -> Any:
+    """A word from the command line; the statement checks it."""
+    return word
+
+
+def _release(privacy: Any, clients: int, releases: int, bound: float) -> Release:
+    from ..privacy import FULL, Facts, Sampling, Setting, release
+
+    sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
+    return release(Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling))
+
+
+def _answer(as_json: bool, composed: Release, **facts: float) -> None:
+    if as_json:
+        print(json.dumps({**facts, "notes": list(composed.notes)}))
+        return
+    print(f"epsilon = {facts['epsilon']:.6g} at delta = {facts['delta']:g}, sigma = {facts['sigma']:.6g} a client")
+    for note in composed.notes:
+        if "not derived from a target" not in note:
+            print(f"note: {note}")

@@ -1,0 +1,42 @@
+"""Gradients of which every record's share is clipped: (1/B) Σ Clip_C(∇ℓ_r(x)), with a fixed, public B."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from ..operators import Clip
+from ..problem import Problem
+
+_CHUNK_FLOATS = 2**24
+
+
+def clipped_gradient(
+    problem: Problem, x: Tensor, client: int, rows: Tensor | None, clip: float, divisor: float
+) -> tuple[Tensor, Tensor]:
+    """(loss, gradient) of a client on its records `rows` (None: all), each clipped to `clip`, summed, over `divisor`.
+
+    The penalty depends on no record: its gradient is added whole. The loss is for the history; no guarantee covers it.
+    """
+    inputs, targets = problem.records.batch(client, rows)
+    total, losses = torch.zeros_like(x), x.new_zeros(())
+    problem.model.train()
+
+    def one(point: Tensor, item: Tensor, target: Tensor) -> Tensor:
+        return problem.loss(problem.outputs(point, item[None]), target[None])
+
+    each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")
+    for start in range(0, len(inputs), size := max(1, _CHUNK_FLOATS // len(x))):
+        grads, values = each(x, inputs[start : start + size], targets[start : start + size])
+        total += Clip(clip)(grads).sum(0)
+        losses += values.sum()
+    total /= divisor
+    loss = losses / divisor
+    if problem.penalty is not None:
+        point = x.detach().requires_grad_()
+        with torch.enable_grad():
+            value = problem.penalty(point)
+            total += torch.autograd.grad(value, point)[0]
+        loss = loss + value.detach()
+    return loss, total

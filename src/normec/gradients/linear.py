@@ -1,0 +1,122 @@
+"""Softmax and logistic regression in closed form: all clients at once, no autograd.
+
+With P the predicted probabilities and Y the targets, record j contributes (P_j − Y_j) x_jᵀ, so the gradients of a
+block of clients are one product over padded records [c, B, features]. A record's gradient has norm
+‖P_j − Y_j‖ ‖(x_j, 1)‖, so clipping every record costs nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..models import Logistic, Softmax, binary_loss
+from ..problem import Buffers, Problem
+from ..records import ResidentRecords
+from ..sampling import BatchSource
+from .engine import Block
+
+_BLOCK_FLOATS = 2**24
+
+
+def fits(problem: Problem) -> bool:
+    """Whether the closed form is this problem's gradient."""
+    losses = {Softmax: F.cross_entropy, Logistic: binary_loss}
+    return losses.get(type(problem.model)) is problem.loss and problem.augment is None
+
+
+class Linear:
+    """The closed form, in blocks of clients."""
+
+    name = "linear"
+
+    def __init__(
+        self, problem: Problem, records: ResidentRecords, batches: BatchSource | None, clip: float | None
+    ) -> None:
+        self._problem, self._records, self._batches, self._clip = problem, records, batches, clip
+        self._sizes = records.sizes
+        self._divisors = self._sizes.double() if batches is None else batches.expected
+        self._binary = isinstance(problem.model, Logistic)
+        features = records.inputs[0].numel()
+        widest = int(self._sizes.max()) * features if batches is None else int(self._divisors.max() * 2 + 8) * features
+        self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
+        self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of a block of clients, padded
+
+    @property
+    def threads(self) -> int:
+        work = 2 * len(self._problem.x0) * float(self._divisors.sum())
+        return 1 if work < 1e7 else torch.get_num_threads()
+
+    def blocks(
+        self,
+        x: Tensor,
+        buffers: Buffers,  # noqa: ARG002
+        round: int,
+        clients: Tensor | None = None,
+        *,
+        full: bool = False,
+    ) -> Iterator[Block]:
+        everyone = torch.arange(self._problem.clients) if clients is None else clients
+        base, slope = self._penalty(x)
+        for number, chunk in enumerate(everyone.split(self._block)):
+            if self._batches is not None and not full:
+                padded = self._padded(chunk, self._batches.draw(chunk, round), self._divisors[chunk])
+            elif clients is None:
+                if number not in self._whole:
+                    self._whole[number] = self._padded(chunk, None, self._sizes[chunk].double())
+                padded = self._whole[number]
+            else:
+                padded = self._padded(chunk, None, self._sizes[chunk].double())
+            losses, grads = self._gradients(x, *padded)
+            yield Block(chunk.to(x.device), grads + slope, losses + base)
+
+    def _padded(self, clients: Tensor, rows: list[Tensor] | None, divisors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [c, B, features], targets [c, B] and weights [c, B], zero where there is no record."""
+        own = [self._records.rows[client] for client in clients.tolist()]
+        if rows is not None:
+            own = [all_rows[drawn.to(all_rows.device)] for all_rows, drawn in zip(own, rows, strict=True)]
+        numbers = torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=-1)
+        present = numbers >= 0
+        numbers = numbers.clamp(min=0)
+        inputs = self._records.inputs[numbers]
+        if self._problem.transform is not None:
+            inputs = self._problem.transform(inputs.flatten(0, 1)).view(*inputs.shape[:2], *inputs.shape[2:])
+        inputs = inputs.flatten(2).to(self._problem.x0.dtype)
+        weights = present / divisors.to(inputs.device)[:, None]
+        return inputs, self._records.targets[numbers], weights.to(inputs.dtype)
+
+    def _gradients(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        features = inputs.shape[-1]
+        if self._binary:
+            logits = inputs @ x
+            values = F.softplus(logits) - logits * targets
+            slopes = (torch.sigmoid(logits) - targets)[..., None]
+        else:
+            classes = len(x) // (features + 1)
+            logits = inputs @ x[: classes * features].view(classes, features).T + x[classes * features :]
+            logs = F.log_softmax(logits, dim=-1)
+            values = -logs.gather(-1, targets[..., None])[..., 0]
+            slopes = logs.exp() - F.one_hot(targets, classes)
+        shares = weights
+        if self._clip is not None:
+            squares = (inputs * inputs).sum(-1) + (0 if self._binary else 1)
+            norms = (squares * (slopes * slopes).sum(-1)).sqrt()
+            shares = weights * (self._clip / norms).clamp(max=1.0)
+        weighted = slopes * shares[..., None]
+        grads = torch.einsum("cbk,cbf->ckf", weighted, inputs).flatten(1)
+        if not self._binary:
+            grads = torch.cat([grads, weighted.sum(1)], dim=1)
+        return (values * weights).sum(1), grads
+
+    def _penalty(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The penalty and its gradient: the same for every client."""
+        if self._problem.penalty is None:
+            return x.new_zeros(()), torch.zeros_like(x)
+        point = x.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self._problem.penalty(point)
+            (slope,) = torch.autograd.grad(value, point)
+        return value.detach(), slope

@@ -1,0 +1,176 @@
+"""One run's noise: each round is paid for in the ledger, then its messages leave with noise.
+
+    mechanism.pay(k)                      raises `BudgetSpent`; nothing of round k may leave before
+    sent = mechanism.send(messages, …)    what the memory may take: the message itself, or what was sent
+    mechanism.total(like)                 the sum the server sees
+
+Under "local" trust every message gets its own noise, drawn for its client, so that it does not matter where the
+client lives. Where only the sum is seen, one draw of variance nσ² stands for the n clients' draws: the same
+distribution at a fraction of the cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..methods import Method
+from .accounting import Account
+from .grid import from_grid, grid_step, snap
+from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse
+from .noise import GridNoise, noise_source, privatise
+from .release import calibrate
+from .rules import release
+from .setting import Facts, Setting
+from .statement import Privacy
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run's messages amount to: the exact ε at δ, and everything needed to read it rightly."""
+
+    epsilon: float
+    delta: float
+    sigma: float
+    releases: int
+    is_target: bool
+    statement: str
+    not_covered: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def facts_of(method: Method) -> Facts:
+    """A method as the rules see it."""
+    operator = method.operator
+    return Facts(method.name, operator.bound, method.feedback, operator.lipschitz, method.beta, method.decay)
+
+
+class Mechanism:
+    """The noise of a run under way. Refuses what no rule covers when it is made, before anything is computed."""
+
+    def __init__(self, privacy: Privacy, method: Method, setting: Setting, seed: int) -> None:
+        self.privacy, self.method, self.setting = privacy, method, setting
+        self.release = release(facts_of(method), privacy, setting)
+        self.calibrated = calibrate(self.release, privacy)
+        self.sigma = self.calibrated.sigma
+        self._source = noise_source(privacy.noise, seed if privacy.noise == "seeded" else None)
+        self._account = Account(privacy.delta)
+        self._ledger: Ledger | None = None
+        self._key: str | None = None
+        # A simulation pays for a hundredth of its rounds at once; real noise is paid for round by round.
+        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
+        self._paid: int | None = None
+        self._attempt = 0
+        self._sum: Tensor | None = None
+
+    @property
+    def keeps_noise(self) -> bool:
+        """Whether the clients' memories take the noisy message."""
+        return self.privacy.memory == "noisy"
+
+    def open(self, path: Path, key: str, expect: list[Any] | None = None) -> None:
+        """Keep the account in the file `path`. `key` names a run whose releases repeat bit for bit (seeded noise)."""
+        self._key = key if self.privacy.noise == "seeded" else None
+        try:
+            self._ledger = Ledger(path, self.privacy, self.setting.rounds, Head(*expect) if expect else None)
+        except (LedgerDamaged, LedgerInUse) as error:
+            raise UsageError(str(error)) from None
+
+    @property
+    def head(self) -> list[Any] | None:
+        """For a checkpoint: the ledger as it is now."""
+        return list(self._ledger.head) if self._ledger is not None else None
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def pay(self, round: int) -> None:
+        """Before anything of `round` leaves; the second call for a round does nothing."""
+        if self._paid == round:
+            return
+        self._attempt = 0
+        if self._ledger is None:
+            self._account.add(self.release.event(self.sigma, round))
+        elif self._chunk == 1:
+            self._attempt = self._ledger.spend(
+                round, self.release.event(self.sigma, round), self.sigma, self._key
+            ).attempt
+        else:
+            first = round - round % self._chunk
+            count = min(self._chunk, self.setting.rounds - first)
+            event = self.release.event(self.sigma, first, count)
+            self._attempt = self._ledger.reserve(first, event, self.sigma, self._key).attempt
+        self._paid, self._sum = round, None
+
+    def send(self, messages: Tensor, clients: Tensor) -> Tensor:
+        """Messages ``[c, d]`` on their way to the server; returns what the clients' memories may take."""
+        if self._paid is None:
+            raise UsageError("a message may only leave after its round was paid for")
+        if self.privacy.trust != "local":
+            if isinstance(self._source, GridNoise):
+                step = grid_step(self.release.sum_sigma(self.sigma))
+                self._add(snap(messages, step, self.method.operator.bound).sum(0))
+            else:
+                self._add(messages.sum(0))
+            return messages
+        if isinstance(self._source, GridNoise):
+            sent = privatise(messages, self.sigma, self._source, bound=self.method.operator.bound)
+        else:
+            sent = messages + torch.stack(
+                [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]
+            )
+        self._add(sent.sum(0))
+        return sent if self.keeps_noise else messages
+
+    def total(self, like: Tensor) -> Tensor:
+        """Σ of what the server received in the round that was paid for last."""
+        sigma = self.release.sum_sigma(self.sigma)
+        if self.privacy.trust == "local":
+            return torch.zeros_like(like) if self._sum is None else self._sum
+        if isinstance(self._source, GridNoise):
+            step = grid_step(sigma)
+            noise = torch.from_numpy(self._source.integers(len(like), sigma / step))
+            return from_grid(noise if self._sum is None else self._sum + noise, step, like)
+        noise = self._draw(like, sigma, "sum")
+        return noise if self._sum is None else self._sum + noise
+
+    def epsilon(self) -> float:
+        """ε of what was paid for so far; cheap, never below the truth."""
+        if self._ledger is not None:
+            return self._ledger.epsilon
+        return self._account.upper(self.setting.rounds) if self._account.releases else 0.0
+
+    def spent(self) -> Spent:
+        """The exact account of what was paid for so far."""
+        account, ledger = self._account, self._ledger
+        if ledger is not None:
+            epsilon, releases = ledger.exact_epsilon(), ledger.releases
+        else:
+            epsilon, releases = account.epsilon() if account.releases else 0.0, account.releases
+        return Spent(
+            epsilon=epsilon,
+            delta=self.privacy.delta,
+            sigma=self.sigma,
+            releases=releases,
+            is_target=self.privacy.is_target,
+            statement=self.privacy.promise(self.setting.clients),
+            not_covered=tuple(self.privacy.not_covered()),
+            notes=self.release.notes,
+        )
+
+    def _add(self, part: Tensor) -> None:
+        self._sum = part if self._sum is None else self._sum + part
+
+    def _draw(self, like: Tensor, sigma: float, *path: str | int) -> Tensor:
+        named = ("round", self._paid or 0, "attempt", self._attempt, *path)
+        return self._source.draw(like.shape, sigma, *named, device=like.device, dtype=like.dtype)

@@ -1,0 +1,91 @@
+"""What a run is: the plan it follows, the state that a round changes, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+
+from .history import History
+from .methods import Method
+from .problem import Buffers, Objective
+from .records import checksum
+from .sampling import Batches, BatchSource, Participation, PoissonBatches
+
+if TYPE_CHECKING:
+    from .privacy.mechanism import Spent
+
+Schedule = Callable[[int], float]
+InitialMemory = Literal["zero", "gradient"] | Tensor
+
+
+@dataclass
+class State:
+    """All that a round changes. Between rounds, without noise, ĝ = mean g_i."""
+
+    round: int
+    x: Tensor
+    memory: Tensor  # [n, d]; a stateless method's is one row of zeros, expanded
+    estimate: Tensor
+    buffers: Buffers
+    messages: int = 0
+
+
+@dataclass
+class Run:
+    """What training leaves behind."""
+
+    method: Method
+    state: State
+    model: nn.Module | None
+    history: History
+    timings: dict[str, float]
+    engine: str
+    rounds: int
+    privacy: Spent | None = None
+    stopped: str | None = None  # why it ended early: "interrupted", or the ledger's word
+
+    @property
+    def x(self) -> Tensor:
+        return self.state.x
+
+    @property
+    def finished(self) -> bool:
+        return self.state.round == self.rounds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run is to go, every default filled in."""
+
+    lr: float | Schedule
+    rounds: int
+    batch_size: int | None
+    batch_rate: float | None
+    warmup: int
+    seed: int
+    participation: Participation
+    initial_memory: InitialMemory
+    log_every: int
+    evaluate_every: int
+    full_gradient: bool
+
+    def identity(self) -> dict[str, Any]:
+        """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
+        facts = dict(vars(self))
+        facts["lr"] = "a schedule" if callable(self.lr) else self.lr
+        facts["participation"] = repr(self.participation)
+        if isinstance(self.initial_memory, Tensor):
+            facts["initial_memory"] = f"given, {checksum(self.initial_memory)}"
+        return facts
+
+
+def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:
+    """The batches a plan asks for; None for full local gradients."""
+    if problem.sizes is None:
+        return None
+    if plan.batch_rate is not None:
+        return PoissonBatches(problem.sizes, plan.batch_rate, plan.seed)
+    return Batches(problem.sizes, plan.batch_size, plan.seed) if plan.batch_size is not None else None

@@ -1,0 +1,102 @@
+"""normec privacy: the known values, and what the default run says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from normec.cli.app import run
+
+KNOWN = [
+    (["epsilon", "--sigma", "7.3462", "--releases", "300"], "epsilon", 12.267),
+    (["epsilon", "--sigma", "7.3462", "--releases", "300", "--relation", "replace"], "epsilon", 30.519),
+    (
+        ["epsilon", "--sigma", "7.3462", "--releases", "300", "--trust", "secure-sum", "--clients", "10"],
+        "epsilon",
+        3.126,
+    ),
+    (
+        [
+            *("epsilon", "--sigma", "7.3462", "--releases", "300", "--trust", "secure-sum", "--clients", "10"),
+            *("--relation", "replace"),
+        ],
+        "epsilon",
+        7.002,
+    ),
+    (["noise", "--epsilon", "8", "--releases", "300"], "sigma", 10.396),
+    (["noise", "--epsilon", "8", "--releases", "42300"], "sigma", 123.45),
+    (["noise", "--epsilon", "8", "--releases", "300", "--bound", "0.5"], "sigma", 5.198),
+]
+
+
+@pytest.mark.parametrize(("arguments", "name", "value"), KNOWN, ids=lambda value: str(value)[:50])
+def test_known_values(arguments: list[str], name: str, value: float, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["privacy", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[name] == pytest.approx(value, rel=2e-4)
+
+
+def test_the_table_agrees_with_the_single_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "epsilon.png"
+    arguments = ["privacy", "table", "--sigma", "7.3462", "--releases", "300", "--clients", "10", "--out", str(picture)]
+    assert run([*arguments, "--sampling-rate", "0.2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    last = {name: values[-1] for name, values in found["epsilon"].items()}
+    assert last["local, zero-out"] == pytest.approx(12.267, abs=1e-3)
+    assert last["secure-sum, replace"] == pytest.approx(7.002, abs=1e-3)
+    assert last["secure-sum, sampled 0.2"] < last["secure-sum, zero-out"] == pytest.approx(3.126, abs=1e-3)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_default_run_is_private_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "ε = 8 at δ = 1e-05" in said
+    assert "each client of 100 clients" in said
+    assert "a server that sees only the sum" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert 7.999 < summary["privacy"]["epsilon"] <= 8
+    assert summary["final"]["accuracy"] > 0.93
+    assert summary["clients"] == 100
+
+
+def test_a_large_delta_and_fitted_inputs_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "--data", "wine", "--clients", "5", "--rounds", "4", "--delta", "0.3", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "is not below 1/5 clients" in said
+    assert "scaled by statistics of all training records" in said
+
+
+def test_audit_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["privacy", "audit", "--method", "dpsgd-norm", "--trials", "100", "--rounds", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["dpsgd-norm"]
+    assert found["claim"] == pytest.approx(8, rel=1e-6)
+    assert 1 < found["epsilon"] < 8
+    assert not found["refuted"]
+
+
+def test_methods_are_tuned_alike_and_a_stopped_table_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["privacy", "methods", "--epsilon", "8", "--split", "iid", "--clients", "20", "--trials", "1"]
+    words += ["--processes", "1", "--out", str(tmp_path / "t")]
+    assert run(words) == 0
+    first = capsys.readouterr()
+    assert first.err.count("ε = 8") == 6
+    cells = [json.loads(line) for line in (tmp_path / "t/cells.jsonl").read_text().splitlines()]
+    assert len({cell["method"] for cell in cells}) == 6
+    assert all(len(cell["accuracies"]) == 3 and cell["trials"] == 1 for cell in cells)
+    assert "| NormEC, forgetting |" in first.out
+    (tmp_path / "t/cells.jsonl").write_text("".join(json.dumps(cell) + "\n" for cell in cells[:4]))
+    assert run(words) == 0
+    again = capsys.readouterr()
+    assert again.err.count("ε = 8") == 2
+    assert again.out == first.out

@@ -1,0 +1,81 @@
+"""The closed form gives the loop's gradients, to rounding, on every kind of batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from normec import DPSGD, Clip, NormEC, train
+from normec.errors import UsageError
+from normec.gradients import choose
+from normec.lab import build, config
+from normec.problem import Problem
+from normec.sampling import Batches, BatchSource, PoissonBatches
+
+PROBLEMS = {
+    "softmax, uneven clients, penalty": {"clients": 13, "split": "dirichlet", "penalty": 0.01},
+    "logistic": {"clients": 7, "data": "breast_cancer", "model": "logistic"},
+}
+
+
+def problem(name: str) -> Problem:
+    return build.problem(config.make(PROBLEMS[name])).to(torch.device("cpu"), torch.float64)
+
+
+def batches(kind: str, of: Problem) -> BatchSource | None:
+    assert of.sizes is not None
+    return {"all": None, "shuffled": Batches(of.sizes, 6, 0), "poisson": PoissonBatches(of.sizes, 0.3, 0)}[kind]
+
+
+def everything(engine: str, of: Problem, kind: str, clip: float | None, **options: object) -> list[Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn_like(of.x0)
+    found = list(choose(engine, of, batches(kind, of), 0, clip).blocks(x, {}, 5, **options))  # type: ignore[arg-type]
+    return [torch.cat([getattr(block, name) for block in found]) for name in ("clients", "grads", "losses")]
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("kind", ["all", "shuffled", "poisson"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_gradients_and_losses_are_the_loop_s(name: str, kind: str, clip: float | None) -> None:
+    of = problem(name)
+    for options in ({}, {"clients": torch.tensor([1, 4, 5])}):
+        for found, expected in zip(
+            everything("linear", of, kind, clip, **options), everything("loop", of, kind, clip, **options), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_every_record_s_share_is_clipped() -> None:
+    """By hand: the mean of clipped single-record gradients."""
+    of = problem("softmax, uneven clients, penalty")
+    of.penalty = None
+    torch.manual_seed(0)
+    x = torch.randn_like(of.x0)
+    (block,) = choose("linear", of, None, 0, 0.3).blocks(x, {}, 0)
+    inputs, targets = of.records.batch(2, None)
+    total = torch.zeros_like(x)
+    for item, target in zip(inputs, targets, strict=True):
+        point = x.clone().requires_grad_()
+        weight, bias = point[:640].view(10, 64), point[640:]
+        logits = weight @ item.double() + bias
+        (grad,) = torch.autograd.grad(torch.logsumexp(logits, 0) - logits[target], point)
+        total += grad * min(1.0, 0.3 / float(grad.norm()))
+    torch.testing.assert_close(block.grads[2], total / len(inputs))
+
+
+@pytest.mark.parametrize("method", [NormEC(0.01, 0.1), DPSGD(Clip(0.2))], ids=["normec", "dpsgd"])
+def test_the_same_run(method: object) -> None:
+    of = problem("softmax, uneven clients, penalty")
+    runs = [train(of, method, lr=0.1, rounds=60, batch_size=5, engine=name) for name in ("loop", "linear")]  # type: ignore[arg-type]
+    torch.testing.assert_close(runs[0].x, runs[1].x, rtol=1e-9, atol=1e-9)
+    assert [run.engine for run in runs] == ["loop", "linear"]
+
+
+def test_auto_takes_it_where_it_fits_and_says_so_where_it_does_not() -> None:
+    assert choose("auto", problem("logistic"), None, 0).name == "linear"
+    network = build.problem(config.make({"model": "mlp"}))
+    assert choose("auto", network, None, 0).name == "loop"
+    with pytest.raises(UsageError, match="softmax and logistic"):
+        choose("linear", network, None, 0)
