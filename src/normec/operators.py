@@ -164,7 +164,10 @@ class _Sparse:
 
 @dataclass(frozen=True)
 class TopK(_Sparse):
-    """Keeps the k coordinates of largest magnitude: ‖Top_k(v) − v‖² ≤ (1 − k/d) ‖v‖²."""
+    """Keeps the k coordinates of largest magnitude: ‖Top_k(v) − v‖² ≤ (1 − k/d) ‖v‖².
+
+    Ties are broken as the device's own top-k does, so a CPU and a GPU may keep different ones of equal size.
+    """
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
         self._fits(v.shape[-1])
