@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from .callbacks import Callback
-from .errors import UsageError, at_least, non_negative
+from .errors import UsageError, at_least, non_negative, one_of
 from .methods import Method
 from .problem import Objective
 from .rounds import Rounds
@@ -28,7 +28,7 @@ def train(
     problem: Objective,
     method: Method,
     *,
-    lr: float | Schedule,
+    lr: float | Schedule | Literal["theory"],
     rounds: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -52,7 +52,8 @@ def train(
 
     A round is one message of each client that takes part. Give `rounds`, or `epochs` of the average
     client's records. `batch_size=None` takes full local gradients; `batch_rate` takes Poisson batches instead,
-    each record by its own coin. `lr` may be a function of the round; it is 0 in the first `warmup` rounds.
+    each record by its own coin. `lr` may be a function of the round, or "theory" for the step size with the best
+    guarantee (`normec.theory`); it is 0 in the first `warmup` rounds.
     `initial_memory`: g_i⁰ is zero, the first gradient, or a tensor ``[d]`` or ``[n, d]``; ĝ⁰ = mean g_i⁰.
 
     A row of history is taken every `log_every` rounds (default: about 500 in all), with the test set every
@@ -68,7 +69,9 @@ def train(
     """
     at_least(0, seed=seed)
     non_negative(checkpoint_seconds=checkpoint_seconds)
-    if not callable(lr):
+    if isinstance(lr, str):
+        one_of(("theory",), lr=lr)
+    elif not callable(lr):
         lr = float(lr)
         non_negative(lr=lr)
     if not isinstance(initial_memory, str):
@@ -77,6 +80,9 @@ def train(
     _check_batches(problem, batch_size, batch_rate)
     problem = problem.to(torch.device(device) if device is not None else problem.x0.device, dtype)
     total = _horizon(problem, rounds, epochs, batch_size)
+    if isinstance(lr, str):
+        sampled = batch_size or batch_rate or participation
+        lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
         lr=lr,
         rounds=total,
@@ -173,3 +179,29 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy)
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
     )
     return Mechanism(privacy, method, setting, plan.seed)
+
+
+def _lr_by_theory(
+    problem: Objective,
+    method: Method,
+    rounds: int,
+    sampled: object,
+    privacy: Privacy | None,
+    warmup: int,
+    initial_memory: InitialMemory,
+) -> float:
+    """The step size with the best guarantee; the theorems are about full gradients of all clients."""
+    from .theory import step_size
+
+    if sampled is not None:
+        raise UsageError(
+            "lr='theory' is for full gradients of all clients; drop the batches or the sampling, or give lr"
+        )
+    if privacy is not None:
+        raise UsageError(
+            "lr='theory' reads L and the first gradients from the data without noise, which privacy does not cover; "
+            "plan on public data (`normec theory plan`) and give lr as a number"
+        )
+    if not isinstance(initial_memory, str):
+        raise UsageError("lr='theory' needs initial_memory 'zero' or 'gradient'")
+    return step_size(problem, method, rounds, warmup=warmup, start=initial_memory)

@@ -73,7 +73,7 @@ def test_logistic_loss_is_the_textbook_formula() -> None:
 
 def test_nonconvex_penalty_and_its_gradient() -> None:
     x = torch.randn(30, dtype=torch.float64, requires_grad=True)
-    value = models.nonconvex_penalty(0.1)(x)
+    value = models.NonconvexPenalty(0.1)(x)
     (gradient,) = torch.autograd.grad(value, x)
     at = x.detach()
     torch.testing.assert_close(gradient, 0.1 * 2 * at / (1 + at**2) ** 2)

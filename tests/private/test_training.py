@@ -79,7 +79,7 @@ def test_without_noise_to_speak_of_it_is_the_plain_run(trust: str) -> None:
     assert not quiet.privacy.is_target
 
 
-def test_the_estimate_walks_away_from_the_memories_as_the_notes_say() -> None:
+def test_the_estimate_walks_away_from_the_memories_unless_they_forget() -> None:
     """‖ĝ − mean g_i‖² = β²σ²kd/n on average; with forgetting it stays below β²σ²d/(n(1 − (1−λ)²))."""
     n, rounds, sigma, beta, dimension = 4, 400, 0.5, 0.1, 500
     walked = {}
@@ -210,7 +210,7 @@ def test_a_broken_gradient_is_never_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reading", ["per-coordinate", "total-norm", "variance"])
 def test_the_paper_s_formula_reports_what_it_really_gives(reading: str) -> None:
-    """PAPER-NOTES' table: 'epsilon = 8', 300 messages, local, zero-out."""
+    """The paper's 'epsilon = 8' for 300 messages, local, zero-out: what it really is."""
     privacy = Privacy(epsilon=8, replay=reading)  # type: ignore[arg-type]
     run = train(zeros(1), NormEC(0.01, 0.1), lr=0.1, rounds=300, privacy=privacy)
     assert run.privacy is not None

@@ -10,7 +10,7 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import Diverged, UsageError
-from . import compare, data, privacy, train
+from . import compare, data, privacy, theory, train
 
 app = typer.Typer(
     name="normec",
@@ -23,6 +23,7 @@ app.command("train")(train.train)
 app.command("compare")(compare.compare)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
+app.add_typer(theory.app, name="theory")
 
 
 @app.callback()

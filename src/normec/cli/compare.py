@@ -56,27 +56,7 @@ def compare(
     A method takes settings of its own after a colon: normec:beta=1,server_norm=false. Every method runs with each
     step size, and its best by --by is shown; without --lr each method takes its own.
     """
-    flags = {
-        "data": data,
-        "data_dir": data_dir,
-        "split": split,
-        "model": model,
-        "clients": clients,
-        "alpha": alpha,
-        "beta": beta,
-        "tau": tau,
-        "private": private,
-        "epsilon": epsilon,
-        "delta": delta,
-        "unit": unit,
-        "relation": relation,
-        "trust": trust,
-        "rounds": rounds,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "seed": seed,
-        "device": device,
-    }
+    flags = {**locals(), "lr": None}
     from ..lab import compare as lab
     from ..lab import config as configs
     from .progress import watcher

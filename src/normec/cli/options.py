@@ -40,10 +40,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
 def overrides(assignments: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Settings from `--set`, then from flags that were given."""
-    from ..lab.config import parse_assignment
+    """Settings from `--set`, then from the flags that were given; of `flags`, only names of settings count."""
+    from ..lab.config import RunConfig, parse_assignment
 
     return {
         **dict(map(parse_assignment, assignments or [])),
-        **{key: value for key, value in flags.items() if value is not None},
+        **{key: value for key, value in flags.items() if value is not None and key in RunConfig.model_fields},
     }

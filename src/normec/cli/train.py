@@ -56,30 +56,7 @@ def train(
     against a server that sees only sums. The run lives in a folder; the same command goes on after a stop, and shows
     the result of a run that is finished.
     """
-    flags = {
-        "data": data,
-        "data_dir": data_dir,
-        "split": split,
-        "model": model,
-        "clients": clients,
-        "method": method,
-        "alpha": alpha,
-        "beta": beta,
-        "tau": tau,
-        "private": private,
-        "epsilon": epsilon,
-        "delta": delta,
-        "unit": unit,
-        "relation": relation,
-        "trust": trust,
-        "server_norm": server_norm,
-        "lr": lr,
-        "rounds": rounds,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "seed": seed,
-        "device": device,
-    }
+    flags = {**locals()}
     from ..lab import config as configs
 
     chosen = configs.load(config, o.overrides(set_, flags))

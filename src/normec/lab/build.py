@@ -58,7 +58,7 @@ def problem(config: RunConfig) -> Problem:
         clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
         test=found.test,
         validation=Subset(found.train, held_out) if len(held_out) else None,  # type: ignore[arg-type]
-        penalty=models.nonconvex_penalty(config.penalty) if config.penalty else None,
+        penalty=models.NonconvexPenalty(config.penalty) if config.penalty else None,
         augment=found.augment if config.augment else None,
         transform=found.transform,
     )

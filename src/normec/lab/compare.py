@@ -79,6 +79,8 @@ def run(
         best: runs.Result | None = None
         for cell in entry.cells:
             size = methods.step_size(cell)
+            if isinstance(size, str):
+                raise UsageError("compare wants step sizes as numbers; lr='theory' is for train")
             name = f"{entry.label.replace(':', '-').replace('=', '-').replace(',', '-')}-lr-{size:g}"
             try:
                 result = runs.execute(cell, folder / name, [watch(f"{entry.label} lr {size:g}")])

@@ -61,7 +61,7 @@ class RunConfig(BaseModel):
     replay: Literal["per-coordinate", "total-norm", "variance"] | None = None
     record_clip: float | None = None
 
-    lr: float | None = None
+    lr: float | Literal["theory"] | None = None
     rounds: int | None = None
     epochs: int | None = None
     warmup: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import UsageError, one_of
 from ..methods import DPSGD, EF21, GD, Clip21, Method, NormEC
@@ -52,7 +52,7 @@ def applies(method: str, setting: str) -> bool:
     return setting in DEFAULTS[method]
 
 
-def step_size(config: RunConfig) -> float:
+def step_size(config: RunConfig) -> float | Literal["theory"]:
     """The configuration's step size, or the method's own."""
     if config.lr is not None:
         return config.lr

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from ..errors import UsageError, at_least, one_of
 from .cnn import SmallCNN
-from .linear import Logistic, Softmax, nonconvex_penalty
+from .linear import Logistic, NonconvexPenalty, Softmax
 from .mlp import MLP
 from .resnet import ResNet20
 
-__all__ = ["MLP", "MODELS", "Logistic", "ResNet20", "SmallCNN", "Softmax", "build", "nonconvex_penalty"]
+__all__ = ["MLP", "MODELS", "Logistic", "NonconvexPenalty", "ResNet20", "SmallCNN", "Softmax", "build"]
 
 MODELS = ("softmax", "logistic", "mlp", "cnn", "resnet20", "resnet20-gn")
 

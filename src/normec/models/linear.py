@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -32,12 +32,15 @@ class Logistic(nn.Linear):
         return super().forward(input.flatten(1))[:, 0]
 
 
-def nonconvex_penalty(weight: float) -> Callable[[Tensor], Tensor]:
+@dataclass(frozen=True)
+class NonconvexPenalty:
     """x ↦ λ Σ x_j²/(1 + x_j²): smooth with constant 2λ, bounded by λd, not convex."""
-    non_negative(penalty=weight)
 
-    def penalty(x: Tensor) -> Tensor:
+    weight: float
+
+    def __post_init__(self) -> None:
+        non_negative(penalty=self.weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
         squares = x * x
-        return weight * (squares / (1 + squares)).sum()
-
-    return penalty
+        return self.weight * (squares / (1 + squares)).sum()

@@ -1,0 +1,140 @@
+"""normec theory: what is promised, which parameters promise most, and whether it holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import options as o
+
+app = typer.Typer(help="Theory: bounds, plans, and runs that check them.", no_args_is_help=True)
+
+
+@app.command("bound")
+def bound(
+    L: Annotated[float, typer.Option("--L", help="Smoothness of f.")],
+    L_max: Annotated[float, typer.Option("--L-max", help="The largest smoothness of a client's f_i.")],
+    R: Annotated[float, typer.Option("--R", help="max ‖∇f_i(x⁰) − g_i⁰‖, or anything above it.")],
+    alpha: Annotated[float, typer.Option(help="α.")],
+    beta: Annotated[float, typer.Option(help="β.")],
+    gamma: Annotated[float, typer.Option(help="γ, the step size.")],
+    rounds: Annotated[int, typer.Option(help="K + 1: messages a client sends.")],
+    F0: Annotated[float, typer.Option("--F0", help="f(x⁰) − f_inf.")],
+    sigma: Annotated[float, typer.Option(help="Noise a client, per coordinate of a message.")] = 0.0,
+    dim: Annotated[int | None, typer.Option(help="Parameters of the model.", show_default=False)] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.", show_default=False)] = None,
+    decay: Annotated[float, typer.Option(help="λ of forgetting; needs --B.")] = 0.0,
+    B: Annotated[float | None, typer.Option("--B", help="Bound on ‖∇f_i(x^k)‖.", show_default=False)] = None,
+    as_json: o.Json = False,
+) -> None:
+    """Theorem 1, or with --sigma Theorem 2: as the paper states it, corrected, and sharpened."""
+    from .. import theory
+    from ..errors import UsageError
+
+    if sigma and (dim is None or clients is None):
+        raise UsageError("noise needs --dim and --clients")
+    if (decay > 0) != (B is not None):
+        raise UsageError("--decay and --B go together: forgetting's bound needs both")
+    common: dict[str, Any] = {
+        "L": L, "L_max": L_max, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds, "F0": F0,
+    }  # fmt: skip
+    noise: dict[str, Any] = {"sigma": sigma, "dim": dim or 1, "clients": clients or 1}
+    if decay:
+        found = {
+            form: theory.forgetting(**common, **noise, decay=decay, B=B or 0.0, form=form)
+            for form in ("closed", "tracked")
+        }
+    else:
+        found = {
+            form: theory.theorem2(**common, **noise, form=form) for form in ("paper", "corrected", "sharper", "tracked")
+        }
+        found["gamma_max"] = theory.gamma_max(beta=beta, R=R, alpha=alpha, L_max=L_max)
+        found["R_invariant"] = theory.invariant(R=R, alpha=alpha, beta=beta, gamma=gamma, L_max=L_max)
+    if as_json:
+        print(json.dumps(found))
+        return
+    from .tables import number, show
+
+    show([(name, number(value, 6)) for name, value in found.items()], title="smallest gradient norm, at most")
+
+
+@app.command("plan")
+def plan(
+    config: o.ConfigFile = None,
+    set_: o.Set = None,
+    data: o.Data = None,
+    data_dir: o.DataDir = None,
+    split: o.Split = None,
+    model: o.Model = None,
+    clients: o.Clients = None,
+    alpha: o.Alpha = None,
+    beta: o.Beta = None,
+    rounds: o.Rounds = None,
+    private: o.Private = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy target ε; none by default.", show_default=False)
+    ] = None,
+    delta: o.Delta = None,
+    relation: o.Relation = None,
+    trust: o.Trust = None,
+    seed: o.Seed = None,
+    as_json: o.Json = False,
+) -> None:
+    """Parameters for a problem and a horizon, and what they promise beside what is known without training."""
+    from ..lab import config as configs
+    from ..lab import theory_plan
+
+    flags = {
+        "data": data, "data_dir": data_dir, "split": split, "model": model, "clients": clients, "alpha": alpha,
+        "beta": beta, "rounds": rounds, "private": private, "epsilon": epsilon, "delta": delta, "relation": relation,
+        "trust": trust, "seed": seed,
+    }  # fmt: skip
+    settings = o.overrides(set_, flags)
+    if config is None:
+        settings.setdefault("private", any(key in settings for key in ("epsilon", "sigma")))
+    elif epsilon is not None:
+        settings.setdefault("private", True)
+    found = theory_plan.plan(configs.load(config, settings))
+    if as_json:
+        print(json.dumps(found.facts()))
+        return
+    from .tables import number, show
+
+    facts = found.facts()
+    names = ("L", "L_max", "F0", "grad_max", "sigma", "alpha", "beta", "lr", "decay", "warmup", "rounds", "R")
+    rows = [(name, number(facts[name], 4)) for name in names]
+    rows += [
+        ("initial memory", facts["initial_memory"]),
+        ("promise", number(facts["promise"], 4)),
+        ("the start itself", number(facts["trivial"], 4)),
+        ("exact gradient descent", number(facts["gradient_descent"], 4)),
+    ]
+    show(rows, title="plan")
+    print(found.proposal.verdict())
+    for note in facts["notes"]:
+        print(f"note: {note}")
+    print(f"settings: {found.command()}")
+
+
+@app.command("verify")
+def verify(
+    scale: Annotated[str, typer.Option(help="smoke (a minute) or full.")] = "smoke",
+    data_dir: o.DataDir = None,
+    out: Annotated[Path, typer.Option(help="Folder of the pictures and the table.")] = Path("runs/theory"),
+    as_json: o.Json = False,
+) -> int:
+    """Run the methods against their bounds, on random and real problems. Exit code 1 if one fails that should hold."""
+    from ..lab import theory_verify
+
+    found = theory_verify.verify(scale, out, data_dir, lambda line: print(line, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps(found.facts()))
+    else:
+        print(found.table())
+        for path in found.pictures:
+            print(f"picture: {path}")
+    return 0 if found.holds else 1

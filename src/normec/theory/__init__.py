@@ -1,0 +1,83 @@
+"""The theory as functions of numbers: what is promised, under which conditions, as the paper says it and as it holds.
+
+    memory      how a memory follows its gradient: γ_max, the invariant, warm-up
+    nonprivate  Theorem 1, Corollary 1
+    private     Theorem 2, Corollary 2, how many clients a promise needs
+    forgetting  a bound whose noise does not grow with the rounds
+    relatives   Clip21, EF21, gradient descent
+    constants   L_i, L, L_max, F0 and R of a problem
+    planning    parameters for a horizon, and what they promise; search: how they are found
+    steps       the step size for a method whose parameters are chosen
+
+`rounds` is K + 1 everywhere. Proofs and errata: docs/theory.md.
+"""
+
+from .constants import Constants, constants_of, quadratic_constants
+from .forgetting import balanced, best_decay, forgetting, gradient_bound, noise_factor, utility
+from .memory import (
+    W,
+    error_after_update,
+    gamma_max,
+    invariant,
+    mean_error,
+    memory_errors,
+    overshoot,
+    resting_error,
+    warmup_rounds,
+)
+from .nonprivate import (
+    best_R,
+    corollary1,
+    corollary1_gamma,
+    optimal_beta,
+    optimal_beta_is_feasible,
+    smallest_D,
+    theorem1,
+)
+from .planning import Proposal, propose
+from .private import best_beta0, corollary2, largest_signal, noise_per_message, signal, smallest_clients, theorem2
+from .relatives import clip21, clip21_tau, ef21, ef21_gamma, gradient_descent
+from .steps import step_size
+
+__all__ = [
+    "Constants",
+    "Proposal",
+    "W",
+    "balanced",
+    "best_R",
+    "best_beta0",
+    "best_decay",
+    "clip21",
+    "clip21_tau",
+    "constants_of",
+    "corollary1",
+    "corollary1_gamma",
+    "corollary2",
+    "ef21",
+    "ef21_gamma",
+    "error_after_update",
+    "forgetting",
+    "gamma_max",
+    "gradient_bound",
+    "gradient_descent",
+    "invariant",
+    "largest_signal",
+    "mean_error",
+    "memory_errors",
+    "noise_factor",
+    "noise_per_message",
+    "optimal_beta",
+    "optimal_beta_is_feasible",
+    "overshoot",
+    "propose",
+    "quadratic_constants",
+    "resting_error",
+    "signal",
+    "smallest_D",
+    "smallest_clients",
+    "step_size",
+    "theorem1",
+    "theorem2",
+    "utility",
+    "warmup_rounds",
+]
