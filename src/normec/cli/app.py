@@ -46,7 +46,7 @@ def run(arguments: list[str] | None = None) -> int:
     except TyperException as error:
         return _fail(error.format_message(), 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted", 130)
+        return _fail("interrupted; the same command goes on where it stopped", 130)
     except OSError as error:
         return _fail(str(error), 1)
     return code if isinstance(code, int) else 0

@@ -73,7 +73,7 @@ def compare(
     if as_json:
         print(json.dumps({"rows": rows, "table": str(table), "picture": str(picture)}))
     else:
-        _show(rows)
+        show_rows(rows)
         print(f"picture: {picture}\nnumbers: {table}")
     return 0
 
@@ -92,7 +92,8 @@ def _step_sizes(text: str | None) -> list[float] | None:
     return sizes
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def show_rows(rows: list[dict[str, Any]]) -> None:
+    """One line a method."""
     from .tables import number, percent, show
 
     columns = ("method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")

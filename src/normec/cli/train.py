@@ -73,6 +73,8 @@ def train(
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
         _show(result)
+        if not any(value for name, value in flags.items() if name != "quiet"):
+            _beside(result, quiet)
     if result.summary["status"] == "stopped":
         print(result.summary["stopped"], file=sys.stderr)
     if result.summary["status"] == "interrupted":
@@ -86,6 +88,20 @@ def privacy_line(spent: dict[str, Any]) -> str:
     """ε, δ and σ in one line; an ε that was no target says so."""
     kind = "" if spent["is_target"] else " (reported, not a target)"
     return f"ε = {spent['epsilon']:.4g} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} a client"
+
+
+def _beside(result: Result, quiet: bool) -> None:
+    """The default job says more: the baselines under the same guarantee, and training without one."""
+    from ..lab import compare
+    from .compare import show_rows
+    from .progress import watcher
+
+    names = ("normec", "dpsgd-norm", "dpsgd-clip", "normec:private=false")
+    outcomes = compare.run(
+        compare.contestants(names, {}), result.folder.parent / "default", lambda label: watcher(label, quiet)
+    )
+    show_rows([compare.row(outcome) for outcome in outcomes])
+    print("The private settings were chosen on validation data, 16 trials a method: see `normec privacy methods`.")
 
 
 def _show(result: Result) -> None:

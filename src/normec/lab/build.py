@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..privacy import Privacy
 
 DEFAULT_CLIENTS = 100
-DEFAULT_ROUNDS = 300
-PRIVATE_ROUNDS = 100  # every round costs privacy: more of them need more noise
 DEFAULT_EPSILON = 8.0
 
 
@@ -78,12 +76,9 @@ def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
 
 def training(config: RunConfig) -> dict[str, Any]:
     """The keyword arguments of `train` that a configuration states."""
-    rounds = config.rounds
-    if rounds is None and config.epochs is None:
-        rounds = PRIVATE_ROUNDS if config.private else DEFAULT_ROUNDS
     return {
         "lr": methods.step_size(config),
-        "rounds": rounds,
+        "rounds": methods.rounds(config),
         "epochs": config.epochs,
         "warmup": config.warmup,
         "batch_size": config.batch_size,

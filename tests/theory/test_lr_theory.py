@@ -1,0 +1,62 @@
+"""lr="theory": the step size the theory would take, used by `train`, kept by its promise, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from normec import DPSGD, Clip, NormEC, Poisson, Privacy, train
+from normec import theory as th
+from normec.errors import UsageError
+from normec.lab import build, config
+from normec.problem import Problem
+
+
+def problem() -> Problem:
+    settings = config.make({"clients": 8, "split": "label", "penalty": 0.001, "private": False})
+    return build.problem(settings).to(torch.device("cpu"), torch.float64)
+
+
+def test_train_takes_the_step_size_of_the_theory_and_the_theorem_holds() -> None:
+    method, rounds = NormEC(2.0, 2.0), 60
+    run = train(problem(), method, lr="theory", rounds=rounds, initial_memory="gradient", log_every=1)
+    gamma = th.step_size(problem(), method, rounds, warmup=0, start="gradient")
+    same = train(problem(), method, lr=gamma, rounds=rounds, initial_memory="gradient", log_every=1)
+    assert torch.equal(run.x, same.x)
+    constants = th.constants_of(problem())
+    # With the first gradients as memories any R > 0 will do; take the one for which γ is the largest allowed.
+    R = gamma * constants.L_max * method.operator.alpha / (method.beta - gamma * constants.L_max)  # type: ignore[attr-defined]
+    bound = th.theorem1(
+        L=constants.L,
+        L_max=constants.L_max,
+        R=R * (1 + 1e-9),
+        alpha=2.0,
+        beta=2.0,
+        gamma=gamma,
+        rounds=rounds,
+        F0=constants.F0,
+    )
+    assert min(run.history["grad_norm"]) <= bound
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "batches": ({"batch_size": 8}, "full gradients"),
+    "sampling": ({"participation": Poisson(0.5)}, "full gradients"),
+    "privacy": ({"privacy": Privacy(epsilon=8)}, "without noise"),
+    "given memory": ({"initial_memory": torch.zeros(650)}, "initial_memory"),
+    "another word": ({"lr": "fast"}, "unknown lr 'fast'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_where_the_theory_has_nothing_to_say(case: str) -> None:
+    options, reason = REFUSED[case]
+    with pytest.raises(UsageError, match=reason):
+        train(problem(), NormEC(1.0, 1.0), **{"lr": "theory", "rounds": 5, **options})
+
+
+def test_methods_without_a_theorem_are_refused() -> None:
+    with pytest.raises(UsageError, match="dpsgd"):
+        train(problem(), DPSGD(Clip(1.0)), lr="theory", rounds=5)
