@@ -37,7 +37,7 @@ def problem(config: RunConfig) -> Problem:
             raise UsageError(f"column is for split = 'column', got split = {config.split!r}")
         if inputs.ndim != 2 or not 0 <= config.column < inputs.shape[1]:
             raise UsageError(f"column must name one of the {inputs[0].numel()} inputs, got {config.column}")
-        groups = inputs[:, config.column]
+        groups = torch.unique(inputs[:, config.column], return_inverse=True)[1]  # one client a distinct value
     parts = data.split(
         targets[kept],
         clients,
