@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .data.augment import Augment
 from .errors import UsageError
-from .problem import Buffers
+from .objective import Buffers
 from .records import checksum
 
 

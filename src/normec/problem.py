@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,44 +22,10 @@ from torch.utils.data import Dataset
 from . import records
 from .data.augment import Augment, Transform
 from .errors import UsageError
+from .functions import FunctionProblem
+from .objective import Buffers
 
-if TYPE_CHECKING:
-    from .functions import FunctionProblem
-
-Buffers = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Objective(Protocol):
-    """What training asks of a problem; `Problem` and `FunctionProblem` both answer."""
-
-    x0: Tensor
-    clients: int
-    sizes: Tensor | None
-    augment: Augment | None
-
-    @property
-    def statistics(self) -> bool: ...
-
-    def client_loss(
-        self,
-        x: Tensor,
-        client: int,
-        rows: Tensor | None,
-        buffers: Buffers,
-        uniforms: Tensor | None,
-        divisor: float | None = None,
-    ) -> Tensor: ...
-
-    def initial_buffers(self) -> Buffers: ...
-
-    def evaluate(self, x: Tensor, buffers: Buffers) -> dict[str, float]: ...
-
-    def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module | None: ...
-
-    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Objective: ...
-
-    def fingerprint(self) -> dict[str, Any]: ...
 
 
 class Problem:
@@ -100,8 +66,6 @@ class Problem:
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
         """f_i given as plain differentiable functions of a tensor: theory and counterexamples."""
-        from .functions import FunctionProblem
-
         return FunctionProblem(functions, x0)
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from .history import Row
 from .interrupt import Interrupt
 from .measure import Faults, Meter
 from .methods import Method
-from .problem import Buffers, Objective
+from .objective import Buffers, Objective
 from .run import Plan, Run, State, batches_of
 from .storage import RunStorage
 from .streams import Key, Stream, derive_seed, seed_generators

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .history import History
 from .methods import Method
-from .problem import Buffers, Objective
+from .objective import Buffers, Objective
 from .records import checksum
 from .sampling import Batches, BatchSource, Participation, PoissonBatches
 

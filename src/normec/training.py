@@ -11,7 +11,7 @@ import torch
 from .callbacks import Callback
 from .errors import UsageError, at_least, non_negative, one_of
 from .methods import Method
-from .problem import Objective
+from .objective import Objective
 from .rounds import Rounds
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
 from .sampling import Everyone, FixedSize, Participation, Poisson, rounds_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normec.lab import theory_verify
+from normec.lab.theory import verify as theory_verify
 from tests.cli.command import normec
 
 DOCS = Path(__file__).parents[2] / "docs" / "theory.md"

@@ -86,7 +86,7 @@ def plan(
 ) -> None:
     """Parameters for a problem and a horizon, and what they promise beside what is known without training."""
     from ..lab import config as configs
-    from ..lab import theory_plan
+    from ..lab.theory import plan as plans
 
     flags = {
         "data": data, "data_dir": data_dir, "split": split, "model": model, "clients": clients, "alpha": alpha,
@@ -98,7 +98,7 @@ def plan(
         settings.setdefault("private", any(key in settings for key in ("epsilon", "sigma")))
     elif epsilon is not None:
         settings.setdefault("private", True)
-    found = theory_plan.plan(configs.load(config, settings))
+    found = plans.plan(configs.load(config, settings))
     if as_json:
         print(json.dumps(found.facts()))
         return
@@ -128,9 +128,9 @@ def verify(
     as_json: o.Json = False,
 ) -> int:
     """Run the methods against their bounds, on random and real problems. Exit code 1 if one fails that should hold."""
-    from ..lab import theory_verify
+    from ..lab.theory import verify as verification
 
-    found = theory_verify.verify(scale, out, data_dir, lambda line: print(line, file=sys.stderr, flush=True))
+    found = verification.verify(scale, out, data_dir, lambda line: print(line, file=sys.stderr, flush=True))
     if as_json:
         print(json.dumps(found.facts()))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .engine import Block, Engine, choose
+from .choice import choose
+from .engine import Block, Engine
 
 __all__ = ["Block", "Engine", "choose"]

@@ -1,4 +1,4 @@
-"""The one interface of gradient engines, and the choice among them."""
+"""The one interface of gradient engines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..errors import UsageError, one_of
-from ..problem import Buffers, Objective, Problem
-from ..records import ResidentRecords
-from ..sampling import BatchSource
-
-ENGINES = ("auto", "loop", "linear")
+from ..objective import Buffers
 
 
 @dataclass(frozen=True)
@@ -43,25 +38,3 @@ class Engine(Protocol):
         Buffers are updated in place, row by row; pass a clone to look without touching.
         """
         ...
-
-
-def choose(
-    name: str | Engine, problem: Objective, batches: BatchSource | None, seed: int, record_clip: float | None = None
-) -> Engine:
-    """The engine of that name; "auto" takes the fastest that fits. An engine of one's own is taken as it is."""
-    from .linear import Linear, fits
-    from .loop import Loop
-
-    if not isinstance(name, str):
-        return name
-    one_of(ENGINES, engine=name)
-    if (
-        name != "loop"
-        and isinstance(problem, Problem)
-        and isinstance(problem.records, ResidentRecords)
-        and fits(problem)
-    ):
-        return Linear(problem, problem.records, batches, record_clip)
-    if name == "linear":
-        raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
-    return Loop(problem, batches, seed, record_clip)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..models import Logistic, Softmax, binary_loss
-from ..problem import Buffers, Problem
+from ..objective import Buffers
+from ..problem import Problem
 from ..records import ResidentRecords
 from ..sampling import BatchSource
 from .engine import Block

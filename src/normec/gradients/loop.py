@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..problem import Buffers, Objective, Problem
+from ..objective import Buffers, Objective
+from ..problem import Problem
 from ..sampling import BatchSource
 from ..streams import Stream, derive_seed, seed_generators
 from .clipped import clipped_gradient

@@ -19,9 +19,9 @@ from ..errors import UsageError, at_least
 from ..functions import FunctionProblem
 from ..gradients import Block
 from ..methods import Method
+from ..objective import Buffers
 from ..privacy import Audit, Privacy, Setting, audit_scores, calibrate, release
 from ..privacy.mechanism import Mechanism, facts_of
-from ..problem import Buffers
 from ..rounds import Rounds
 from ..run import Plan
 from ..sampling import Everyone

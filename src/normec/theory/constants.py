@@ -27,7 +27,8 @@ from .. import gradients
 from ..errors import UsageError
 from ..gradients.linear import fits
 from ..models import Logistic, NonconvexPenalty, binary_loss
-from ..problem import Objective, Problem
+from ..objective import Objective
+from ..problem import Problem
 from ..records import ResidentRecords
 from .numbers import Array
 

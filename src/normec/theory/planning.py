@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError, at_least
 from . import memory
 from .constants import Constants
-from .forgetting import forgetting
-from .numbers import Array, positive
-from .private import theorem2
+from .numbers import positive
+from .promises import promises, warmed_up
+from .search import search
 
 FOLLOW = 100.0  # α/(γL_max) without noise: the memory error is then about 1 % of a step's drift
 
@@ -83,8 +82,6 @@ def propose(
     if sigma is None:
         return _clean(constants, rounds, alpha, beta, decay or 0.0)
     positive(sigma=sigma)
-    from .search import search
-
     rates = (None, 0.0) if decay is None else (decay,)
     tried = [search(constants, rounds, sigma, alpha, beta, rate) for rate in rates]
     chosen, promise = min(tried, key=lambda one: one[1])
@@ -110,28 +107,3 @@ def _clean(c: Constants, rounds: int, alpha: float | None, beta: float | None, d
     )
     R = float(errors.max()) + drift
     return Proposal(a, b, gamma, decay, 0, rounds, "gradient", R, 0.0, float(found[best]), c.grad0, c.estimated)
-
-
-def warmed_up(c: Constants, alpha: float, beta: float, decay: float, warmup: int) -> float:
-    """The memory error when x begins to move: the recursion with no drift, from ‖∇f_i(x⁰)‖."""
-    if not warmup:
-        return c.grad_max
-    errors = memory.memory_errors(
-        R0=c.grad_max, alpha=alpha, beta=beta, drift=0.0, rounds=warmup, decay=decay, B=c.grad_max
-    )
-    return float(errors[-1])
-
-
-def promises(
-    c: Constants, alpha: float, beta: float, gamma: Array, decay: float, rounds: int, start: float, sigma: float,
-    warmup: int,
-) -> Array:  # fmt: skip
-    """The tracked bound over an array of step sizes, `rounds` after the warm-up: Theorem 2's, or with forgetting."""
-    common: dict[str, Any] = {
-        "L": c.L, "L_max": c.L_max, "R": start, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds,
-        "F0": c.F0, "sigma": sigma, "dim": c.dim, "clients": c.clients, "warmup": warmup, "form": "tracked",
-    }  # fmt: skip
-    if decay == 0:
-        return np.asarray(theorem2(**common))
-    B = np.minimum(c.grad_bound, c.grad_max + gamma * c.L_max * (rounds - 1))
-    return np.asarray(forgetting(**common, decay=decay, B=B))

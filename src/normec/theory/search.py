@@ -11,7 +11,7 @@ from . import memory
 from .constants import Constants
 from .forgetting import noise_factor
 from .numbers import Array
-from .planning import promises, warmed_up
+from .promises import promises, warmed_up
 
 STAGES, FIRST, LATER, LOOKED_AT = 6, 3000, 1200, 3
 

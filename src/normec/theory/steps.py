@@ -8,10 +8,10 @@ import numpy as np
 
 from ..errors import UsageError
 from ..methods import Method
+from ..objective import Objective
 from ..operators import SmoothedNorm
-from ..problem import Objective
 from .constants import Constants, constants_of
-from .planning import promises, warmed_up
+from .promises import promises, warmed_up
 from .relatives import ef21_gamma
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..methods import Method
-from ..theory import Constants, quadratic_constants
+from ...methods import Method
+from ...theory import Constants, quadratic_constants
 
 
 @dataclass(frozen=True)

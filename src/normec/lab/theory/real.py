@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import theory
-from ..errors import Diverged, UsageError
-from ..methods import EF21, Clip21, Method, NormEC
-from ..operators import TopK
-from ..privacy import Privacy
-from ..problem import Problem
-from ..training import train
-from . import build
-from . import config as configs
+from ... import theory
+from ...errors import Diverged, UsageError
+from ...methods import EF21, Clip21, Method, NormEC
+from ...operators import TopK
+from ...privacy import Privacy
+from ...problem import Problem
+from ...training import train
+from .. import build
+from .. import config as configs
 
 if TYPE_CHECKING:
-    from .theory_verify import Scale, Series, Verification
+    from .checks import Scale, Series, Verification
 
 CLIENTS, PENALTY, SIGMA = 20, 0.1, 0.02
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError
-from ..methods import NormEC
-from ..theory import Constants, Proposal, constants_of, gradient_descent, propose
-from . import build
-from .config import RunConfig
+from ...errors import UsageError
+from ...methods import NormEC
+from ...theory import Constants, Proposal, constants_of, gradient_descent, propose
+from .. import build
+from ..config import RunConfig
 
 OUTSIDE = ("batch_size", "batch_rate", "sample_rate", "sample_count")
 
@@ -73,8 +73,8 @@ def plan(config: RunConfig) -> Planned:
 
 def _noise(config: RunConfig, clients: int, dim: int, rounds: int) -> tuple[float, tuple[str, ...]]:
     """σ a client for all rounds, warm-up among them."""
-    from ..privacy import Setting, calibrate, release
-    from ..privacy.mechanism import facts_of
+    from ...privacy import Setting, calibrate, release
+    from ...privacy.mechanism import facts_of
 
     privacy = build.privacy(config)
     if privacy is None:

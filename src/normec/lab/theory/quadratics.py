@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .. import theory
-from ..methods import NormEC
-from .theory_instances import Bowls, displaced, draw, gradient_norms
+from ... import theory
+from ...methods import NormEC
+from .instances import Bowls, displaced, draw, gradient_norms
 
 if TYPE_CHECKING:
-    from .theory_verify import Scale, Series, Verification
+    from .checks import Scale, Series, Verification
 
 WIDTH, STEP, SIGMA = 1.0, 0.02, 0.5
 
@@ -38,7 +38,7 @@ def clean(size: Scale, found: Verification) -> Series:
         value = theory.corollary1(**constants, D=D, alpha=alpha, beta=beta, rounds=rounds)
         found.add("quadratics", "Corollary 1", rounds, measured, value)
     _overshooting(size, found)
-    from .theory_verify import slope
+    from .checks import slope
 
     horizons = [float(rounds) for rounds in size.horizons]
     for name, values in lines.items():

@@ -1,0 +1,1 @@
+"""The theory held against runs: plans for configured problems, bounds against measurements."""
