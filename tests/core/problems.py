@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from normec import Problem
-from normec.problem import Objective
+from normec.objective import Objective
 
 from .reference import Logistic, Quadratics
 

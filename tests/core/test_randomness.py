@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from normec import GD, Clip21, Poisson, Problem, train
 from normec.gradients import choose
-from normec.problem import Objective
+from normec.objective import Objective
 from normec.sampling import Batches
 
 from . import reference
