@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -86,9 +87,9 @@ class Problem:
 
         `divisor`: divide the records' losses by this number instead of by how many they are.
         """
-        inputs, targets = self.records.batch(client, rows)
-        if not len(inputs):
+        if rows is not None and not len(rows):
             return 0 * x.sum() + (self.penalty(x) if self.penalty is not None else 0)
+        inputs, targets = self.records.batch(client, rows)
         if self.augment is not None and uniforms is not None:
             inputs = self.augment(inputs, uniforms)
         self.model.train()
@@ -167,6 +168,7 @@ class Problem:
             "start": records.checksum(self.x0),
             "data": self.records.digest(),
             "test": self.test.digest() if self.test is not None else None,
+            "parts": [_named(part) for part in (self.loss, self.augment, self.transform)],
             "penalty": float(self.penalty(torch.ones_like(self.x0))) if self.penalty is not None else None,
         }
 
@@ -202,6 +204,11 @@ class Problem:
             inputs = inputs.to(x.dtype)
         outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **(buffers or {})}, (inputs,))
         return outputs
+
+
+def _named(part: object) -> str:
+    """A name that is the same in another process."""
+    return repr(part) if is_dataclass(part) else getattr(part, "__qualname__", type(part).__qualname__)
 
 
 def averaged(buffers: Buffers) -> Buffers:

@@ -60,12 +60,15 @@ class Rounds:
         self.timings: dict[str, float] = dict.fromkeys(TIMINGS, 0.0)
         self.payload = method.operator.payload(len(problem.x0), problem.x0.element_size())
         self.sparse = not math.isfinite(method.operator.bound)
+        self.first_buffers = problem.initial_buffers() if mechanism is not None else {}
         self.begun = False
         self.ledger_head: list[Any] | None = None
 
     def run(self) -> Run:
         saved = self.storage.load()
         state = self._restored(*saved) if saved else self.initial()
+        if saved:
+            self._open_ledger()  # what was spent is in there, even if no round is left to run
         self.before, self.started = self.timings["total"], time.monotonic()
         saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
         stopped: str | None = None
@@ -111,7 +114,7 @@ class Rounds:
                 message = method.message(block.grads, memory, key)
                 if self.mechanism is not None:
                     self.faults.note_sum(message, k)
-                    reason = self._released(state, k, len(message))
+                    reason = self._released(state, k)
                     if reason:
                         return reason
                     message = self.mechanism.send(message, block.clients)
@@ -127,14 +130,15 @@ class Rounds:
             idle[drawn.to(state.x.device)] = False
             state.memory[idle] = method.idle_step(state.memory[idle])
         if self.mechanism is not None:
-            reason = self._released(state, k, 1)  # noise leaves even where nobody was drawn
+            reason = self._released(state, k)  # noise leaves even where nobody was drawn
             if reason:
                 return reason
             total = self.mechanism.total(state.x)
         self.faults.note_sum(total, k)
         if row is not None or self._on_host:
             self._check(state)
-        self._begin(state, count)
+        if count:
+            self._begin(state)
         if row is not None and meter is not None:
             self._record(row, meter, self._exact(drawn))
         with self._timed("update"):
@@ -144,18 +148,16 @@ class Rounds:
         state.round += 1
         return None
 
-    def _released(self, state: State, k: int, seen: int) -> str | None:
+    def _released(self, state: State, k: int) -> str | None:
         """Before anything of round k leaves: all finite, the folder taken, the ledger paid. Else the reason."""
         from .privacy.ledger import BudgetSpent
 
         mechanism = self.mechanism
         if mechanism is None:
             return None
-        if self._on_host:
-            self._check(state)
-        if not self.begun:
-            self._refuse_moving_buffers(state)
-        self._begin(state, seen)
+        self._check(state)  # whatever it costs: nothing leaves after an error
+        self._refuse_moving_buffers(state)
+        self._begin(state)
         try:
             mechanism.pay(k)
         except BudgetSpent as spent:
@@ -164,10 +166,9 @@ class Rounds:
 
     def _refuse_moving_buffers(self, state: State) -> None:
         """A buffer that a forward pass changes is a function of the data that no noise covers."""
-        if state.round == 0:
-            for name, before in self.problem.initial_buffers().items():
-                if not torch.equal(before, state.buffers[name]):
-                    raise UsageError(f"the buffer {name} changes with the data and no noise covers it; remove it")
+        for name, before in self.first_buffers.items():
+            if not torch.equal(before, state.buffers[name]):
+                raise UsageError(f"the buffer {name} changes with the data and no noise covers it; remove it")
 
     def _last_row(self, state: State) -> None:
         """Measured at x^K like any other row, with no step after it."""
@@ -177,7 +178,7 @@ class Rounds:
             meter.add(block, self._memory_of(block, state))
             self.faults.note_losses(block, state.round)
         self._check(state)
-        self._begin(state, 1)
+        self._begin(state)
         self._record(row, meter, self._exact(drawn))
 
     def _observed(self, state: State, drawn: Tensor | None) -> Row:
@@ -241,16 +242,19 @@ class Rounds:
 
         self.faults.check(blame)
 
-    def _begin(self, state: State, seen: int) -> None:
+    def _begin(self, state: State) -> None:
         """Once, when the first gradients of this process were found finite: only now may files appear."""
-        if self.begun or not seen:
+        if self.begun:
             return
         self.begun = True
         self.storage.open()
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
+        self._open_ledger()
+
+    def _open_ledger(self) -> None:
         if self.mechanism is not None and self.storage.out is not None:
-            self.mechanism.open(self.storage.out / "ledger.jsonl", self.storage.key, self.ledger_head)
+            self.mechanism.open(self.storage.out / "ledger.jsonl", self.ledger_head)
 
     def initial(self) -> State:
         problem, n, d = self.problem, self.problem.clients, len(self.problem.x0)

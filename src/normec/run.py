@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,7 +77,9 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
         facts = dict(vars(self))
-        facts["lr"] = "a schedule" if callable(self.lr) else self.lr
+        if callable(self.lr):
+            steps = json.dumps([float(self.lr(k)) for k in range(self.rounds)])
+            facts["lr"] = f"a schedule, {hashlib.sha256(steps.encode()).hexdigest()[:16]}"
         facts["participation"] = repr(self.participation)
         if isinstance(self.initial_memory, Tensor):
             facts["initial_memory"] = f"given, {checksum(self.initial_memory)}"

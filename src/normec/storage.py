@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,12 +21,6 @@ class RunStorage:
         self.history = History(out / "metrics.jsonl" if out is not None else None)
         self._checkpoints = Checkpoints(out / "checkpoint", identity) if out is not None else None
         self._lock: IO[bytes] | None = None
-        self._identity = identity
-
-    @property
-    def key(self) -> str:
-        """A name for this configuration: the same run has the same one, whatever it computes."""
-        return hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint, with the history as it was then."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -77,6 +79,8 @@ def train(
     if not isinstance(initial_memory, str):
         initial_memory = torch.as_tensor(initial_memory)
     at_least(0, warmup=warmup)
+    if rounds is not None and 0 < rounds <= warmup:
+        raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
     problem = problem.to(torch.device(device) if device is not None else problem.x0.device, dtype)
     total = _horizon(problem, rounds, epochs, batch_size)
@@ -98,7 +102,7 @@ def train(
     )
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
     plan.participation.draw(problem.clients, 0, seed)  # refuses what cannot be drawn, before anything starts
-    mechanism = _mechanism(problem, method, plan, privacy) if privacy is not None else None
+    mechanism = _mechanism(problem, method, plan, privacy, engine) if privacy is not None else None
     identity = {
         "method": repr(method),
         "dtype": str(problem.x0.dtype),
@@ -148,11 +152,18 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     return claimed or given or Everyone()
 
 
-def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy) -> Mechanism:
+def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, engine: object) -> Mechanism:
     from .privacy.mechanism import Mechanism
     from .privacy.setting import FULL, Sampling, Setting
 
     batches = batches_of(problem, plan)
+    if problem.x0.dtype in (torch.float16, torch.bfloat16):
+        raise UsageError(f"{problem.x0.dtype} rounds messages over their bound; private runs take float32 or float64")
+    if privacy.noise != "seeded" and (privacy.sampling is not None or plan.batch_rate is not None):
+        raise UsageError(
+            f"with noise={privacy.noise!r} no gain from sampling is claimed: the coins come from the run's seed, "
+            "which is no secret; drop sampling and batch_rate"
+        )
     if privacy.record_clip is not None:
         if problem.sizes is None:
             raise UsageError("record_clip needs records; plain functions have none")
@@ -178,7 +189,12 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy)
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
     )
-    return Mechanism(privacy, method, setting, plan.seed)
+    public = {"method": repr(method), "privacy": privacy.to_dict(), **plan.identity(), "clients": problem.clients}
+    public |= {"dimension": len(problem.x0), "device": problem.x0.device.type}
+    public["engine"] = engine if isinstance(engine, str) else type(engine).__qualname__
+    name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
+    given = ("the given initial memory is taken as public",) if not isinstance(plan.initial_memory, str) else ()
+    return Mechanism(privacy, method, setting, plan.seed, name, given)
 
 
 def _lr_by_theory(

@@ -58,7 +58,9 @@ def test_the_default_run_is_private_and_says_so(
     assert "ε = 8 at δ = 1e-05" in said
     assert "each client of 100 clients" in said
     assert "a server that sees only the sum" in said
-    (folder,) = (tmp_path / "runs").iterdir()
+    assert "dpsgd-clip" in said
+    assert "normec:private=false" in said
+    (folder,) = (tmp_path / "runs").glob("digits-*")
     summary = json.loads((folder / "summary.json").read_text())
     assert 7.999 < summary["privacy"]["epsilon"] <= 8
     assert summary["final"]["accuracy"] > 0.93

@@ -19,6 +19,8 @@ def choose(
 ) -> Engine:
     """The engine of that name; "auto" takes the fastest that fits. An engine of one's own is taken as it is."""
     if not isinstance(name, str):
+        if record_clip is not None:
+            raise UsageError("record_clip needs an engine of ours, by name; an engine of one's own may not clip")
         return name
     one_of(ENGINES, engine=name)
     if (

@@ -62,7 +62,7 @@ class Linear:
     ) -> Iterator[Block]:
         everyone = torch.arange(self._problem.clients) if clients is None else clients
         base, slope = self._penalty(x)
-        for number, chunk in enumerate(everyone.split(self._block)):
+        for number, chunk in enumerate(everyone.split(self._block) if len(everyone) else ()):
             if self._batches is not None and not full:
                 padded = self._padded(chunk, self._batches.draw(chunk, round), self._divisors[chunk])
             elif clients is None:

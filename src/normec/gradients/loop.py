@@ -43,7 +43,7 @@ class Loop:
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
     ) -> Iterator[Block]:
         everyone = torch.arange(self._problem.clients) if clients is None else clients
-        for chunk in everyone.split(self._block):
+        for chunk in everyone.split(self._block) if len(everyone) else ():
             rows: list[Tensor | None] = [None] * len(chunk)
             if self._batches is not None and not full:
                 rows = list(self._batches.draw(chunk, round))

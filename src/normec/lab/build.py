@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 DEFAULT_CLIENTS = 100
 DEFAULT_EPSILON = 8.0
+PRIVATE_SETTINGS = (
+    *("epsilon", "delta", "unit", "relation", "trust", "honest"),
+    *("sigma", "noise", "memory", "replay", "record_clip"),
+)
 
 
 def problem(config: RunConfig) -> Problem:
@@ -102,9 +106,10 @@ def privacy(config: RunConfig) -> Privacy | None:
     from ..privacy import Privacy
 
     if not config.private:
-        given = [name for name in ("epsilon", "sigma", "honest", "replay", "record_clip") if getattr(config, name)]
-        if given:
-            raise UsageError(f"{given[0]} is for private runs, but private = false; drop one of the two")
+        defaults = RunConfig()
+        for name in PRIVATE_SETTINGS:
+            if getattr(config, name) != getattr(defaults, name):
+                raise UsageError(f"{name} is for private runs, but private = false; drop one of the two")
         return None
     target = config.epsilon
     if target is None and config.sigma is None:
@@ -115,8 +120,8 @@ def privacy(config: RunConfig) -> Privacy | None:
         unit=config.unit,
         relation=config.relation,
         trust=config.trust,
-        # Sampled clients are a gain only where the server does not see who sends.
-        sampling=config.sample_rate if config.trust != "local" and config.unit == "client" else None,
+        # A gain is claimed only where a rule allows it; elsewhere every round counts in full.
+        sampling=config.sample_rate if _sampling_gains(config) else None,
         honest=config.honest,
         noise=config.noise,
         memory=config.memory,
@@ -124,6 +129,10 @@ def privacy(config: RunConfig) -> Privacy | None:
         replay=config.replay,
         record_clip=config.record_clip,
     )
+
+
+def _sampling_gains(config: RunConfig) -> bool:
+    return config.trust != "local" and (config.unit, config.relation, config.noise) == ("client", "zero-out", "seeded")
 
 
 def device(name: str) -> torch.device:

@@ -92,13 +92,13 @@ def table(
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "cells.jsonl"
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    known = {(cell["method"], cell["epsilon"], cell["split"], cell["trials"]) for cell in done}
+    known = {tuple(cell[key] for key in ("method", "epsilon", "split", "trials", "data", "clients")) for cell in done}
     todo = [
         (name, {"data": data, "clients": clients, "epsilon": float(epsilon), "split": split}, trials)
         for split in splits
         for epsilon in epsilons
         for name in CONTENDERS
-        if (name, float(epsilon), split, trials) not in known
+        if (name, float(epsilon), split, trials, data, clients) not in known
     ]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         under_way = [pool.submit(_cell, *cell) for cell in todo]
@@ -107,7 +107,8 @@ def table(
             done.append(cell)
             write_atomic(kept, "".join(json.dumps(one) + "\n" for one in sorted(done, key=_order)))
             report(f"{cell['split']}  ε = {cell['epsilon']:g}  {cell['method']}: {_percent(cell)}")
-    write_atomic(folder / "table.md", markdown(done, trials))
+    shown = [cell for cell in done if (cell["data"], cell["clients"]) == (data, clients)]
+    write_atomic(folder / "table.md", markdown(shown, trials))
     return folder / "table.md"
 
 

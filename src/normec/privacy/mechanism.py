@@ -57,7 +57,16 @@ def facts_of(method: Method) -> Facts:
 class Mechanism:
     """The noise of a run under way. Refuses what no rule covers when it is made, before anything is computed."""
 
-    def __init__(self, privacy: Privacy, method: Method, setting: Setting, seed: int) -> None:
+    def __init__(
+        self,
+        privacy: Privacy,
+        method: Method,
+        setting: Setting,
+        seed: int,
+        name: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """`name`: of the run, by its public configuration, never its data; two runs of one seed share no noise."""
         self.privacy, self.method, self.setting = privacy, method, setting
         self.release = release(facts_of(method), privacy, setting)
         self.calibrated = calibrate(self.release, privacy)
@@ -65,7 +74,8 @@ class Mechanism:
         self._source = noise_source(privacy.noise, seed if privacy.noise == "seeded" else None)
         self._account = Account(privacy.delta)
         self._ledger: Ledger | None = None
-        self._key: str | None = None
+        self._name, self._notes = name, notes
+        self._key = name if privacy.noise == "seeded" else None  # a seeded release repeats bit for bit
         # A simulation pays for a hundredth of its rounds at once; real noise is paid for round by round.
         self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
         self._paid: int | None = None
@@ -77,9 +87,10 @@ class Mechanism:
         """Whether the clients' memories take the noisy message."""
         return self.privacy.memory == "noisy"
 
-    def open(self, path: Path, key: str, expect: list[Any] | None = None) -> None:
-        """Keep the account in the file `path`. `key` names a run whose releases repeat bit for bit (seeded noise)."""
-        self._key = key if self.privacy.noise == "seeded" else None
+    def open(self, path: Path, expect: list[Any] | None = None) -> None:
+        """Keep the account in the file `path`."""
+        if self._ledger is not None:
+            return
         try:
             self._ledger = Ledger(path, self.privacy, self.setting.rounds, Head(*expect) if expect else None)
         except (LedgerDamaged, LedgerInUse) as error:
@@ -165,12 +176,12 @@ class Mechanism:
             is_target=self.privacy.is_target,
             statement=self.privacy.promise(self.setting.clients),
             not_covered=tuple(self.privacy.not_covered()),
-            notes=self.release.notes,
+            notes=(*self.release.notes, *self._notes),
         )
 
     def _add(self, part: Tensor) -> None:
         self._sum = part if self._sum is None else self._sum + part
 
     def _draw(self, like: Tensor, sigma: float, *path: str | int) -> Tensor:
-        named = ("round", self._paid or 0, "attempt", self._attempt, *path)
+        named = (self._name, "round", self._paid or 0, "attempt", self._attempt, *path)
         return self._source.draw(like.shape, sigma, *named, device=like.device, dtype=like.dtype)

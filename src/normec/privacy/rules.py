@@ -99,7 +99,7 @@ def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
     sampling = setting.sampling
     if not sampling.claims:
         return Sensitivity(cap), 1.0
-    cure = "; set amplify=False to count every round in full"
+    cure = "; without the claim (no `sampling`) every round counts in full"
     if privacy.trust == "local":
         _refuse(f"sampling clients gains nothing under trust='local', the server sees who sends{cure}")
     if privacy.relation == "replace":
@@ -111,9 +111,9 @@ def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
 
 def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
     """R3, R4, S2."""
-    cure = "; set amplify=False to count every round in full"
+    cure = "; batch_size claims no gain, and every round counts in full"
     if setting.sampling.claims:
-        _refuse(f"no valid gain at record level from sampling clients{cure}")
+        _refuse("no valid gain at record level from sampling clients; without the claim every round counts in full")
     batch = setting.batch
     hidden = facts.feedback and privacy.memory == "clean"
     if batch.claims:

@@ -138,6 +138,8 @@ class Privacy:
             "the choice of hyper-parameters, if it looked at the same data in other runs",
             "numbers published beside the messages (training losses, norms, counts, timings)",
             "a model chosen among rounds by un-noised results on the protected data",
+            "other runs on the same data: their epsilons add up",
+            "the folder of the run: its checkpoints hold the clients' memories as they are",
             "what two units that belong together (one person, two clients) reveal jointly: their epsilons add up",
         ]
         if self.trust == "secure-sum":
@@ -147,6 +149,10 @@ class Privacy:
             gaps.append("the server, which sees every message before the noise")
         if self.noise == "seeded":
             gaps.append("anyone who knows the seed, and floating-point attacks: seeded noise is for simulations")
+        if self.sampling is not None:
+            gaps.append("anyone who learns which clients were drawn: the gain from sampling needs secret coins")
+        if self.unit == "record":
+            gaps.append("how many records a client has, which is taken as public")
         if self.unit == "record" and self.record_clip is not None:
             gaps.append("rounding inside the gradient arithmetic, which the record rule takes as exact")
         return gaps
