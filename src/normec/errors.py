@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class UsageError(ValueError):
@@ -21,8 +22,13 @@ class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of
     def __init__(self, round: int, clients: list[int], what: str) -> None:
         named = ", ".join(map(str, clients[:5])) + (" …" if len(clients) > 5 else "")
         who = f" of client{'s' if len(clients) > 1 else ''} {named}" if clients else ""
-        super().__init__(f"{what}{who} is not finite in round {round}; a smaller lr may cure it")
+        cure = "a smaller lr may cure it" if round else "look at the data, the model and the loss"
+        super().__init__(f"{what}{who} is not finite in round {round}; {cure}")
         self.round, self.clients = round, clients
+
+
+class Interrupted(Exception):  # noqa: N818  (a request, honoured)
+    """Ctrl-C, after the current round; what was done is kept."""
 
 
 def finite(**values: float) -> None:
@@ -57,9 +63,10 @@ def fraction(**values: float) -> None:
             raise UsageError(f"{name} must lie in (0, 1], got {value}")
 
 
-def at_least(minimum: int, **values: int) -> None:
+def at_least(minimum: int, **values: object) -> None:
+    """A whole number, Python's or NumPy's."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
             raise UsageError(f"{name} must be a whole number >= {minimum}, got {value!r}")
 
 

@@ -168,9 +168,19 @@ class Problem:
             "start": records.checksum(self.x0),
             "data": self.records.digest(),
             "test": self.test.digest() if self.test is not None else None,
+            "value at the start": self._probe(),
             "parts": [_named(part) for part in (self.loss, self.augment, self.transform)],
             "penalty": float(self.penalty(torch.ones_like(self.x0))) if self.penalty is not None else None,
         }
+
+    @torch.no_grad()
+    def _probe(self) -> str:
+        """The loss of a few records at the start, to three digits: another loss, model or transform shows here."""
+        self.model.eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a transform may draw
+            inputs, targets = self.records.batch(0, torch.arange(min(8, int(self.records.sizes[0]))))
+            return f"{float(self.loss(self.outputs(self.x0, inputs), targets).mean()):.2e}"
 
     @contextmanager
     def _lent(self, buffers: Buffers) -> Iterator[None]:

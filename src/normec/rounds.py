@@ -225,8 +225,8 @@ class Rounds:
         if k < self.plan.warmup:  # the memories move towards the gradients, x stands still
             return 0.0
         lr = self.plan.lr(k) if callable(self.plan.lr) else self.plan.lr
-        if not math.isfinite(lr):
-            raise UsageError(f"lr must be finite, got {lr} in round {k}")
+        if not (math.isfinite(lr) and lr >= 0):
+            raise UsageError(f"lr must be >= 0 and finite, got {lr} in round {k}")
         return lr
 
     def _check(self, state: State) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from normec.callbacks import Callback
+from normec.errors import UsageError
 from normec.lab import compare
 from normec.lab.config import load
 
@@ -69,10 +70,29 @@ def test_table_and_picture_hold_what_was_run(outcomes: dict[str, compare.Outcome
 
 
 def test_settings_of_one_method_are_not_forced_on_another() -> None:
-    entries = {e.label: e for e in compare.contestants(["normec", "gd"], {"alpha": 0.5, "rounds": 7}, [0.1])}
+    entries = {
+        e.label: e for e in compare.contestants(["normec", "gd"], {"alpha": 0.5, "rounds": 7, "private": False}, [0.1])
+    }
     assert entries["normec"].cells[0].alpha == 0.5
     assert entries["gd"].cells[0].alpha is None
     assert entries["gd"].cells[0].rounds == 7
+
+
+def test_what_cannot_be_compared_is_refused_before_the_first_run() -> None:
+    with pytest.raises(UsageError, match="compare it as gd:private=false"):
+        compare.contestants(["normec", "gd"], {})
+    with pytest.raises(UsageError, match="tau applies to none"):
+        compare.contestants(["normec", "dpsgd-norm"], {"tau": 0.1})
+    named = [entry.label for entry in compare.contestants([], {})]
+    assert named == ["normec", "clip21", "dpsgd-norm", "dpsgd-clip"]
+    assert "gd" in [entry.label for entry in compare.contestants([], {"private": False})]
+
+
+def test_nothing_but_divergence_is_a_table_too(tmp_path: Path) -> None:
+    entries = compare.contestants(["gd"], {"model": "mlp", "rounds": 30, "private": False, "clients": 10}, [1e30])
+    outcomes = compare.run(entries, tmp_path, lambda _: Callback())
+    table, _ = compare.write(outcomes, tmp_path)
+    assert json.loads(table.read_text())[0]["status"] == "diverged"
 
 
 def test_a_diverging_step_size_is_recorded_and_passed_over(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import TyperException
 
 from .. import __version__
-from ..errors import Diverged, UsageError
+from ..errors import Diverged, Interrupted, UsageError
 from . import compare, data, privacy, theory, train
 
 app = typer.Typer(
@@ -45,7 +45,7 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(str(error), 2 if error.round == 0 else 1)
     except TyperException as error:
         return _fail(error.format_message(), 2)
-    except (typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt, Interrupted):
         return _fail("interrupted; the same command goes on where it stopped", 130)
     except OSError as error:
         return _fail(str(error), 1)

@@ -19,7 +19,7 @@ Clients = Annotated[int | None, typer.Option(help="Number of clients.", show_def
 Alpha = Annotated[float | None, typer.Option(help="Smoothing of the normalisation.", show_default=False)]
 Beta = Annotated[float | None, typer.Option(help="Size of a memory update.", show_default=False)]
 Tau = Annotated[float | None, typer.Option(help="Clipping threshold.", show_default=False)]
-Lr = Annotated[float | None, typer.Option(help="Step size.", show_default=False)]
+Lr = Annotated[str | None, typer.Option(help="Step size, or theory.", metavar="NUMBER", show_default=False)]
 Rounds = Annotated[int | None, typer.Option(help="Messages a client sends.", show_default=False)]
 Epochs = Annotated[int | None, typer.Option(help="Instead of rounds: passes over the records.", show_default=False)]
 BatchSize = Annotated[int | None, typer.Option(help="Records a gradient; all by default.", show_default=False)]
@@ -43,6 +43,8 @@ def overrides(assignments: list[str] | None, flags: dict[str, Any]) -> dict[str,
     """Settings from `--set`, then from the flags that were given; of `flags`, only names of settings count."""
     from ..lab.config import RunConfig, parse_assignment
 
+    if isinstance(flags.get("lr"), str):
+        flags = {**flags, "lr": parse_assignment(f"lr={flags['lr']}")[1]}
     return {
         **dict(map(parse_assignment, assignments or [])),
         **{key: value for key, value in flags.items() if value is not None and key in RunConfig.model_fields},

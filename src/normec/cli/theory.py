@@ -33,8 +33,9 @@ def bound(
 ) -> None:
     """Theorem 1, or with --sigma Theorem 2: as the paper states it, corrected, and sharpened."""
     from .. import theory
-    from ..errors import UsageError
+    from ..errors import UsageError, at_least
 
+    at_least(1, dim=1 if dim is None else dim, clients=1 if clients is None else clients)
     if sigma and (dim is None or clients is None):
         raise UsageError("noise needs --dim and --clients")
     if (decay > 0) != (B is not None):
@@ -44,10 +45,10 @@ def bound(
     }  # fmt: skip
     noise: dict[str, Any] = {"sigma": sigma, "dim": dim or 1, "clients": clients or 1}
     if decay:
-        found = {
-            form: theory.forgetting(**common, **noise, decay=decay, B=B or 0.0, form=form)
-            for form in ("closed", "tracked")
-        }
+        closed, tracked = (
+            theory.forgetting(**common, **noise, decay=decay, B=B or 0.0, form=form) for form in ("closed", "tracked")
+        )
+        found = {"paper": None, "corrected": closed, "tracked": tracked}  # the paper does not forget
     else:
         found = {
             form: theory.theorem2(**common, **noise, form=form) for form in ("paper", "corrected", "sharper", "tracked")

@@ -61,6 +61,9 @@ def train(
 
     chosen = configs.load(config, o.overrides(set_, flags))
     if settings:
+        if as_json:
+            print(json.dumps(chosen.model_dump()))
+            return 0
         for key, value in chosen.model_dump().items():
             print(f"{key} = {'(not set)' if value is None else json.dumps(value)}")
         return 0

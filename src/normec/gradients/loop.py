@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..errors import UsageError
 from ..objective import Buffers, Objective
 from ..problem import Problem
 from ..sampling import BatchSource
@@ -68,6 +69,8 @@ class Loop:
             poisson = None if rows is None or len(rows) == divisor else divisor
             loss = self._problem.client_loss(point, client, rows, own, uniforms, poisson)
             if not loss.requires_grad:  # a function that does not depend on x
+                if isinstance(self._problem, Problem):
+                    raise UsageError("the loss does not depend on the model's parameters: was something detached?")
                 return loss.detach(), torch.zeros_like(point)
             (grad,) = torch.autograd.grad(loss, point)
         return loss.detach(), grad

@@ -8,6 +8,7 @@ no say. Without step sizes each method takes its own.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..atomic import write_atomic
 from ..callbacks import Callback
-from ..errors import Diverged, UsageError, one_of
+from ..errors import Diverged, Interrupted, UsageError, one_of
 from ..history import History
 from . import config as configs
 from . import methods, runs
@@ -46,7 +47,8 @@ def contestants(
 ) -> list[Contestant]:
     """What to run; `settings` that belong to some methods only are passed to those."""
     found = []
-    for spec in specs or methods.METHODS:
+    private = settings.get("private", True)
+    for spec in specs or (methods.PRIVATE_STEP_NAMES if private else methods.METHODS):
         name, _, own = spec.partition(":")
         given = dict(configs.parse_assignment(part) for part in own.split(",") if part.strip())
         shared = {
@@ -59,8 +61,14 @@ def contestants(
             for size in sizes
         )
         for cell in cells:
-            methods.build(cell, dim=1 if cell.k is None else cell.k)  # refuse bad settings before the first run
+            # Refuse bad settings before the first run.
+            built = methods.build(cell, dim=1 if cell.k is None else cell.k)
+            if cell.private and not math.isfinite(built.operator.bound):
+                raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
         found.append(Contestant(spec, cells))
+    for key in settings.keys() & set(methods.SETTINGS):
+        if not any(methods.applies(entry.cells[0].method, key) for entry in found):
+            raise UsageError(f"{key} applies to none of the methods compared; leave it out")
     labels = [contestant.label for contestant in found]
     if len(set(labels)) < len(labels):
         raise UsageError(f"a method is named twice in {', '.join(labels)}; give each other settings")
@@ -90,7 +98,7 @@ def run(
                 tried[size] = None
                 continue
             if result.summary["status"] == "interrupted":
-                raise KeyboardInterrupt
+                raise Interrupted
             value = result.summary["final"].get(column)
             if value is None:
                 cure = "set validation=0.2" if criterion == "validation" else "set full_gradient=true"
@@ -112,7 +120,8 @@ def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
 
     table, picture = folder / "comparison.json", folder / "comparison.png"
     write_atomic(table, json.dumps([row(outcome) for outcome in outcomes], indent=1) + "\n")
-    pictures.curves(histories(outcomes), picture)
+    if histories(outcomes):
+        pictures.curves(histories(outcomes), picture)
     return table, picture
 
 

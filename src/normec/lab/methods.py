@@ -25,9 +25,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "normec": {"beta": 0.011, "decay": 0.05},
     "clip21": {"tau": 0.03},
-    "dpsgd-clip": {"tau": 0.22},
+    "dpsgd-clip": {"tau": 0.47},
 }
-PRIVATE_ROUNDS: Mapping[str, int] = {"normec": 200, "clip21": 50, "dpsgd-norm": 100, "dpsgd-clip": 50}
+PRIVATE_ROUNDS: Mapping[str, int] = {"normec": 200, "clip21": 50, "dpsgd-norm": 50, "dpsgd-clip": 200}
 ROUNDS = 300
 METHODS = tuple(DEFAULTS)
 # Without noise: steps that suit the digits, about 1/L for the methods that follow the gradient.
@@ -44,9 +44,10 @@ PRIVATE_STEP_SIZES: Mapping[str, float] = {
     "normec": 0.09,
     "normec, no server norm": 1.5,
     "clip21": 0.3,
-    "dpsgd-norm": 0.27,
-    "dpsgd-clip": 2.8,
+    "dpsgd-norm": 0.73,
+    "dpsgd-clip": 0.5,
 }
+PRIVATE_STEP_NAMES = tuple(name for name in METHODS if name in PRIVATE_STEP_SIZES)  # the methods with a bound
 SETTINGS = tuple(dict.fromkeys(key for settings in DEFAULTS.values() for key in settings))
 
 

@@ -77,6 +77,8 @@ def read(folder: Path) -> Result:
         raise UsageError(f"{folder} holds no finished or interrupted run (there is no summary.json)") from None
     except ValueError as error:
         raise UsageError(f"{folder / 'summary.json'} is damaged: {error}") from None
+    if not isinstance(summary, dict) or "status" not in summary:
+        raise UsageError(f"{folder / 'summary.json'} is damaged: it has no status; remove it to have it written anew")
     history = History(folder / "metrics.jsonl")
     history.reread()
     return Result(folder, summary, history)
@@ -126,6 +128,8 @@ def _same_run(folder: Path, config: RunConfig) -> Result | None:
     """The run already in the folder, None if there is none yet; another configuration's is refused."""
     if not folder.exists():
         return None
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is a file; a run needs a folder")
     path = folder / "config.toml"
     if not path.exists():
         if any(entry.name != ".lock" and entry.suffix != ".part" for entry in folder.iterdir()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import UsageError
+from ...errors import UsageError, at_least
 from ...methods import NormEC
 from ...theory import Constants, Proposal, constants_of, gradient_descent, propose
 from .. import build
@@ -50,6 +50,8 @@ def plan(config: RunConfig) -> Planned:
     for name in OUTSIDE:
         if getattr(config, name) is not None:
             raise UsageError(f"the theorems are for full gradients of all clients; drop {name}")
+    if config.rounds is not None:
+        at_least(1, rounds=config.rounds)
     problem = build.problem(config)
     constants = constants_of(problem)
     rounds: int = build.training(config)["rounds"] or config.epochs or 1  # an epoch of full gradients is a round
