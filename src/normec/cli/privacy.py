@@ -44,12 +44,17 @@ def epsilon(
     as_json: o.Json = False,
 ) -> None:
     """The exact ε that a noise amounts to."""
-    from ..privacy import Privacy
-
-    privacy = Privacy(
-        sigma=sigma, delta=delta, relation=_(relation), trust=_(trust), honest=honest, sampling=sampling_rate
+    composed = _release(
+        clients,
+        releases,
+        bound,
+        sigma=sigma,
+        delta=delta,
+        relation=relation,
+        trust=trust,
+        honest=honest,
+        sampling=sampling_rate,
     )
-    composed = _release(privacy, clients, releases, bound)
     _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
 
 
@@ -67,12 +72,17 @@ def noise(
     as_json: o.Json = False,
 ) -> None:
     """The smallest noise a client, per coordinate of its message, that keeps a target."""
-    from ..privacy import Privacy
-
-    privacy = Privacy(
-        epsilon=epsilon, delta=delta, relation=_(relation), trust=_(trust), honest=honest, sampling=sampling_rate
+    composed = _release(
+        clients,
+        releases,
+        bound,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+        trust=trust,
+        honest=honest,
+        sampling=sampling_rate,
     )
-    composed = _release(privacy, clients, releases, bound)
     sigma = composed.sigma(epsilon, delta)
     _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
 
@@ -190,9 +200,10 @@ def _(word: str) -> Any:
     return word
 
 
-def _release(privacy: Any, clients: int, releases: int, bound: float) -> Release:
-    from ..privacy import FULL, Facts, Sampling, Setting, release
+def _release(clients: int, releases: int, bound: float, **statement: Any) -> Release:
+    from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
+    privacy = Privacy(**statement)
     sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
     return release(Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling))
 

@@ -86,14 +86,10 @@ def plan(
     as_json: o.Json = False,
 ) -> None:
     """Parameters for a problem and a horizon, and what they promise beside what is known without training."""
+    flags = {**locals()}
     from ..lab import config as configs
     from ..lab.theory import plan as plans
 
-    flags = {
-        "data": data, "data_dir": data_dir, "split": split, "model": model, "clients": clients, "alpha": alpha,
-        "beta": beta, "rounds": rounds, "private": private, "epsilon": epsilon, "delta": delta, "relation": relation,
-        "trust": trust, "seed": seed,
-    }  # fmt: skip
     settings = o.overrides(set_, flags)
     if config is None:
         settings.setdefault("private", any(key in settings for key in ("epsilon", "sigma")))
