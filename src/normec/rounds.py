@@ -125,15 +125,15 @@ class Rounds:
                 if method.feedback:
                     state.memory[rows] = method.remember(memory, message)
                 count += len(message)
-        if method.decay and drawn is not None:
-            idle = torch.ones(n, dtype=torch.bool, device=state.x.device)
-            idle[drawn.to(state.x.device)] = False
-            state.memory[idle] = method.idle_step(state.memory[idle])
         if self.mechanism is not None:
             reason = self._released(state, k)  # noise leaves even where nobody was drawn
             if reason:
                 return reason
             total = self.mechanism.total(state.x)
+        if method.decay and drawn is not None:
+            idle = torch.ones(n, dtype=torch.bool, device=state.x.device)
+            idle[drawn.to(state.x.device)] = False
+            state.memory[idle] = method.idle_step(state.memory[idle])
         self.faults.note_sum(total, k)
         if row is not None or self._on_host:
             self._check(state)
