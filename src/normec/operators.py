@@ -1,10 +1,13 @@
 """Ψ, the map a client applies before it sends: bounded (normalise, clip) or sparse (Top-k, Rand-k).
 
 An operator is a pure function on flat tensors ``[..., d]`` of any float dtype; leading dimensions are
-independent vectors. It states two facts about itself:
+independent vectors. It states three facts about itself:
 
 ``bound``
     sup ‖Ψ(v)‖ over all v: what a privacy guarantee rests on (``inf`` where there is none).
+``scale(norm)``
+    the factor s with Ψ(v) = s(‖v‖) v, where Ψ is of that kind: messages, their sum and the new memories then take
+    two passes over the gradients and no table of messages (see `update`).
 ``contraction(norm, dim)``
     the largest ‖Ψ(v) − v‖ / ‖v‖ over vectors of that norm and dimension (the paper's Table 1):
     what error feedback rests on.
@@ -17,6 +20,7 @@ roundings could exceed the bound; a norm that overflows gives the zero vector. B
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +38,10 @@ class Operator(Protocol):
     def bound(self) -> float: ...
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor: ...
+
+    def scale(self, norm: Tensor) -> Tensor | None:
+        """s with Ψ(v) = s v for every v of that norm; None where Ψ does more than scale."""
+        ...
 
     @property
     def lipschitz(self) -> float:
@@ -56,10 +64,12 @@ def norms(v: Tensor) -> Tensor:
 
 def normalise(v: Tensor, alpha: float = 0.0) -> Tensor:
     """v / (α + ‖v‖) with 0/0 = 0."""
-    length = alpha + norms(v)
-    vanishing = length < shortest(length.dtype)  # false for NaN: what is broken stays visible
-    quotient = v.to(length.dtype) / length.masked_fill(vanishing, 1.0)
-    return quotient.masked_fill(vanishing, 0.0).to(v.dtype)
+    return _scaled(v, SmoothedNorm(alpha).scale)
+
+
+def _scaled(v: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+    length = norms(v)
+    return (v.to(length.dtype) * scale(length)).to(v.dtype)
 
 
 def shortest(dtype: torch.dtype) -> float:
@@ -89,7 +99,12 @@ class SmoothedNorm(_Dense):
         return 1.0
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
-        return normalise(v, self.alpha)
+        return _scaled(v, self.scale)
+
+    def scale(self, norm: Tensor) -> Tensor:
+        length = self.alpha + norm
+        vanishing = length < shortest(length.dtype)  # false for NaN: what is broken stays visible
+        return length.masked_fill(vanishing, 1.0).reciprocal().masked_fill(vanishing, 0.0)
 
     @property
     def lipschitz(self) -> float:
@@ -114,11 +129,13 @@ class Clip(_Dense):
         return self.tau
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
-        length = norms(v)
-        factor = (self.tau / length).clamp(max=1.0)  # τ/0 = inf, clamped to 1
-        if self.tau < (least := shortest(length.dtype)):  # then only 0 is surely within τ
-            factor = factor.masked_fill(length < least, 0.0)
-        return (v * factor).to(v.dtype)
+        return _scaled(v, self.scale)
+
+    def scale(self, norm: Tensor) -> Tensor:
+        factor = (self.tau / norm).clamp(max=1.0)  # τ/0 = inf, clamped to 1
+        if self.tau < (least := shortest(norm.dtype)):  # then only 0 is surely within τ
+            factor = factor.masked_fill(norm < least, 0.0)
+        return factor
 
     @property
     def lipschitz(self) -> float:
@@ -139,6 +156,9 @@ class _Sparse:
     @property
     def bound(self) -> float:
         return math.inf
+
+    def scale(self, norm: Tensor) -> None:  # noqa: ARG002
+        return None
 
     @property
     def lipschitz(self) -> float:
@@ -197,6 +217,9 @@ class Identity(_Dense):
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
         return v
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return torch.ones_like(norm)
 
     @property
     def lipschitz(self) -> float:

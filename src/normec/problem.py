@@ -101,6 +101,16 @@ class Problem:
             value = value * (len(inputs) / divisor)
         return value + self.penalty(x) if self.penalty is not None else value
 
+    def penalised(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The penalty and its gradient, the same for every client; (0, None) without one."""
+        if self.penalty is None:
+            return x.new_zeros(()), None
+        point = x.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.penalty(point)
+            (slope,) = torch.autograd.grad(value, point)
+        return value.detach(), slope
+
     def initial_buffers(self) -> Buffers:
         """One row a client of every buffer of the model."""
         return {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from .gradients.precision import Precision
 from .history import History
+from .memories import MemoryTable
 from .methods import Method
 from .objective import Buffers, Objective
 from .records import checksum
@@ -19,6 +21,7 @@ from .sampling import Batches, BatchSource, Participation, PoissonBatches
 if TYPE_CHECKING:
     from .privacy.mechanism import Spent
 
+ClientTable = dict[str, list[Any]]  # columns of equal length, one entry a client
 Schedule = Callable[[int], float]
 InitialMemory = Literal["zero", "gradient"] | Tensor
 
@@ -48,6 +51,7 @@ class Run:
     rounds: int
     privacy: Spent | None = None
     stopped: str | None = None  # why it ended early: "interrupted", or the ledger's word
+    clients: ClientTable = field(default_factory=dict)  # each client at the end, one by one
 
     @property
     def x(self) -> Tensor:
@@ -73,6 +77,8 @@ class Plan:
     log_every: int
     evaluate_every: int
     full_gradient: bool
+    precision: Precision = "tf32"
+    memory: MemoryTable = field(default_factory=MemoryTable)
 
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
@@ -81,6 +87,7 @@ class Plan:
             steps = json.dumps([float(self.lr(k)) for k in range(self.rounds)])
             facts["lr"] = f"a schedule, {hashlib.sha256(steps.encode()).hexdigest()[:16]}"
         facts["participation"] = repr(self.participation)
+        facts["memory"] = str(self.memory.dtype)
         if isinstance(self.initial_memory, Tensor):
             facts["initial_memory"] = f"given, {checksum(self.initial_memory)}"
         return facts

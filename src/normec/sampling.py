@@ -112,15 +112,18 @@ class Batches:
         return self.sizes.clamp(max=self.batch_size).double()
 
     def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+        table = self.table(clients, round)
+        return [row[:length] for row, length in zip(table, self.expected[clients].long().tolist(), strict=True)]
+
+    def table(self, clients: Tensor, round: int) -> Tensor:
+        """The batches as one table ``[c, B]``; of a client with fewer than B records only the first so many count."""
         steps = self.steps[clients]
         stale = clients[self._pass[clients] != round // steps]
         if len(stale):
             self._shuffle(stale, round // self.steps[stale])
-        start = (round % steps * self.batch_size).tolist()
-        length = self.sizes[clients].clamp(max=self.batch_size).tolist()
-        return [
-            self._order[client, a : a + b].clone() for client, a, b in zip(clients.tolist(), start, length, strict=True)
-        ]
+        width = min(self.batch_size, self._order.shape[1])
+        columns = (round % steps * self.batch_size)[:, None] + torch.arange(width)
+        return self._order[clients[:, None], columns]
 
     def _shuffle(self, clients: Tensor, passes: Tensor) -> None:
         longest = int(self.sizes.max())

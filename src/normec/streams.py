@@ -90,4 +90,4 @@ class Key:
 
     def uniform(self, like: Tensor) -> Tensor:
         """One uniform for each entry of `like`: ``[clients, d]``, or ``[d]`` of a single client."""
-        return self.stream.uniform(self.clients, self.step, like.shape[-1]).reshape(like.shape)
+        return self.stream.uniform(self.clients.to(like.device), self.step, like.shape[-1]).reshape(like.shape)

@@ -12,6 +12,8 @@ import torch
 
 from .callbacks import Callback
 from .errors import UsageError, at_least, non_negative, one_of
+from .gradients.precision import PRECISIONS, Precision, products
+from .memories import Home, MemoryTable
 from .methods import Method
 from .objective import Objective
 from .rounds import Rounds
@@ -46,6 +48,9 @@ def train(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     engine: str = "auto",
+    precision: Precision = "tf32",
+    memory_dtype: torch.dtype | None = None,
+    memory_home: Home = "device",
     out: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
     callbacks: Sequence[Callback] = (),
@@ -65,11 +70,16 @@ def train(
     With `privacy` every message leaves with noise, calibrated for all rounds, and paid for in a ledger; what no
     rule covers is refused before anything is computed. `run.privacy` says what was spent.
 
+    `engine` says how gradients are computed (`gradients.choice`), `precision` how finely a GPU multiplies ("float32",
+    "tf32", or "bf16" for forward and backward passes); x and messages keep their dtype. The table of memories may be
+    kept in bfloat16, and in host memory or on disk where it outgrows the device.
+
     With `out` the run lives in a folder: killed at any instant, the same call goes on from its last
     checkpoint to the same numbers. The same seed gives the same bits on the same machine, whatever is
     logged, evaluated or interrupted. Ctrl-C ends the run after the current round, with a checkpoint.
     """
     at_least(0, seed=seed)
+    one_of(PRECISIONS, precision=precision)
     non_negative(checkpoint_seconds=checkpoint_seconds)
     if isinstance(lr, str):
         one_of(("theory",), lr=lr)
@@ -99,10 +109,12 @@ def train(
         log_every=log_every if log_every is not None else max(1, total // 500),
         evaluate_every=evaluate_every if evaluate_every is not None else max(1, total // 20),
         full_gradient=full_gradient,
+        precision=precision,
+        memory=MemoryTable(memory_dtype, memory_home),
     )
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
     plan.participation.draw(problem.clients, 0, seed)  # refuses what cannot be drawn, before anything starts
-    mechanism = _mechanism(problem, method, plan, privacy, engine) if privacy is not None else None
+    mechanism = _mechanism(problem, method, plan, privacy) if privacy is not None else None
     identity = {
         "method": repr(method),
         "dtype": str(problem.x0.dtype),
@@ -113,7 +125,7 @@ def train(
     storage = RunStorage(Path(out) if out is not None else None, identity)
     threads = torch.get_num_threads()
     try:
-        with torch.random.fork_rng(), torch.backends.cudnn.flags(deterministic=True, benchmark=False):
+        with torch.random.fork_rng(), products(precision):
             under_way = Rounds(problem, method, plan, engine, storage, checkpoint_seconds, callbacks, mechanism)
             torch.set_num_threads(under_way.engine.threads)
             return under_way.run()
@@ -152,7 +164,7 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     return claimed or given or Everyone()
 
 
-def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, engine: object) -> Mechanism:
+def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy) -> Mechanism:
     from .privacy.mechanism import Mechanism
     from .privacy.setting import FULL, Sampling, Setting
 
@@ -190,8 +202,7 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
     )
     public = {"method": repr(method), "privacy": privacy.to_dict(), **plan.identity(), "clients": problem.clients}
-    public |= {"dimension": len(problem.x0), "device": problem.x0.device.type}
-    public["engine"] = engine if isinstance(engine, str) else type(engine).__qualname__
+    public["dimension"] = len(problem.x0)  # not the engine or the device: the same run has the same noise
     name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
     given = ("the given initial memory is taken as public",) if not isinstance(plan.initial_memory, str) else ()
     return Mechanism(privacy, method, setting, plan.seed, name, given)

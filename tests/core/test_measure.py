@@ -27,7 +27,7 @@ def numbers() -> tuple[Tensor, Tensor, Tensor]:
 
 def blocks(size: int) -> list[tuple[Block, Tensor]]:
     grads, memory, losses = numbers()
-    return [(Block(ids, grads[ids], losses[ids]), memory[ids]) for ids in torch.arange(N).split(size)]
+    return [(Block.of(ids, grads[ids], losses[ids]), memory[ids]) for ids in torch.arange(N).split(size)]
 
 
 @pytest.mark.parametrize("size", [1, 3, N])
@@ -35,23 +35,29 @@ def test_a_meter_reads_means_over_all_blocks(size: int) -> None:
     grads, memory, losses = numbers()
     meter = Meter(grads[0])
     for block, own in blocks(size):
-        meter.add(block, own)
+        meter.add(block)
+        meter.add_distances((block.grads - own).norm(dim=1, keepdim=True))
+        meter.add_messages(0.5 * block.grads.norm(dim=1, keepdim=True))
     found = meter.read(exact=True, feedback=True)
     assert found["loss"] == pytest.approx(float(losses.mean()), rel=1e-14)
     assert found["grad_norm"] == pytest.approx(float(grads.mean(0).norm()), rel=1e-14)
     assert found["memory_error"] == pytest.approx(float((grads - memory).norm(dim=1).mean()), rel=1e-14)
-    assert set(meter.read(exact=False, feedback=True)) == {"loss", "memory_error"}
-    assert set(meter.read(exact=True, feedback=False)) == {"loss", "grad_norm"}
+    away = (grads - grads.mean(0)).square().sum(1).mean().sqrt()
+    assert found["disagreement"] == pytest.approx(float(away), rel=1e-12)
+    assert found["message_norm"] == pytest.approx(float(grads.norm(dim=1).mean()) / 2, rel=1e-14)
+    assert found["message_norm_max"] == pytest.approx(float(grads.norm(dim=1).max()) / 2, rel=1e-14)
+    always = {"loss", "disagreement", "message_norm", "message_norm_max"}
+    assert set(meter.read(exact=False, feedback=True)) == {*always, "memory_error"}
+    assert set(meter.read(exact=True, feedback=False)) == {*always, "grad_norm"}
 
 
 def test_a_meter_that_saw_nobody_reads_nothing() -> None:
     meter = Meter(torch.zeros(D))
-    meter.add(Block(torch.arange(0), torch.zeros(0, D), torch.zeros(0)), torch.zeros(0, D))
     assert meter.read(exact=True, feedback=True) == {}
 
 
 def losses_block(values: list[float], clients: list[int]) -> Block:
-    return Block(torch.tensor(clients), torch.zeros(len(values), D), torch.tensor(values))
+    return Block.of(torch.tensor(clients), torch.zeros(len(values), D), torch.tensor(values))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

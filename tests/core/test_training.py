@@ -195,7 +195,7 @@ def test_callbacks_hear_everything_in_order() -> None:
         ("end", 4),
     ]
     assert run.finished
-    assert run.engine == "loop"
+    assert run.engine == "shared"
 
 
 def test_defaults_log_about_500_rows_and_evaluate_about_20_times() -> None:

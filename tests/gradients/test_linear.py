@@ -76,6 +76,6 @@ def test_the_same_run(method: object) -> None:
 def test_auto_takes_it_where_it_fits_and_says_so_where_it_does_not() -> None:
     assert choose("auto", problem("logistic"), None, 0).name == "linear"
     network = build.problem(config.make({"model": "mlp"}))
-    assert choose("auto", network, None, 0).name == "loop"
+    assert choose("auto", network, None, 0).name == "shared"
     with pytest.raises(UsageError, match="softmax and logistic"):
         choose("linear", network, None, 0)

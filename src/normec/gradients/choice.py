@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+
+from torch import nn
+
 from ..errors import UsageError, one_of
 from ..objective import Objective
 from ..problem import Problem
 from ..records import ResidentRecords
-from ..sampling import BatchSource
+from ..sampling import Batches, BatchSource
+from .batched import Batched
 from .engine import Engine
+from .guard import Guarded
 from .linear import Linear, fits
 from .loop import Loop
+from .precision import Precision
+from .shared import NoRule, Shared
 
-ENGINES = ("auto", "loop", "linear")
+ENGINES = ("auto", "loop", "batched", "shared", "linear")
+
+# Parameters × records of a client's batch above which convolutions keep a CPU busy client by client.
+_HEAVY = 3e6
 
 
 def choose(
-    name: str | Engine, problem: Objective, batches: BatchSource | None, seed: int, record_clip: float | None = None
+    name: str | Engine,
+    problem: Objective,
+    batches: BatchSource | None,
+    seed: int,
+    record_clip: float | None = None,
+    precision: Precision = "tf32",
 ) -> Engine:
     """The engine of that name; "auto" takes the fastest that fits. An engine of one's own is taken as it is."""
     if not isinstance(name, str):
@@ -23,13 +39,47 @@ def choose(
             raise UsageError("record_clip needs an engine of ours, by name; an engine of one's own may not clip")
         return name
     one_of(ENGINES, engine=name)
-    if (
-        name != "loop"
-        and isinstance(problem, Problem)
-        and isinstance(problem.records, ResidentRecords)
-        and fits(problem)
-    ):
+    loop = Loop(problem, batches, seed, record_clip, precision)
+    if name == "loop":
+        return loop
+    if not isinstance(problem, Problem) or not isinstance(problem.records, ResidentRecords):
+        return _instead(name, loop, "it needs a model and its records in tensors")
+    if name in ("auto", "linear") and fits(problem):
         return Linear(problem, problem.records, batches, record_clip)
     if name == "linear":
         raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
-    return Loop(problem, batches, seed, record_clip)
+    if record_clip is not None:
+        return _instead(name, loop, "only the loop clips record by record")
+    if batches is not None and not isinstance(batches, Batches):
+        return _instead(name, loop, "batches of one's records drawn by coins differ in length from client to client")
+    if name == "auto" and not (problem.x0.is_cuda or _light(problem, loop)):
+        return loop
+    kinds: tuple[type[Shared] | type[Batched], ...] = (Batched,) if name == "batched" else (Shared,)
+    if name == "auto":
+        kinds = (Shared, Batched)
+    why = ""
+    for kind in kinds:
+
+        def make(of: Problem, kind: type[Shared] | type[Batched] = kind) -> Shared | Batched:
+            records = of.records
+            if not isinstance(records, ResidentRecords):
+                raise TypeError("records that were resident are so in every precision")
+            return kind(of, records, batches, seed, precision if of is problem else "float32")
+
+        try:
+            return Guarded(problem, make, loop)
+        except NoRule as reason:
+            why = str(reason)
+    return _instead(name, loop, why)
+
+
+def _light(problem: Problem, loop: Loop) -> bool:
+    """Whether a client's gradient is so little work that a CPU gains by doing many at once."""
+    convolves = any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in problem.model.modules())
+    return not convolves or len(problem.x0) * float(loop.divisors.mean()) < _HEAVY
+
+
+def _instead(name: str, loop: Loop, reason: str) -> Loop:
+    if name != "auto":
+        logging.getLogger("normec").warning("engine %s is not used, the loop is: %s", name, reason)
+    return loop

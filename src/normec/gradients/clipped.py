@@ -34,10 +34,5 @@ def clipped_gradient(
         losses += values.sum()
     total /= divisor
     loss = losses / divisor
-    if problem.penalty is not None:
-        point = x.detach().requires_grad_()
-        with torch.enable_grad():
-            value = problem.penalty(point)
-            total += torch.autograd.grad(value, point)[0]
-        loss = loss + value.detach()
-    return loss, total
+    base, slope = problem.penalised(x)
+    return loss + base, total if slope is None else total + slope

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..objective import Buffers
@@ -13,17 +14,38 @@ from ..objective import Buffers
 
 @dataclass(frozen=True)
 class Block:
-    """The gradients ``[c, d]`` and losses ``[c]`` of some clients (their numbers, sorted)."""
+    """The gradients ``[c, d]`` and losses ``[c]`` of some clients (their numbers, sorted, on the host).
+
+    A block lives until the next one is asked for: engines use its memory again, and whoever takes a block may
+    overwrite its gradients. `rows` are the clients' rows in a table of all, for indexing on the device: a slice where
+    they are neighbours, so that they are a view and not a copy.
+    """
 
     clients: Tensor
     grads: Tensor
     losses: Tensor
+    rows: Tensor | slice
+
+    @staticmethod
+    def of(clients: Tensor, grads: Tensor, losses: Tensor) -> Block:
+        first, last = int(clients[0]), int(clients[-1])
+        if last - first + 1 == len(clients):
+            return Block(clients, grads, losses, slice(first, last + 1))
+        return Block(clients, grads, losses, upload(clients, grads.device))
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """From the host to the device, without waiting for it."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 class Engine(Protocol):
     """Computes gradients in blocks of clients, so that no [n, d] matrix of gradients need exist."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def threads(self) -> int:
@@ -33,7 +55,7 @@ class Engine(Protocol):
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
     ) -> Iterator[Block]:
-        """Gradients of `clients` (None: all) on their batches of `round`; `full`: on all their records.
+        """Gradients of `clients` (sorted, on the host; None: all) on their batches of `round`; `full`: on all records.
 
         Buffers are updated in place, row by row; pass a clone to look without touching.
         """

@@ -61,7 +61,7 @@ class Linear:
         full: bool = False,
     ) -> Iterator[Block]:
         everyone = torch.arange(self._problem.clients) if clients is None else clients
-        base, slope = self._penalty(x)
+        base, slope = self._problem.penalised(x)
         for number, chunk in enumerate(everyone.split(self._block) if len(everyone) else ()):
             if self._batches is not None and not full:
                 padded = self._padded(chunk, self._batches.draw(chunk, round), self._divisors[chunk])
@@ -72,7 +72,7 @@ class Linear:
             else:
                 padded = self._padded(chunk, None, self._sizes[chunk].double())
             losses, grads = self._gradients(x, *padded)
-            yield Block(chunk.to(x.device), grads + slope, losses + base)
+            yield Block.of(chunk, grads if slope is None else grads.add_(slope), losses + base)
 
     def _padded(self, clients: Tensor, rows: list[Tensor] | None, divisors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs [c, B, features], targets [c, B] and weights [c, B], zero where there is no record."""
@@ -111,13 +111,3 @@ class Linear:
         if not self._binary:
             grads = torch.cat([grads, weighted.sum(1)], dim=1)
         return (values * weights).sum(1), grads
-
-    def _penalty(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The penalty and its gradient: the same for every client."""
-        if self._problem.penalty is None:
-            return x.new_zeros(()), torch.zeros_like(x)
-        point = x.detach().requires_grad_()
-        with torch.enable_grad():
-            value = self._problem.penalty(point)
-            (slope,) = torch.autograd.grad(value, point)
-        return value.detach(), slope

@@ -14,6 +14,7 @@ from ..sampling import BatchSource
 from ..streams import Stream, derive_seed, seed_generators
 from .clipped import clipped_gradient
 from .engine import Block
+from .precision import Precision, autocast
 
 _BLOCK_FLOATS = 2**24  # a block of gradients holds at most this many numbers, so 64 MiB in float32
 
@@ -26,14 +27,24 @@ class Loop:
     name = "loop"
 
     def __init__(
-        self, problem: Objective, batches: BatchSource | None, seed: int, record_clip: float | None = None
+        self,
+        problem: Objective,
+        batches: BatchSource | None,
+        seed: int,
+        record_clip: float | None = None,
+        precision: Precision = "tf32",
     ) -> None:
         self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
-        self._divisors = problem.sizes.double() if problem.sizes is not None else torch.ones(problem.clients)
+        self._precision: Precision = precision
+        self.divisors = problem.sizes.double() if problem.sizes is not None else torch.ones(problem.clients)
         if batches is not None:
-            self._divisors = batches.expected
+            self.divisors = batches.expected
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
-        self._work = 2 * len(problem.x0) * float(self._divisors.mean())
+        self._work = 2 * len(problem.x0) * float(self.divisors.mean())
+
+    def of(self, problem: Objective) -> Loop:
+        """The same batches of another problem, with no autocast."""
+        return Loop(problem, self._batches, self._seed, self._clip)
 
     @property
     def threads(self) -> int:
@@ -52,7 +63,7 @@ class Loop:
             losses = x.new_empty(len(chunk))
             for position, client in enumerate(chunk.tolist()):
                 losses[position], grads[position] = self._gradient(x, client, rows[position], buffers, round)
-            yield Block(chunk.to(x.device), grads, losses)
+            yield Block.of(chunk, grads, losses)
 
     def _gradient(
         self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, round: int
@@ -60,12 +71,12 @@ class Loop:
         # Dropout and random transforms draw from torch's global generators: let them be this client's, now.
         seed_generators(derive_seed(self._seed, "model", client, round), x.device)
         point = x.detach().requires_grad_()
-        divisor = float(self._divisors[client])
+        divisor = float(self.divisors[client])
         if self._clip is not None and isinstance(self._problem, Problem):
             return clipped_gradient(self._problem, x, client, rows, self._clip, divisor)
         own = {name: values[client] for name, values in buffers.items()}
         uniforms = self._uniforms(client, rows, round, x.device)
-        with torch.enable_grad():
+        with torch.enable_grad(), autocast(x.device, self._precision):
             poisson = None if rows is None or len(rows) == divisor else divisor
             loss = self._problem.client_loss(point, client, rows, own, uniforms, poisson)
             if not loss.requires_grad:  # a function that does not depend on x

@@ -82,7 +82,7 @@ class _Canary:
     ) -> Iterator[Block]:
         grads = x.new_zeros(len(self._clients), len(x))
         grads[0, 0] = self._sign * (-1.0) ** round * HUGE
-        yield Block(self._clients, grads, x.new_zeros(len(self._clients)))
+        yield Block.of(self._clients, grads, x.new_zeros(len(self._clients)))
 
 
 def _observe(method: Method, mechanism: Mechanism, setting: Setting, dimension: int, present: bool) -> list[float]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from .. import data, models
-from ..errors import UsageError
+from ..errors import UsageError, at_least
 from ..problem import Problem
 from ..sampling import FixedSize, Participation, Poisson
 from ..streams import derive_seed
@@ -34,7 +34,8 @@ def problem(config: RunConfig) -> Problem:
         clients = DEFAULT_CLIENTS
     found = data.load(config.data, config.data_dir)
     inputs, targets = found.train.tensors
-    kept, held_out = _holdout(len(targets), config)
+    used = _drawn(len(targets), "records", config.records, config.seed)
+    kept, held_out = (used[part] for part in _holdout(len(used), config))
     groups = found.groups
     if config.column is not None:
         if config.split != "column":
@@ -58,12 +59,31 @@ def problem(config: RunConfig) -> Problem:
         built.model,
         built.loss,
         clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
-        test=found.test,
+        test=_test(found, config),
         validation=Subset(found.train, held_out) if len(held_out) else None,  # type: ignore[arg-type]
         penalty=models.NonconvexPenalty(config.penalty) if config.penalty else None,
         augment=found.augment if config.augment else None,
         transform=found.transform,
     )
+
+
+def _drawn(count: int, setting: str, wanted: int | None, seed: int) -> Tensor:
+    """Which of `count` records are used: all, or as many as the setting says, drawn by `seed`."""
+    if wanted is None:
+        return torch.arange(count)
+    at_least(1, **{setting: wanted})
+    if wanted > count:
+        raise UsageError(f"{setting} must be at most the {count} records there are, got {wanted}")
+    draw = torch.Generator().manual_seed(derive_seed(seed, setting))
+    return torch.randperm(count, generator=draw)[:wanted].sort().values
+
+
+def _test(found: data.Dataset, config: RunConfig) -> Dataset[Any] | None:
+    """The test records; where fewer are wanted, the same ones for every seed."""
+    if found.test is None or config.test_records is None:
+        return found.test
+    used = _drawn(len(found.test), "test_records", config.test_records, seed=0)
+    return Subset(found.test, used)  # type: ignore[arg-type]  # a tensor of indices
 
 
 def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
@@ -97,6 +117,9 @@ def training(config: RunConfig) -> dict[str, Any]:
         "device": device(config.device),
         "dtype": getattr(torch, config.dtype),
         "engine": config.engine,
+        "precision": config.precision,
+        "memory_dtype": getattr(torch, config.memory_dtype) if config.memory_dtype is not None else None,
+        "memory_home": config.memory_home,
         "checkpoint_seconds": config.checkpoint_seconds,
     }
 

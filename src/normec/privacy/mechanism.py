@@ -87,6 +87,16 @@ class Mechanism:
         """Whether the clients' memories take the noisy message."""
         return self.privacy.memory == "noisy"
 
+    @property
+    def takes_sums(self) -> bool:
+        """Whether messages need not be seen one by one: only their sum leaves, with noise of any real value."""
+        return self.privacy.trust != "local" and not isinstance(self._source, GridNoise)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the noise can be repeated by whoever knows the seed, so that it protects nobody."""
+        return self.privacy.noise == "seeded"
+
     def open(self, path: Path, expect: list[Any] | None = None) -> None:
         """Keep the account in the file `path`."""
         if self._ledger is not None:
@@ -143,17 +153,17 @@ class Mechanism:
         self._add(sent.sum(0))
         return sent if self.keeps_noise else messages
 
-    def total(self, like: Tensor) -> Tensor:
-        """Σ of what the server received in the round that was paid for last."""
+    def total(self, sums: Tensor) -> Tensor:
+        """Σ of what the server received in the round that was paid for last; `sums`: Σ of messages not sent here."""
         sigma = self.release.sum_sigma(self.sigma)
         if self.privacy.trust == "local":
-            return torch.zeros_like(like) if self._sum is None else self._sum
+            return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise):
             step = grid_step(sigma)
-            noise = torch.from_numpy(self._source.integers(len(like), sigma / step))
-            return from_grid(noise if self._sum is None else self._sum + noise, step, like)
-        noise = self._draw(like, sigma, "sum")
-        return noise if self._sum is None else self._sum + noise
+            noise = torch.from_numpy(self._source.integers(len(sums), sigma / step))
+            return from_grid(noise if self._sum is None else self._sum + noise, step, sums)
+        noise = self._draw(sums, sigma, "sum")
+        return sums + noise if self._sum is None else self._sum + noise
 
     def epsilon(self) -> float:
         """ε of what was paid for so far; cheap, never below the truth."""

@@ -1,0 +1,86 @@
+"""All clients at once by `torch.func`: for small models with a layer that the shared pass has no rule for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from ..objective import Buffers
+from ..problem import Problem
+from ..records import ResidentRecords
+from ..sampling import Batches
+from .engine import Block
+from .feed import Feed
+from .precision import Precision, autocast
+
+_BLOCK_FLOATS = 2**22
+
+
+class Batched:
+    """vmap over clients of one client's gradient; buffers go in and come out as tensors."""
+
+    name = "batched"
+
+    def __init__(
+        self,
+        problem: Problem,
+        records: ResidentRecords,
+        batches: Batches | None,
+        seed: int,
+        precision: Precision = "tf32",
+    ) -> None:
+        self._problem, self._records, self._precision = problem, records, precision
+        self._feed = Feed(problem, records, batches, seed)
+        typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
+        self._block = max(1, int(_BLOCK_FLOATS // len(problem.x0) * typical))
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def shrink(self) -> bool:
+        """After running out of memory: smaller blocks, or False if they cannot be smaller."""
+        self._block //= 2
+        return self._block > 0
+
+    def blocks(
+        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
+    ) -> Iterator[Block]:
+        everyone = torch.arange(self._problem.clients) if clients is None else clients
+        for group in self._feed.groups(everyone, self._block, full=full) if len(everyone) else ():
+            numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
+            inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
+            if self._problem.augment is not None and uniforms is not None:
+                inputs = self._problem.augment(inputs, uniforms)
+            block = Block.of(group, x.new_empty(0), x.new_empty(0))
+            own = {name: rows[block.rows].clone() for name, rows in buffers.items()}
+            self._problem.model.train()
+            with autocast(x.device, self._precision):
+                grads, (losses, after) = self._each(x, own, inputs, targets)
+            for name, rows in buffers.items():
+                rows[block.rows] = after[name]
+            yield Block(block.clients, grads, losses, block.rows)
+
+    def _each(
+        self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
+        problem = self._problem
+
+        def one(point: Tensor, own: Buffers, item: Tensor, target: Tensor) -> tuple[Tensor, Buffers]:
+            if problem.transform is not None:
+                item = problem.transform(item)
+            if item.is_floating_point():
+                item = item.to(point.dtype)
+            held = dict(own)
+            outputs = functional_call(problem.model, {**problem.unflatten(point), **held}, (item,))
+            value = problem.loss(outputs, target)
+            return value + problem.penalty(point) if problem.penalty is not None else value, held
+
+        gradient = grad_and_value(one, has_aux=True)
+        grads, (losses, after) = vmap(gradient, in_dims=(None, 0, 0, 0), randomness="error")(
+            x, buffers, inputs, targets
+        )
+        return grads, (losses, after)

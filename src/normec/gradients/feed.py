@@ -1,0 +1,73 @@
+"""The records of a round on the device: numbers drawn on the host for many rounds ahead, so that no round waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..problem import Problem
+from ..records import ResidentRecords
+from ..sampling import Batches
+from ..streams import Stream
+from .engine import upload
+
+_AHEAD = 2**18  # so many record numbers are drawn at once where everyone takes part
+
+
+class Feed:
+    """Record numbers ``[c, B]`` and the augmentation's uniforms ``[c, B, draws]`` of clients in a round."""
+
+    def __init__(self, problem: Problem, records: ResidentRecords, batches: Batches | None, seed: int) -> None:
+        self._problem, self._records, self._batches = problem, records, batches
+        self._device = records.inputs.device
+        self._sizes = records.sizes
+        self._owned = torch.nn.utils.rnn.pad_sequence([rows.cpu() for rows in records.rows], batch_first=True)
+        self._stream = Stream(seed, "augment")
+        self._ahead: dict[int, tuple[int, Tensor, Tensor | None]] = {}  # first client → (first round, tables)
+
+    def groups(self, clients: Tensor, block: int, *, full: bool) -> Iterator[Tensor]:
+        """Clients with batches of equal length, at most `block` records together."""
+        lengths = self.lengths(clients, full=full)
+        for length in lengths.unique().tolist():
+            same = clients[lengths == length]
+            yield from same.split(max(1, block // length))
+
+    def lengths(self, clients: Tensor, *, full: bool) -> Tensor:
+        if self._batches is None or full:
+            return self._sizes[clients]
+        return self._sizes[clients].clamp(max=self._batches.batch_size)
+
+    def tables(
+        self, clients: Tensor, round: int, *, everyone: bool, full: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of clients whose batches are equally long. `everyone`: the same group is asked for every round."""
+        if not everyone or full:
+            numbers, uniforms = self._drawn(clients, [round], full)
+            return numbers[0], uniforms[0] if uniforms is not None else None
+        first = int(clients[0])
+        begun, numbers, uniforms = self._ahead.get(first, (round, torch.empty(0), None))
+        if not begun <= round < begun + len(numbers):
+            length = int(self.lengths(clients[:1], full=False)[0])
+            count = max(1, min(256, _AHEAD // (length * self._problem.clients)))
+            begun = round
+            numbers, uniforms = self._drawn(clients, list(range(round, round + count)), full)
+            self._ahead[first] = (begun, numbers, uniforms)
+        return numbers[round - begun], uniforms[round - begun] if uniforms is not None else None
+
+    def _drawn(self, clients: Tensor, rounds: list[int], full: bool) -> tuple[Tensor, Tensor | None]:
+        length = int(self.lengths(clients[:1], full=full)[0])
+        if self._batches is None or full:
+            numbers = self._owned[clients, :length].expand(len(rounds), -1, -1)
+        else:
+            tables = torch.stack([self._batches.table(clients, round)[:, :length] for round in rounds])
+            numbers = self._owned[clients[:, None], tables]
+        augment = self._problem.augment
+        uniforms = None
+        if augment is not None:
+            whose = upload(clients.repeat(len(rounds)), self._device)
+            when = upload(torch.tensor(rounds).repeat_interleave(len(clients)), self._device)
+            drawn = self._stream.uniform(whose, when, length * augment.draws)
+            uniforms = drawn.view(len(rounds), len(clients), length, augment.draws)
+        return upload(numbers, self._device), uniforms

@@ -1,0 +1,84 @@
+"""CUDA graphs: a round's hundreds of small kernels recorded once and launched as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..objective import Buffers
+
+_PATIENCE = 3  # a shape is recorded when it has been seen so often
+_MOST = 8  # graphs kept; each holds the memory of its activations
+
+
+@dataclass
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    output: Tensor
+
+
+class Graphs:
+    """Calls of one function, replayed from a recording once the same call has come often enough."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[object, ...], int] = {}
+        self._kept: dict[tuple[object, ...], _Recorded] = {}
+        self._pool: Any = None
+        self._off = False
+
+    def run(
+        self,
+        function: Callable[..., Tensor],
+        moving: Sequence[Tensor],
+        fixed: Sequence[Tensor],
+        name: str,
+        changed: Buffers,
+    ) -> Tensor:
+        """function(*moving). `fixed` are tensors it uses in place: a recording is good for these addresses only.
+
+        `changed`: those of them that the function changes, kept whole while it is tried out for recording.
+        """
+        key = (name, *(tuple(t.shape) for t in moving), *(t.data_ptr() for t in fixed))
+        kept = self._kept.get(key)
+        if kept is None:
+            self._seen[key] = self._seen.get(key, 0) + 1
+            if self._off or self._seen[key] < _PATIENCE or len(self._kept) >= _MOST:
+                return function(*moving)
+            kept = self._record(function, moving, changed)
+            if kept is None:
+                return function(*moving)
+            self._kept[key] = kept
+        for held, given in zip(kept.inputs, moving, strict=True):
+            held.copy_(given)
+        kept.graph.replay()
+        return kept.output
+
+    def _record(self, function: Callable[..., Tensor], moving: Sequence[Tensor], changed: Buffers) -> _Recorded | None:
+        inputs = [tensor.clone() for tensor in moving]
+        before = {name: tensor.clone() for name, tensor in changed.items()}
+        try:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):  # libraries choose their kernels and take their workspaces before the recording
+                    function(*inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                output = function(*inputs)
+            self._pool = graph.pool()
+            return _Recorded(graph, inputs, output)
+        except RuntimeError as error:  # a model that waits for the device cannot be recorded
+            self._off = True
+            reason = str(error).splitlines()[0]
+            logging.getLogger("normec").warning("no CUDA graph for this model: %s", reason)
+            return None
+        finally:
+            for name, tensor in changed.items():
+                tensor.copy_(before[name])

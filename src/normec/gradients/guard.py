@@ -1,0 +1,120 @@
+"""A fast engine is trusted once it has reproduced the reference on the problem at hand; else the loop takes over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..objective import Buffers
+from ..problem import Problem
+from .engine import Block, Engine
+from .loop import Loop
+
+_LOOKED_AT = 3  # clients whose gradients are compared
+_CLOSE = 1e-6  # of their size, in float64: float32 would blur it, for a rounding moves a ReLU over its kink
+
+log = logging.getLogger("normec")
+
+
+class Fast(Engine, Protocol):
+    """An engine that the guard can hold against the reference."""
+
+    def shrink(self) -> bool: ...
+
+
+class Guarded:
+    """`fast` where it gives the loop's gradients, the loop where it does not, cannot, or runs out of memory."""
+
+    def __init__(self, problem: Problem, make: Callable[[Problem], Fast], reference: Loop) -> None:
+        """`make(problem)`: the fast engine; made once more for the problem in float64, where the two are compared."""
+        self._problem, self._make, self._reference = problem, make, reference
+        self._fast = make(problem)
+        self._checked = self._proven = False
+        self._engine: Engine = self._fast
+
+    @property
+    def name(self) -> str:
+        return self._engine.name
+
+    @property
+    def threads(self) -> int:
+        return self._engine.threads
+
+    def blocks(
+        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
+    ) -> Iterator[Block]:
+        if not self._checked:
+            self._checked = True
+            reason = self._difference(x, buffers, round)
+            if reason is not None:
+                self._fall_back(reason)
+        if self._engine is not self._fast:
+            yield from self._engine.blocks(x, buffers, round, clients, full=full)
+            return
+        done: list[Tensor] = []
+        while True:
+            before = None if self._proven else {name: rows.clone() for name, rows in buffers.items()}
+            left = _without(clients, done, len(self._reference.divisors))
+            try:
+                for block in self._engine.blocks(x, buffers, round, left, full=full):
+                    yield block
+                    done.append(block.clients)
+                self._proven = True
+                return
+            except torch.OutOfMemoryError:
+                if self._engine is not self._fast:
+                    raise
+                if before is not None:  # what the failed pass did to the buffers of those that are left
+                    again = _without(clients, done, len(self._reference.divisors))
+                    for name, rows in buffers.items():
+                        rows[again] = before[name][again]
+                if not self._fast.shrink():
+                    self._fall_back("the device has too little memory for it")
+
+    def _fall_back(self, reason: str) -> None:
+        log.warning("engine %s is not used, the loop is: %s", self._fast.name, reason)
+        self._engine = self._reference
+
+    def _difference(self, x: Tensor, buffers: Buffers, round: int) -> str | None:
+        """Why the two do not agree on a few clients of this round, or None."""
+        clients = torch.arange(min(_LOOKED_AT, len(self._reference.divisors)))
+        fine = self._problem.to(x.device, torch.float64)
+        x = x.double()
+        buffers = {name: rows.double() if rows.is_floating_point() else rows for name, rows in buffers.items()}
+        try:
+            mine = _collected(self._make(fine), x, buffers, round, clients)
+            theirs = _collected(self._reference.of(fine), x, buffers, round, clients)
+        except UsageError:
+            return None  # the problem's own mistake: the run will say it
+        except torch.OutOfMemoryError:
+            return None  # smaller blocks may fit
+        except Exception as error:  # whatever a model does that cannot be batched, or not in float64
+            return (str(error).splitlines() or [type(error).__name__])[0]
+        for name, one, other in zip(("gradients", "losses", "buffers"), mine, theirs, strict=True):
+            size = other.norm()
+            if not bool(torch.isfinite(size)):
+                return None  # a run that diverges at its start is not the engine's fault
+            if bool((one - other).norm() > _CLOSE * size + 1e-12):
+                return f"its {name} differ from the reference on this model"
+        return None
+
+
+def _collected(engine: Engine, x: Tensor, buffers: Buffers, round: int, clients: Tensor) -> tuple[Tensor, ...]:
+    scratch = {name: rows.clone() for name, rows in buffers.items()}
+    grads, losses = x.new_zeros(len(clients), len(x)), x.new_zeros(len(clients))
+    for block in engine.blocks(x, scratch, round, clients):
+        grads[block.rows], losses[block.rows] = block.grads, block.losses
+    held = [rows[: len(clients)].flatten().to(x.dtype) for rows in scratch.values()]
+    return grads, losses, torch.cat(held) if held else x.new_zeros(1)
+
+
+def _without(clients: Tensor | None, done: list[Tensor], n: int) -> Tensor | None:
+    if not done:
+        return clients
+    everyone = torch.arange(n) if clients is None else clients
+    return everyone[~torch.isin(everyone, torch.cat(done))]

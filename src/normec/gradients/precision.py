@@ -1,0 +1,31 @@
+"""How many bits the matrix products of gradients use; x, memories and messages are in the run's dtype throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal, get_args
+
+import torch
+
+Precision = Literal["float32", "tf32", "bf16"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
+    """Forward passes within compute in bfloat16 where that was asked for."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
+@contextmanager
+def products(precision: Precision) -> Iterator[None]:
+    """While a run lasts: which kernels a GPU uses, and whether they may round float32 inputs to TF32's 10 bits."""
+    matmul, tf32 = torch.backends.cuda.matmul, precision != "float32"
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = tf32
+    try:
+        # Repeatable kernels, the same ones every time: `benchmark` would choose by the clock.
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
+            yield
+    finally:
+        matmul.allow_tf32 = before

@@ -1,0 +1,138 @@
+"""The shared pass as an engine: blocks of clients through one model, on a GPU replayed as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...models import binary_loss
+from ...objective import Buffers
+from ...problem import Problem
+from ...records import ResidentRecords
+from ...sampling import Batches
+from ..engine import Block
+from ..feed import Feed
+from ..graphs import Graphs
+from ..precision import Precision, autocast
+from .rules import convert
+
+_BLOCK_FLOATS = {"cpu": 2**21, "cuda": 2**28}  # numbers in a block of gradients: on a CPU they should stay in its cache
+_BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
+
+
+class Shared:
+    """Every client's gradient from one pass over all their batches, for models that the rules cover."""
+
+    name = "shared"
+
+    def __init__(
+        self,
+        problem: Problem,
+        records: ResidentRecords,
+        batches: Batches | None,
+        seed: int,
+        precision: Precision = "tf32",
+    ) -> None:
+        """Raises `NoRule` where a layer has none."""
+        self._problem, self._records, self._precision = problem, records, precision
+        self._model, self._sink = convert(problem)
+        self._feed = Feed(problem, records, batches, seed)
+        device = problem.x0.device
+        kind = device.type if device.type in _BLOCK_FLOATS else "cpu"
+        values = records.inputs[0].numel()
+        typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
+        by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
+        self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] // values))
+        self._grads = torch.empty(0, 0)
+        self._graphs = Graphs() if device.type == "cuda" else None
+        self._images = records.inputs.ndim == 4 and any(isinstance(m, torch.nn.Conv2d) for m in problem.model.modules())
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def shrink(self) -> bool:
+        """After running out of memory: smaller blocks, or False if they cannot be smaller."""
+        self._grads, self._graphs = torch.empty(0, 0), (Graphs() if self._graphs is not None else None)
+        self._block //= 2
+        return self._block > 0
+
+    def blocks(
+        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
+    ) -> Iterator[Block]:
+        everyone = torch.arange(self._problem.clients) if clients is None else clients
+        if not len(everyone):
+            return
+        for group in self._feed.groups(everyone, self._block, full=full):
+            numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
+            block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
+            losses = self._run(x, buffers, block, numbers, uniforms)
+            yield Block(block.clients, block.grads, losses, block.rows)
+
+    def _room(self, x: Tensor, count: int) -> Tensor:
+        if len(self._grads) < count or self._grads.dtype != x.dtype:
+            self._grads = x.new_empty(count, len(x))
+        return self._grads[:count]
+
+    def _run(self, x: Tensor, buffers: Buffers, block: Block, numbers: Tensor, uniforms: Tensor | None) -> Tensor:
+        fixed = [x, block.grads, *buffers.values()]
+        moving = [numbers, *([uniforms] if uniforms is not None else [])]
+        if not isinstance(block.rows, slice):
+            moving.append(block.rows)
+        same = block.rows if isinstance(block.rows, slice) else "rows"
+
+        def compute(*inputs: Tensor) -> Tensor:
+            rows = inputs[-1] if not isinstance(block.rows, slice) else block.rows
+            return self._pass(x, buffers, rows, block.grads, inputs[0], inputs[1] if uniforms is not None else None)
+
+        if self._graphs is None:
+            return compute(*moving)
+        return self._graphs.run(compute, moving, fixed, str(same), buffers)
+
+    def _pass(
+        self, x: Tensor, buffers: Buffers, rows: Tensor | slice, grads: Tensor, numbers: Tensor, uniforms: Tensor | None
+    ) -> Tensor:
+        """Fill `grads` and the rows of `buffers`; return the losses [c]."""
+        problem, sink = self._problem, self._sink
+        c = len(numbers)
+        inputs = self._records.inputs[numbers.flatten()]
+        targets = self._records.targets[numbers]
+        if problem.augment is not None and uniforms is not None:
+            inputs = problem.augment(inputs, uniforms.flatten(0, 1))
+        if problem.transform is not None:
+            inputs = problem.transform(inputs)
+        if inputs.is_floating_point():
+            inputs = inputs.to(x.dtype)
+        if self._images:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        own = {name: values[rows] for name, values in buffers.items()}
+        sink.fill(x, grads, own)
+        self._model.train()
+        with torch.enable_grad(), autocast(x.device, self._precision):
+            outputs = self._model(inputs)
+            losses = self._losses(outputs, targets, c)
+            losses.sum().backward()
+        sink.finish()
+        if not isinstance(rows, slice):
+            for name, values in buffers.items():
+                values[rows] = own[name]
+        base, slope = problem.penalised(x)
+        if slope is not None:
+            grads += slope
+        return losses.detach() + base
+
+    def _losses(self, outputs: Tensor, targets: Tensor, clients: int) -> Tensor:
+        """Every client's mean loss."""
+        if self._problem.loss in (F.cross_entropy, binary_loss) and outputs.ndim <= 2:
+            flat = targets.flatten(0, 1)
+            each = (
+                F.cross_entropy(outputs, flat, reduction="none")
+                if self._problem.loss is F.cross_entropy
+                else F.binary_cross_entropy_with_logits(outputs, flat.to(outputs), reduction="none")
+            )
+            return each.view(clients, -1).mean(1)
+        split = outputs.view(clients, -1, *outputs.shape[1:])
+        return torch.stack([self._problem.loss(own, target) for own, target in zip(split, targets, strict=True)])

@@ -1,0 +1,151 @@
+"""Which layers have a rule for gradients of many clients at once, and how a model is made to use them."""
+
+# mypy: disable-error-code="no-untyped-call, no-any-return"
+# (autograd's Function.apply is untyped)
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...problem import Problem
+from .layers import AffineRows, BatchNormRows, ConvRows, EmbeddingRows, GroupNormRows, LinearRows
+from .slots import Sink, Slot
+
+Slots = dict[str, Slot | None]
+Rule = Callable[[Any, Slots, Sink, str, Tensor], Tensor]
+
+
+class NoRule(Exception):  # noqa: N818  # no error: the loop can do it
+    """The model has a part that only the loop can do; says which."""
+
+
+def convert(problem: Problem) -> tuple[nn.Module, Sink]:
+    """A copy of the problem's model whose layers take the records of many clients and fill the sink; or `NoRule`."""
+    model, sink = copy.deepcopy(problem.model), Sink()
+    starts: dict[nn.Parameter, Slot] = {}
+    position = 0
+    for parameter in model.parameters():  # in the order of the flat vector
+        if parameter.requires_grad:
+            starts[parameter] = Slot(sink, position, parameter.shape)
+            position += parameter.numel()
+    sink.slots = list(starts.values())
+    for name, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise NoRule(f"{type(module).__name__} draws random numbers client by client")
+        if isinstance(module, nn.modules.batchnorm._NormBase) or any(p.requires_grad for p in own.values()):
+            rule = _rule(module)
+            slots = {key: starts.get(parameter) for key, parameter in own.items()}
+            # An instance's own `forward` comes before its class's: the layer stays what it was in all else.
+            module.forward = partial(rule, module, slots, sink, f"{name}." if name else "")
+    return model, sink
+
+
+def _rule(module: nn.Module) -> Rule:
+    for kinds, rule in _RULES:
+        for kind in kinds:
+            if isinstance(module, kind) and type(module).forward is kind.forward:  # a subclass may compute otherwise
+                return rule
+    raise NoRule(f"there is no rule for {type(module).__name__}")
+
+
+def _values(module: nn.Module, slots: Slots, *names: str) -> list[Tensor | None]:
+    """Parameters as the forward pass is to see them: from x, or the module's own where they are frozen."""
+    found = []
+    for name in names:
+        slot = slots.get(name)
+        found.append(slot.value if slot is not None else getattr(module, name, None))
+    return found
+
+
+def _linear(module: nn.Linear, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+    weight, bias = _values(module, slots, "weight", "bias")
+    return LinearRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")))
+
+
+def _conv(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+    padding = module.padding
+    if isinstance(padding, str) or module.padding_mode != "zeros":
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        x = F.pad(x, module._reversed_padding_repeated_twice, mode)
+        padding = [0] * len(module.stride)
+    weight, bias = _values(module, slots, "weight", "bias")
+    geometry = (list(module.stride), list(padding), list(module.dilation), module.groups)
+    where = (slots.get("weight"), slots.get("bias"))
+    return ConvRows.apply(x, weight, bias, where, geometry)
+
+
+def _embedding(module: nn.Embedding, slots: Slots, sink: Sink, name: str, numbers: Tensor) -> Tensor:  # noqa: ARG001
+    if module.max_norm is not None or module.scale_grad_by_freq:
+        raise NoRule("there is no rule for an Embedding with max_norm or scale_grad_by_freq")
+    (weight,) = _values(module, slots, "weight")
+    padding = -1 if module.padding_idx is None else module.padding_idx
+    return EmbeddingRows.apply(numbers, weight, slots["weight"], padding)
+
+
+def _group_norm(module: nn.GroupNorm, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+    if GroupNormRows.fits(x, module.num_groups):
+        weight, bias = _values(module, slots, "weight", "bias")
+        where = (slots.get("weight"), slots.get("bias"))
+        return GroupNormRows.apply(x, weight, bias, where, module.num_groups, module.eps)
+    normed = F.group_norm(x, module.num_groups, None, None, module.eps)
+    return _affine(module, slots, normed, first=True)
+
+
+def _instance_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+    if module.track_running_stats:
+        raise NoRule("there is no rule for an InstanceNorm with running statistics")
+    normed = F.instance_norm(x, eps=module.eps)
+    return _affine(module, slots, normed, first=True) if module.affine else normed
+
+
+def _layer_norm(module: nn.LayerNorm, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+    normed = F.layer_norm(x, module.normalized_shape, None, None, module.eps)
+    return _affine(module, slots, normed, first=False)
+
+
+def _rms_norm(module: nn.RMSNorm, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+    normed = F.rms_norm(x, list(module.normalized_shape), None, module.eps)
+    return _affine(module, slots, normed, first=False)
+
+
+def _affine(module: nn.Module, slots: Slots, normed: Tensor, first: bool) -> Tensor:
+    if getattr(module, "weight", None) is None:
+        return normed
+    weight, bias = _values(module, slots, "weight", "bias")
+    where = (slots.get("weight"), slots.get("bias"))
+    return AffineRows.apply(normed, weight, bias, where, first)
+
+
+def _batch_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:
+    if not module.training:
+        raise NoRule("there is no rule for a BatchNorm that stays in evaluation mode")
+    if module.track_running_stats and module.momentum is None:
+        raise NoRule("there is no rule for a BatchNorm with momentum=None")
+    running = None
+    if module.track_running_stats:
+        running = (sink.buffers[name + "running_mean"], sink.buffers[name + "running_var"])
+        sink.buffers[name + "num_batches_tracked"] += 1
+    weight, bias = _values(module, slots, "weight", "bias")
+    where = (slots.get("weight"), slots.get("bias"))
+    momentum = module.momentum if running is not None else 0.0
+    found: Tensor = BatchNormRows.apply(x, weight, bias, where, running, sink.clients, momentum, module.eps)
+    return found
+
+
+_RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
+    ((nn.Linear,), _linear),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
+    ((nn.Embedding,), _embedding),
+    ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
+    ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_norm),
+    ((nn.GroupNorm,), _group_norm),
+    ((nn.LayerNorm,), _layer_norm),
+    ((nn.RMSNorm,), _rms_norm),
+)

@@ -1,0 +1,68 @@
+"""Where the parameters of a shared forward pass come from, and where each client's gradients go.
+
+All clients share x, so a layer runs once on the records of all of them; its backward pass then leaves one weight
+gradient a client. A `Sink` is the block's matrix ``[c, d]`` while it is being filled, a `Slot` one parameter's part of
+it: rules read `Slot.value` and write `Slot.rows`, straight into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...objective import Buffers
+
+
+@dataclass
+class Sink:
+    """One block of clients on its way through the model."""
+
+    clients: int = 0
+    x: Tensor = field(default_factory=lambda: torch.empty(0))
+    grads: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    buffers: Buffers = field(default_factory=dict)  # the block's rows
+    slots: list[Slot] = field(default_factory=list)
+
+    def fill(self, x: Tensor, grads: Tensor, buffers: Buffers) -> None:
+        """Make ready for a forward pass at `x` whose backward pass fills `grads`."""
+        self.x, self.grads, self.buffers, self.clients = x.detach(), grads, buffers, len(grads)
+        for slot in self.slots:
+            slot.written = False
+
+    def finish(self) -> None:
+        """A parameter that took no part has gradient zero; nothing of the block is kept alive."""
+        for slot in self.slots:
+            if not slot.written:
+                slot.rows.zero_()
+        self.x, self.grads, self.buffers = torch.empty(0), torch.empty(0, 0), {}
+
+
+class Slot:
+    """One parameter: a view of x for the forward pass, rows of the gradient matrix for the backward pass."""
+
+    def __init__(self, sink: Sink, start: int, shape: torch.Size) -> None:
+        self.sink, self.start, self.shape, self.written = sink, start, shape, False
+
+    @property
+    def value(self) -> Tensor:
+        """A leaf that asks for a gradient, so that the layer is recorded even where its input needs none."""
+        return self.sink.x[self.start : self.start + self.shape.numel()].view(self.shape).detach().requires_grad_()
+
+    @property
+    def rows(self) -> Tensor:
+        """[c, *shape], a view of the block's gradients."""
+        part = self.sink.grads[:, self.start : self.start + self.shape.numel()]
+        return part.view(self.sink.clients, *self.shape)
+
+    def put(self, write: Callable[[Tensor], object]) -> None:
+        """`write(rows)` fills the gradient; a parameter used twice gets the sum."""
+        if self.written:
+            more = torch.empty_like(self.rows, memory_format=torch.contiguous_format)
+            write(more)
+            self.rows.add_(more)
+        else:
+            write(self.rows)
+            self.written = True

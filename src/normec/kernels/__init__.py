@@ -1,0 +1,26 @@
+"""Fused GPU kernels in Triton. Each does what a few lines of PyTorch do, in fewer passes over memory.
+
+Every function here returns None or False where it does not apply (no GPU, no Triton, another dtype or layout), and the
+caller then takes the plain way: that one is the definition, and the tests hold the kernel against it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether kernels may run on these: on a GPU (or in Triton's interpreter), in a precision they know."""
+    known = (torch.float32, torch.bfloat16, torch.float16)
+    somewhere = all(t.is_cuda for t in tensors) or os.environ.get("TRITON_INTERPRET") == "1"
+    return somewhere and _installed() and all(t.dtype in known for t in tensors)

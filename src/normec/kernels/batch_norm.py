@@ -1,0 +1,184 @@
+"""BatchNorm with every client's own statistics, on rows ``[clients · P, C]`` (channels last): two passes each way."""
+
+# mypy: ignore-errors
+# (Triton's kernels are a language of their own inside Python)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK_P = 128
+
+
+@triton.jit
+def _moments(x, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Σ(x − x₀) and Σ(x − x₀)² over a span of a client's rows; x₀, its first row, keeps their difference accurate."""
+    client, split = tl.program_id(0), tl.program_id(1)
+    c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = x + client.to(tl.int64) * P * C
+    shift = tl.load(own + c, mask=c < C, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    square = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    end = tl.minimum((split + 1) * span, P)
+    for start in range(split * span, end, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        mask = (r < end)[:, None] & (c < C)[None, :]
+        value = tl.load(own + r[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
+        value = tl.where(mask, value - shift[None, :], 0.0)
+        total += value
+        square += value * value
+    out = part + (client * SPLITS + split) * 2 * C + c
+    tl.store(out, tl.sum(total, 0), mask=c < C)
+    tl.store(out + C, tl.sum(square, 0), mask=c < C)
+
+
+@triton.jit
+def _normalise(
+    x, y, weight, bias, part, mean_out, inverse_out, running_mean, running_var, P, C, span, momentum, eps,
+    AFFINE: tl.constexpr, RUNNING: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    client, split = tl.program_id(0), tl.program_id(1)
+    c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    valid = c < C
+    own = client.to(tl.int64) * P * C
+    shift = tl.load(x + own + c, mask=valid, other=0.0).to(tl.float32)
+    s = tl.arange(0, SPLITS)
+    sums = part + (client * SPLITS + s[:, None]) * 2 * C + c[None, :]
+    away = tl.sum(tl.load(sums, mask=valid[None, :], other=0.0), 0) / P
+    square = tl.sum(tl.load(sums + C, mask=valid[None, :], other=0.0), 0) / P
+    variance = tl.maximum(square - away * away, 0.0)
+    mean = shift + away
+    inverse = 1.0 / tl.sqrt(variance + eps)
+    scale, offset = inverse, tl.zeros_like(inverse)
+    if AFFINE:
+        scale = inverse * tl.load(weight + c, mask=valid, other=0.0).to(tl.float32)
+        offset = tl.load(bias + c, mask=valid, other=0.0).to(tl.float32)
+    if split == 0:
+        tl.store(mean_out + client * C + c, mean, mask=valid)
+        tl.store(inverse_out + client * C + c, inverse, mask=valid)
+        if RUNNING:
+            at = client * C + c
+            old = tl.load(running_mean + at, mask=valid)
+            tl.store(running_mean + at, (1 - momentum) * old + momentum * mean, mask=valid)
+            old = tl.load(running_var + at, mask=valid)
+            tl.store(running_var + at, (1 - momentum) * old + momentum * variance * (P / (P - 1.0)), mask=valid)
+    end = tl.minimum((split + 1) * span, P)
+    for start in range(split * span, end, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        mask = (r < end)[:, None] & valid[None, :]
+        at = own + r[:, None] * C + c[None, :]
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        value = (value - mean[None, :]) * scale[None, :] + offset[None, :]
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _slopes(g, x, mean_in, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Σ g and Σ g (x − mean) over a span of a client's rows."""
+    client, split = tl.program_id(0), tl.program_id(1)
+    c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    own = client.to(tl.int64) * P * C
+    mean = tl.load(mean_in + client * C + c, mask=c < C, other=0.0)
+    total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    along = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    end = tl.minimum((split + 1) * span, P)
+    for start in range(split * span, end, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        mask = (r < end)[:, None] & (c < C)[None, :]
+        at = own + r[:, None] * C + c[None, :]
+        slope = tl.load(g + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+        total += slope
+        along += slope * value
+    out = part + (client * SPLITS + split) * 2 * C + c
+    tl.store(out, tl.sum(total, 0), mask=c < C)
+    tl.store(out + C, tl.sum(along, 0), mask=c < C)
+
+
+@triton.jit
+def _apply(
+    g, x, dx, weight, mean_in, inverse_in, part, by_weight, by_bias, weight_stride, bias_stride, P, C, span,
+    AFFINE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    client, split = tl.program_id(0), tl.program_id(1)
+    c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    valid = c < C
+    own = client.to(tl.int64) * P * C
+    mean = tl.load(mean_in + client * C + c, mask=valid, other=0.0)
+    inverse = tl.load(inverse_in + client * C + c, mask=valid, other=0.0)
+    s = tl.arange(0, SPLITS)
+    sums = part + (client * SPLITS + s[:, None]) * 2 * C + c[None, :]
+    total = tl.sum(tl.load(sums, mask=valid[None, :], other=0.0), 0)
+    along = tl.sum(tl.load(sums + C, mask=valid[None, :], other=0.0), 0) * inverse
+    scale = inverse
+    if AFFINE:
+        scale = inverse * tl.load(weight + c, mask=valid, other=0.0).to(tl.float32)
+        if split == 0:
+            tl.store(by_weight + client.to(tl.int64) * weight_stride + c, along, mask=valid)
+            tl.store(by_bias + client.to(tl.int64) * bias_stride + c, total, mask=valid)
+    end = tl.minimum((split + 1) * span, P)
+    for start in range(split * span, end, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        mask = (r < end)[:, None] & valid[None, :]
+        at = own + r[:, None] * C + c[None, :]
+        slope = tl.load(g + at, mask=mask, other=0.0).to(tl.float32)
+        value = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        slope = scale[None, :] * (slope - total[None, :] / P - value * (along[None, :] / P))
+        tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=mask)
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: tuple[Tensor, Tensor] | None,
+    clients: int,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, mean, 1/std) of x ``[clients · P, C]`` in memory; running statistics ``[clients, C]`` change in place."""
+    C = x.shape[1]
+    P = x.numel() // (clients * C)
+    grid, span, blocks = _grid(clients, P, C)
+    part = x.new_empty(clients, blocks["SPLITS"], 2, C, dtype=torch.float32)
+    mean, inverse = x.new_empty(2, clients, C, dtype=torch.float32)
+    y = torch.empty_like(x)
+    _moments[grid](x, part, P, C, span, **blocks)
+    means, variances = running if running is not None else (mean, mean)
+    _normalise[grid](
+        x, y, x if weight is None else weight, x if bias is None else bias, part, mean, inverse, means, variances,
+        P, C, span, momentum, eps, AFFINE=weight is not None, RUNNING=running is not None, **blocks,
+    )  # fmt: skip
+    return y, mean, inverse
+
+
+def backward(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, inverse: Tensor, by_weight: Tensor, by_bias: Tensor
+) -> Tensor:
+    """The data gradient; weight and bias gradients ``[clients, C]`` are written, whatever their row stride."""
+    clients, C = mean.shape
+    P = x.numel() // (clients * C)
+    grid, span, blocks = _grid(clients, P, C)
+    part = x.new_empty(clients, blocks["SPLITS"], 2, C, dtype=torch.float32)
+    dx = torch.empty_like(x)
+    _slopes[grid](g, x, mean, part, P, C, span, **blocks)
+    _apply[grid](
+        g, x, dx, x if weight is None else weight, mean, inverse, part, by_weight, by_bias,
+        by_weight.stride(0), by_bias.stride(0), P, C, span, AFFINE=weight is not None, **blocks,
+    )  # fmt: skip
+    return dx
+
+
+def _grid(clients: int, P: int, C: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:
+    """Enough programs to fill the device, each with a span of a client's rows."""
+    wide = min(64, max(16, triton.next_power_of_2(C)))
+    tall = _BLOCK_P * 16 // wide
+    across = triton.cdiv(C, wide)
+    splits = 1
+    while splits < 64 and clients * across * splits < 512 and 2 * splits * tall < P:
+        splits *= 2
+    span = triton.cdiv(triton.cdiv(P, splits), tall) * tall
+    return (clients, splits, across), span, {"SPLITS": splits, "BLOCK_P": tall, "BLOCK_C": wide}

@@ -1,0 +1,128 @@
+"""GroupNorm on channels-last images: one program an image, each way; sums over a client's images come after."""
+
+# mypy: ignore-errors
+# (Triton's kernels are a language of their own inside Python)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _by_group(values, G: tl.constexpr, C: tl.constexpr):
+    """Sums over each group's channels, given back to every channel of the group."""
+    sums = tl.sum(tl.reshape(values, (G, C // G)), 1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], (G, C // G)), (C,))
+
+
+@triton.jit
+def _forward(
+    x, y, weight, bias, mean_out, inverse_out, P, eps,
+    AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0)
+    c = tl.arange(0, C)
+    own = image.to(tl.int64) * P * C
+    total = tl.zeros((BLOCK_P, C), tl.float32)
+    for start in range(0, P, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        total += tl.load(x + own + r[:, None] * C + c[None, :], mask=(r < P)[:, None], other=0.0).to(tl.float32)
+    count = P * (C // G)
+    mean = _by_group(tl.sum(total, 0), G, C) / count
+    square = tl.zeros((BLOCK_P, C), tl.float32)
+    for start in range(0, P, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        value = tl.load(x + own + r[:, None] * C + c[None, :], mask=(r < P)[:, None], other=0.0).to(tl.float32)
+        value = tl.where((r < P)[:, None], value - mean[None, :], 0.0)
+        square += value * value
+    inverse = 1.0 / tl.sqrt(_by_group(tl.sum(square, 0), G, C) / count + eps)
+    tl.store(mean_out + image * C + c, mean)
+    tl.store(inverse_out + image * C + c, inverse)
+    scale, offset = inverse, tl.zeros_like(inverse)
+    if AFFINE:
+        scale = inverse * tl.load(weight + c).to(tl.float32)
+        offset = tl.load(bias + c).to(tl.float32)
+    for start in range(0, P, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        at = own + r[:, None] * C + c[None, :]
+        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
+        value = (value - mean[None, :]) * scale[None, :] + offset[None, :]
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=(r < P)[:, None])
+
+
+@triton.jit
+def _backward(
+    g, x, dx, weight, mean_in, inverse_in, sums, P,
+    AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0)
+    c = tl.arange(0, C)
+    own = image.to(tl.int64) * P * C
+    mean = tl.load(mean_in + image * C + c)
+    inverse = tl.load(inverse_in + image * C + c)
+    total = tl.zeros((BLOCK_P, C), tl.float32)
+    along = tl.zeros((BLOCK_P, C), tl.float32)
+    for start in range(0, P, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        at = own + r[:, None] * C + c[None, :]
+        slope = tl.load(g + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
+        total += slope
+        along += slope * (value - mean[None, :]) * inverse[None, :]
+    channel_total, channel_along = tl.sum(total, 0), tl.sum(along, 0)
+    tl.store(sums + image * 2 * C + c, channel_along)
+    tl.store(sums + image * 2 * C + C + c, channel_total)
+    scale = tl.full((C,), 1.0, tl.float32)
+    if AFFINE:
+        scale = tl.load(weight + c).to(tl.float32)
+    count = P * (C // G)
+    by_total = _by_group(channel_total * scale, G, C) / count
+    by_along = _by_group(channel_along * scale, G, C) / count
+    for start in range(0, P, BLOCK_P):
+        r = start + tl.arange(0, BLOCK_P)
+        at = own + r[:, None] * C + c[None, :]
+        slope = tl.load(g + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) * scale[None, :]
+        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
+        value = (value - mean[None, :]) * inverse[None, :]
+        slope = inverse[None, :] * (slope - by_total[None, :] - value * by_along[None, :])
+        tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=(r < P)[:, None])
+
+
+def fits(channels: int, groups: int) -> bool:
+    """Powers of two, as Triton's blocks are."""
+    return channels & (channels - 1) == 0 and channels <= 1024 and channels % groups == 0 and groups & (groups - 1) == 0
+
+
+def forward(
+    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, mean, 1/std) of channels-last x; the two ``[images, C]``, a group's value at each of its channels."""
+    images, C = x.shape[:2]
+    mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
+    y = torch.empty_like(x)
+    _forward[(images,)](
+        x, y, x if weight is None else weight, x if bias is None else bias, mean, inverse, x[0, 0].numel(), eps,
+        AFFINE=weight is not None, G=groups, C=C, BLOCK_P=_tall(C),
+    )  # fmt: skip
+    return y, mean, inverse
+
+
+def backward(
+    g: Tensor, x: Tensor, groups: int, weight: Tensor | None, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The data gradient, and each image's weight and bias gradients ``[images, 2, C]``."""
+    images, C = x.shape[:2]
+    sums = x.new_empty(images, 2, C, dtype=torch.float32)
+    dx = torch.empty_like(x)
+    _backward[(images,)](
+        g, x, dx, x if weight is None else weight, mean, inverse, sums, x[0, 0].numel(),
+        AFFINE=weight is not None, G=groups, C=C, BLOCK_P=_tall(C),
+    )  # fmt: skip
+    return dx, sums
+
+
+def _tall(channels: int) -> int:
+    return max(1, 4096 // channels)

@@ -1,0 +1,94 @@
+"""The memory's update on rows ``[c, d]`` in two passes: distances ‖∇f_i − g_i‖, then everything else at once."""
+
+# mypy: ignore-errors
+# (Triton's kernels are a language of their own inside Python)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _distances(
+    g, m, index, part, d, g_stride, m_stride, span,
+    MEMORY: tl.constexpr, INDEX: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, split = tl.program_id(0), tl.program_id(1)
+    where = row.to(tl.int64)
+    if INDEX:
+        where = tl.load(index + row)
+    square = tl.zeros((BLOCK,), tl.float32)
+    end = tl.minimum((split + 1) * span, d)
+    for start in range(split * span, end, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        v = tl.load(g + row.to(tl.int64) * g_stride + at, mask=at < end, other=0.0)
+        if MEMORY:
+            v -= tl.load(m + where * m_stride + at, mask=at < end, other=0.0).to(tl.float32)
+        square += v * v
+    tl.store(part + row * SPLITS + split, tl.sum(square, 0))
+
+
+@triton.jit
+def _move(
+    g, m, index, factor, total, c, d, g_stride, m_stride, per_group, beta, keep, seed,
+    MEMORY: tl.constexpr, INDEX: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    group = tl.program_id(1)
+    mask = at < d
+    found = tl.zeros((BLOCK,), tl.float32)
+    for row in range(group * per_group, tl.minimum((group + 1) * per_group, c)):
+        where = tl.cast(row, tl.int64)
+        if INDEX:
+            where = tl.load(index + row)
+        v = tl.load(g + tl.cast(row, tl.int64) * g_stride + at, mask=mask, other=0.0)
+        s = tl.load(factor + row)
+        if MEMORY:
+            held = tl.load(m + where * m_stride + at, mask=mask, other=0.0).to(tl.float32)
+            message = s * (v - held)
+            held = keep * held + beta * message
+            if ROUND:  # to bfloat16, up or down with the probability that keeps the mean
+                bits = held.to(tl.int32, bitcast=True)
+                draw = tl.randint(seed, (row * d + at).to(tl.int32)).to(tl.int32, bitcast=True) & 0xFFFF
+                held = ((bits + draw) & -65536).to(tl.float32, bitcast=True)
+            tl.store(m + where * m_stride + at, held.to(m.dtype.element_ty), mask=mask)
+            found += message
+        else:
+            found += s * v
+    tl.store(total + group * d + at, found, mask=mask)
+
+
+def distances(g: Tensor, memory: Tensor | None, index: Tensor | None) -> Tensor:
+    """‖g_row − memory_row‖ ``[c, 1]``; `index`: the memory's rows, where they are not the first c."""
+    c, d = g.shape
+    splits, block = 1, 4096
+    while splits < 64 and c * splits < 16384 and d > 2 * splits * block:
+        splits *= 2
+    span = triton.cdiv(triton.cdiv(d, splits), block) * block
+    part = g.new_empty(c, splits)
+    held = g if memory is None else memory
+    _distances[(c, splits)](
+        g, held, g if index is None else index, part, d, g.stride(0), held.stride(0), span,
+        MEMORY=memory is not None, INDEX=index is not None, SPLITS=splits, BLOCK=block,
+    )  # fmt: skip
+    return part.sum(1, keepdim=True).sqrt()
+
+
+def move(
+    g: Tensor, memory: Tensor | None, index: Tensor | None, factor: Tensor, beta: float, keep: float, seed: int
+) -> Tensor:
+    """With v = g − memory: Σ factor·v; and memory ← keep·memory + beta·factor·v in place."""
+    c, d = g.shape
+    block = 1024
+    groups = max(1, min(32, c // 16))
+    total = g.new_empty(groups, d)
+    held = g if memory is None else memory
+    _move[(triton.cdiv(d, block), groups)](
+        g, held, g if index is None else index, factor, total, c, d, g.stride(0), held.stride(0),
+        triton.cdiv(c, groups), beta, keep, seed & 0x7FFFFFFF,
+        MEMORY=memory is not None, INDEX=index is not None, ROUND=held.dtype == torch.bfloat16, BLOCK=block,
+    )  # fmt: skip
+    return total.sum(0) if groups > 1 else total[0]

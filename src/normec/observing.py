@@ -1,0 +1,143 @@
+"""The rows of a run's history: what they hold, when one is due, and the last look at every client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .callbacks import Callback
+from .errors import Diverged
+from .gradients import Block, Engine
+from .history import History, Row
+from .measure import Meter
+from .methods import Method
+from .objective import Buffers, Objective
+from .operators import norms
+from .run import ClientTable, Plan, State
+from .streams import Key, Stream, derive_seed, seed_generators
+
+if TYPE_CHECKING:
+    from .privacy.mechanism import Mechanism
+
+COLUMNS = (
+    *("round", "messages", "bytes", "loss", "grad_norm", "memory_error"),
+    *("message_norm", "message_norm_max", "disagreement"),
+    *("test_loss", "accuracy", "validation_loss", "validation_accuracy", "epsilon"),
+)
+
+
+class Observer:
+    """Row k describes x^k: it is taken in round k before the step, from gradients that the round needs anyway."""
+
+    def __init__(
+        self,
+        problem: Objective,
+        method: Method,
+        plan: Plan,
+        engine: Engine,
+        history: History,
+        callbacks: Sequence[Callback],
+        mechanism: Mechanism | None,
+    ) -> None:
+        self._problem, self._method, self._plan, self._engine = problem, method, plan, engine
+        self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
+        self._payload = method.operator.payload(len(problem.x0), problem.x0.element_size())
+
+    def due(self, k: int) -> bool:
+        return k % self._plan.log_every == 0 or k % self._plan.evaluate_every == 0
+
+    @property
+    def complete(self) -> bool:
+        rows = self._history.rows
+        return bool(rows) and rows[-1]["round"] == self._plan.rounds
+
+    def observe(self, state: State, drawn: Tensor | None) -> Row:
+        """What a row says of x^k beside the round's own gradients; taken before they touch anything."""
+        row: Row = {
+            "round": state.round,
+            "messages": state.messages,
+            "bytes": self._payload * state.messages / self._problem.clients,
+        }
+        if self._plan.full_gradient and not self._exact(drawn):
+            meter = Meter(state.x)
+            for block in self._engine.blocks(state.x, copied(state.buffers), state.round, full=True):
+                meter.add(block)
+                if self._method.feedback:
+                    meter.add_distances(distances(block, state.memory))
+            row |= meter.read(exact=True, feedback=self._method.feedback)
+        if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
+            # For models that draw while they are evaluated.
+            seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
+            row |= self._problem.evaluate(state.x, state.buffers)
+        return row
+
+    def record(self, row: Row, meter: Meter, drawn: Tensor | None, write: bool) -> None:
+        """Put a row into the history; `write`: and on disk."""
+        # What was observed exactly, stays.
+        row = meter.read(exact=self._exact(drawn), feedback=self._method.feedback) | row
+        if self._mechanism is not None:
+            row["epsilon"] = self._mechanism.epsilon()
+        row = {key: row[key] for key in COLUMNS if key in row}
+        broken = [key for key, value in row.items() if not math.isfinite(value)]
+        if broken:
+            raise Diverged(row["round"], [], broken[0])
+        self._history.append(row)
+        if write:
+            self._history.write()
+        for callback in self._callbacks:
+            callback.row(row)
+
+    def last(self, state: State, drawn: Tensor | None, note: Callable[[Block], None]) -> tuple[Row, Meter, ClientTable]:
+        """Measured at x^K like any other row, with no step after it; and every drawn client on its own."""
+        row, meter = self.observe(state, drawn), Meter(state.x)
+        clients: ClientTable = {"client": [], "loss": [], "gradient norm": []}
+        if self._method.feedback:
+            clients["memory error"] = []
+        for block in self._engine.blocks(state.x, copied(state.buffers), state.round, drawn):
+            note(block)
+            meter.add(block)
+            clients["client"] += block.clients.tolist()
+            clients["loss"] += block.losses.tolist()
+            clients["gradient norm"] += norms(block.grads)[:, 0].tolist()
+            own = rows_of(block, state.memory)
+            away = norms(block.grads - own) if self._method.feedback else norms(block.grads)
+            if self._method.feedback:
+                meter.add_distances(away)
+                clients["memory error"] += away[:, 0].tolist()
+            factor = self._method.operator.scale(away)
+            if factor is not None:
+                meter.add_messages(factor * away)
+            else:
+                key = Key(Stream(self._plan.seed, "operator"), state.round, block.clients)
+                meter.add_messages(norms(self._method.message(block.grads, own, key)))
+        return row, meter, clients
+
+    def _exact(self, drawn: Tensor | None) -> bool:
+        """Whether the round's gradients are those of f: all clients, all records."""
+        return drawn is None and self._plan.batch_size is None and self._plan.batch_rate is None
+
+
+def distances(block: Block, memory: Tensor) -> Tensor:
+    """‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``; nothing is changed."""
+    return norms(block.grads - rows_of(block, memory))
+
+
+def rows_of(block: Block, memory: Tensor) -> Tensor:
+    """The block's rows of the memory, on the gradients' device and in their precision."""
+    where = block.rows if isinstance(block.rows, slice) or memory.device == block.grads.device else block.clients
+    return memory[where].to(block.grads)
+
+
+def copied(buffers: Buffers) -> Buffers:
+    """Buffers to look with: the clients' own stay as they are."""
+    return {name: rows.clone() for name, rows in buffers.items()}
+
+
+def broken_rows(rows: Tensor) -> list[int]:
+    """Which rows are not finite."""
+    found: list[int] = (~torch.isfinite(rows.sum(-1))).nonzero()[:, 0].tolist()
+    return found

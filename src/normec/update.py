@@ -1,0 +1,104 @@
+"""The clients' side of a round on a block of gradients ``[c, d]``: the sum of messages, and the new memories.
+
+Where Ψ only scales (normalising, clipping, nothing at all) no table of messages is needed: with v = ∇f_i − g_i,
+
+    first pass    ‖v‖, and from it the factor s = Ψ's scale
+    second pass   Σ s v, and g_i ← (1−λ) g_i + β s v in place
+
+so the memory is read twice and written once, which is the least possible. `Method` stays the definition; this is
+`client_step` with its sums taken in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .gradients import Block
+from .methods import Method
+from .operators import norms
+
+_TILE = 2**17  # numbers of a tile of rows: gradients and memory of a tile stay in a core's cache between the passes
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a block sent: Σ m_i ``[d]``, and for each client ‖∇f_i − g_i‖ and ‖m_i‖ ``[c, 1]``."""
+
+    total: Tensor
+    distances: Tensor
+    lengths: Tensor
+
+
+def scaled(method: Method, block: Block, memory: Tensor, seed: int) -> Sent:
+    """For an operator with a scale. Uses up the block's gradients; changes the block's rows of `memory` in place.
+
+    `seed` decides how a bfloat16 memory is rounded; pass another one for every block.
+    """
+    if not method.feedback:
+        return _update(method, block.grads, None, None, seed)
+    if memory.device != block.grads.device:  # rows that live elsewhere come over, and go back
+        where = block.rows if isinstance(block.rows, slice) else block.clients
+        held = memory[where].to(block.grads.device)
+        sent = _update(method, block.grads, held, None, seed)
+        memory[where] = held.to(memory.device)
+        return sent
+    if isinstance(block.rows, slice):
+        return _update(method, block.grads, memory[block.rows], None, seed)
+    return _update(method, block.grads, memory, block.rows, seed)
+
+
+def _update(method: Method, grads: Tensor, memory: Tensor | None, index: Tensor | None, seed: int) -> Sent:
+    keep = 1 - method.decay
+    if kernels.usable(grads) and grads.dtype == torch.float32 and (memory is None or kernels.usable(memory)):
+        from .kernels import update
+
+        distances = update.distances(grads, memory, index)
+        factor = _scale(method, distances)
+        total = update.move(grads, memory, index, factor, method.beta, keep, seed)
+        return Sent(total, distances, factor * distances)
+    held = memory[index] if memory is not None and index is not None else memory
+    rows = max(1, _TILE // grads.shape[1]) if grads.device.type == "cpu" else len(grads)
+    total, found = torch.zeros_like(grads[0]), []
+    for start in range(0, len(grads), rows):
+        tile = slice(start, start + rows)
+        v = grads[tile]
+        if held is not None:
+            v -= held[tile]
+        distances = norms(v)
+        factor = _scale(method, distances).to(v.dtype)
+        total.addmv_(v.T, factor[:, 0])
+        if held is not None:
+            step = method.beta * factor
+            if held.dtype == v.dtype:
+                own = held[tile]
+                (own.mul_(keep) if method.decay else own).addcmul_(v, step)
+            else:
+                held[tile] = rounded(keep * held[tile].to(v.dtype) + step * v, held.dtype, seed + start)
+        found.append((distances, factor * distances))
+    if memory is not None and index is not None and held is not None:
+        memory[index] = held
+    return Sent(total, torch.cat([a for a, _ in found]), torch.cat([b for _, b in found]))
+
+
+def _scale(method: Method, distances: Tensor) -> Tensor:
+    factor = method.operator.scale(distances)
+    if factor is None:
+        raise TypeError(f"{method.operator} does more than scale")
+    return factor
+
+
+def rounded(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """float32 to bfloat16, up or down with the probability that keeps the mean: small steps are not lost.
+
+    Rounding to the nearest would swallow every step below 1/256 of a memory, and the memory would stand still.
+    """
+    if dtype != torch.bfloat16:
+        return values.to(dtype)
+    draw = torch.Generator(values.device).manual_seed(seed)
+    bits = values.float().view(torch.int32)
+    low = torch.randint(0, 2**16, bits.shape, dtype=torch.int32, device=values.device, generator=draw)
+    return ((bits + low) & -65536).view(torch.float32).to(dtype)
