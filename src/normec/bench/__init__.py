@@ -1,0 +1,1 @@
+"""The project's own benchmark: a floor, our engines, a hand-written loop and other libraries, side by side."""
