@@ -10,7 +10,7 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, UsageError
-from . import compare, data, privacy, theory, train
+from . import bench, compare, data, privacy, report, reproduce, results, sweep, theory, train, ui
 
 app = typer.Typer(
     name="normec",
@@ -21,6 +21,12 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
+app.command("bench")(bench.bench)
+app.command("sweep")(sweep.sweep)
+app.command("results")(results.results)
+app.command("reproduce")(reproduce.reproduce)
+app.command("report")(report.report)
+app.command("ui")(ui.ui)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(theory.app, name="theory")

@@ -40,7 +40,7 @@ def compare(
     relation: o.Relation = None,
     trust: o.Trust = None,
     by: Annotated[
-        str, typer.Option(help="What the best step size makes smallest: loss, grad_norm or validation.")
+        str, typer.Option(help="What the best step size has best: loss, grad_norm, validation (its loss) …")
     ] = "loss",
     rounds: o.Rounds = None,
     epochs: o.Epochs = None,
@@ -74,7 +74,7 @@ def compare(
         print(json.dumps({"rows": rows, "table": str(table), "picture": str(picture)}))
     else:
         show_rows(rows)
-        print(f"picture: {picture}\nnumbers: {table}")
+        print(f"page:    {out / 'report.html'}\npicture: {picture}\nnumbers: {table}")
     return 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +15,7 @@ from . import options as o
 
 if TYPE_CHECKING:
     from ..lab.runs import Result
+    from ..trackers import Tracker
 
 
 def train(
@@ -46,6 +49,10 @@ def train(
     seed: o.Seed = None,
     device: o.Device = None,
     out: o.Out = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TRACKER", help="tensorboard[:FOLDER] or mlflow[:URI], beside the run's folder."),
+    ] = None,
     settings: Annotated[bool, typer.Option("--settings", help="List every setting and its value, and stop.")] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -71,7 +78,10 @@ def train(
     from ..lab import runs
     from .progress import watcher
 
-    result = runs.execute(chosen, out, [watcher(chosen.method, quiet)])
+    folder = runs.default_folder(chosen) if out is None else out
+    with ExitStack() as stack:
+        trackers = [stack.enter_context(tracker) for tracker in _trackers(track, folder, chosen.known_by())]
+        result = runs.execute(chosen, folder, [watcher(chosen.method, quiet), *trackers])
     if as_json:
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
@@ -85,6 +95,14 @@ def train(
         print(f"stopped after round {result.summary['round']}; to go on: {again}", file=sys.stderr)
         return 130
     return 0
+
+
+def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -> list[Tracker]:
+    if not asked:
+        return []
+    from ..trackers import named
+
+    return [named(text, folder, settings) for text in asked]
 
 
 def privacy_line(spent: dict[str, Any]) -> str:
@@ -123,7 +141,7 @@ def _show(result: Result) -> None:
         ("best test accuracy", percent(summary["best_accuracy"])),
         ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
         ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),
-        ("folder", str(result.folder)),
+        ("page", str(result.folder / "report.html")),
     ]
     if summary["privacy"] is not None:
         rows.insert(2, ("privacy", privacy_line(summary["privacy"])))

@@ -1,8 +1,8 @@
 """Several methods on the same problem, each with the step size that suits it best.
 
 A method is named with its own settings, as in ``normec:beta=1,server_norm=false``. Each runs with every step size
-offered, and the one with the smallest final training loss, gradient norm or validation loss is shown: test data has
-no say. Without step sizes each method takes its own.
+offered, and the one with the best final training loss, gradient norm or validation result is shown: test data has no
+say. Without step sizes each method takes its own.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..callbacks import Callback
 from ..errors import Diverged, Interrupted, UsageError, one_of
 from ..history import History
 from . import config as configs
-from . import methods, runs
+from . import methods, runs, tuning
 from .config import RunConfig
 
-CRITERIA = {"loss": "loss", "grad_norm": "grad_norm", "validation": "validation_loss"}
+CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def run(
     outcomes = []
     for entry in entries:
         tried: dict[float, float | None] = {}
-        best: runs.Result | None = None
+        found: dict[float, runs.Result] = {}
         for cell in entry.cells:
             size = methods.step_size(cell)
             if isinstance(size, str):
@@ -99,14 +99,12 @@ def run(
                 continue
             if result.summary["status"] == "interrupted":
                 raise Interrupted
-            value = result.summary["final"].get(column)
-            if value is None:
-                cure = "set validation=0.2" if criterion == "validation" else "set full_gradient=true"
-                raise UsageError(f"{column} was not measured; {cure} to have it")
-            tried[size] = value
-            if best is None or value < best.summary["final"][column]:
-                best = result
-        outcomes.append(Outcome(entry.label, best, tried))
+            found[size] = result
+            tried[size] = tuning.value(result.summary, column)
+            if tried[size] is None:
+                raise tuning.unmeasured(column)
+        best = tuning.best({size: [value] for size, value in tried.items()}, column)
+        outcomes.append(Outcome(entry.label, found[best] if best is not None else None, tried))
     return outcomes
 
 
@@ -115,13 +113,14 @@ def histories(outcomes: Sequence[Outcome]) -> dict[str, History]:
 
 
 def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
-    """The table as JSON and the picture; returns both paths."""
-    from ..report import pictures
+    """The table as JSON, the picture and the page; returns the paths of the first two."""
+    from ..report import page, pictures
 
     table, picture = folder / "comparison.json", folder / "comparison.png"
     write_atomic(table, json.dumps([row(outcome) for outcome in outcomes], indent=1) + "\n")
     if histories(outcomes):
         pictures.curves(histories(outcomes), picture)
+        page.write_comparison(folder)
     return table, picture
 
 

@@ -1,0 +1,132 @@
+"""The cells of a sweep: runs with the same settings but for the seed, and what they reached on average."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import words
+from .reading import RunView
+
+ELSEWHERE = ("data_dir", "device", "engine", "checkpoint_seconds")  # where a run is computed, not what
+ENDED = ("finished", "stopped")  # how a run ends that has a result
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number to compare cells by. `column` of the last row, or a fact of its own."""
+
+    column: str
+    label: str
+    better: str = "min"
+    scale: str = "log"
+    percent: bool = False
+
+
+METRICS = (
+    Metric("accuracy", "test accuracy, %", "max", "linear", True),
+    Metric("validation_accuracy", "validation accuracy, %", "max", "linear", True),
+    Metric("best_accuracy", "best test accuracy, %", "max", "linear", True),
+    Metric("loss", "training loss"),
+    Metric("test_loss", "test loss"),
+    Metric("validation_loss", "validation loss"),
+    Metric("grad_norm", "gradient norm"),
+    Metric("smallest_grad_norm", "smallest gradient norm"),
+    Metric("memory_error", "memory error"),
+    Metric("message_norm", "message norm"),
+    Metric("disagreement", "client disagreement"),
+    Metric("epsilon", "ε spent", scale="linear"),
+    Metric("seconds", "time, s", scale="linear"),
+)
+
+
+@dataclass
+class Cell:
+    """Runs that differ in their seed alone."""
+
+    settings: dict[str, Any]
+    runs: list[RunView] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        parts = [
+            str(value) if key == "method" else f"{key} {words.number(value)}" for key, value in self.settings.items()
+        ]
+        return ", ".join(parts) or "the only cell"
+
+    @property
+    def status(self) -> str:
+        found = {run.status for run in self.runs}
+        return found.pop() if len(found) == 1 else "mixed"
+
+    def values(self, metric: Metric) -> list[float]:
+        """One a run that has come to its end."""
+        found = [_value(run, metric) for run in self.runs if run.status in ENDED]
+        return [value for value in found if value is not None and math.isfinite(value)]
+
+    def mean(self, metric: Metric) -> float | None:
+        """None as soon as one seed has no value: an average over the survivors would flatter."""
+        values = self.values(metric)
+        return statistics.fmean(values) if len(values) == len(self.runs) else None
+
+    def spread(self, metric: Metric) -> float | None:
+        values = self.values(metric)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _value(run: RunView, metric: Metric) -> float | None:
+    if metric.column == "seconds":
+        return (run.summary.get("timings") or {}).get("total")
+    if metric.column == "epsilon":
+        return run.epsilon
+    return run.summary.get(metric.column, run.final.get(metric.column))
+
+
+def varied(views: Sequence[RunView]) -> list[str]:
+    """The settings that differ between runs, the seed aside; the method comes first."""
+    keys = dict.fromkeys(key for view in views for key in view.settings if key not in (*ELSEWHERE, "seed"))
+    found = [key for key in keys if any(view.settings.get(key) != views[0].settings.get(key) for view in views)]
+    return sorted(found, key=lambda key: key != "method")
+
+
+def grouped(views: Sequence[RunView], names: Sequence[str]) -> list[Cell]:
+    """The runs by the settings in `names`, cells and seeds in the order of their values."""
+    cells: dict[tuple[Any, ...], Cell] = {}
+    for view in views:
+        values = tuple(view.settings.get(name) for name in names)
+        settings = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        cells.setdefault(values, Cell(settings)).runs.append(view)
+    for cell in cells.values():
+        cell.runs.sort(key=lambda run: (run.settings.get("seed", 0), run.name))
+    return [cells[key] for key in sorted(cells, key=lambda values: [order(value) for value in values])]
+
+
+def order(value: Any) -> tuple[int, Any]:
+    """Nothing, then numbers, then words."""
+    if value is None:
+        return 0, 0
+    return (1, value) if isinstance(value, int | float) else (2, str(value))
+
+
+def measured(cells: Sequence[Cell]) -> list[Metric]:
+    return [metric for metric in METRICS if any(cell.mean(metric) is not None for cell in cells)]
+
+
+def best(cells: Sequence[Cell], metric: Metric) -> Cell | None:
+    known = [cell for cell in cells if cell.mean(metric) is not None]
+    if not known:
+        return None
+    return (max if metric.better == "max" else min)(known, key=lambda cell: cell.mean(metric) or 0.0)
+
+
+def shown(cell: Cell, metric: Metric) -> str:
+    """Mean ± one standard deviation."""
+    mean, spread = cell.mean(metric), cell.spread(metric)
+    if mean is None:
+        return ""
+    if metric.percent:
+        return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "") + " %"
+    return words.number(mean, 3) + (f" ± {words.number(spread, 2)}" if spread is not None else "")

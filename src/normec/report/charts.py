@@ -1,0 +1,132 @@
+"""What the page's curves are drawn from: a few charts, and for each run (or group of seeds) its columns.
+
+The drawing itself is in assets/charts.js, which the live page uses too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..history import History, Row
+from .html import Html, e
+from .spread import over_seeds
+
+MOST_ROWS = 1200
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: the columns it draws with their names, and straight lines to hold them against."""
+
+    key: str
+    title: str
+    columns: dict[str, str]
+    label: str
+    scale: str = "log"
+    percent: bool = False
+    explained: str = ""
+
+
+RESULT = (
+    Chart(
+        "accuracy", "Accuracy", {"accuracy": "test", "validation_accuracy": "validation"}, "accuracy, %", "linear", True
+    ),
+    Chart("loss", "Loss", {"loss": "training", "test_loss": "test", "validation_loss": "validation"}, "loss f(x)"),
+    Chart("grad_norm", "Gradient norm", {"grad_norm": "‖∇f(x)‖"}, "‖∇f(x)‖"),
+)
+SPENT = (Chart("epsilon", "Privacy spent", {"epsilon": "ε so far"}, "ε", "linear"),)
+HEALTH = (
+    Chart(
+        "memory_error",
+        "Memory error",
+        {"memory_error": "mean ‖∇f_i − g_i‖"},
+        "mean ‖∇f_i − g_i‖",
+        explained="How far the clients' memories lie from their gradients: what error feedback brings down.",
+    ),
+    Chart(
+        "message_norm",
+        "Message norm",
+        {"message_norm": "mean", "message_norm_max": "largest"},
+        "norm of a message",
+        "linear",
+        explained="Measured before the noise; privacy rests on no message passing the bound.",
+    ),
+    Chart(
+        "disagreement",
+        "Client disagreement",
+        {"disagreement": "√ mean ‖∇f_i − ∇f‖²"},
+        "√ mean ‖∇f_i − ∇f‖²",
+        explained="How different the clients' data make their gradients.",
+    ),
+)
+
+
+def columns_of(histories: Sequence[History], most: int = MOST_ROWS) -> dict[str, list[Any]]:
+    """Columns of one run, or of seeds: mean, and the band one standard deviation wide as NAME.low and NAME.high."""
+    if len(histories) == 1:
+        rows = thinned(histories[0].rows, most)
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+    names = dict.fromkeys(name for history in histories for row in history for name in row)
+    bands = {name: over_seeds(histories, name, "deviation") for name in names if name != "round"}
+    merged: dict[int, Row] = {k: {"round": k} for k in sorted({k for band in bands.values() for k in band.rounds})}
+    for name, band in bands.items():
+        for position, k in enumerate(band.rounds):
+            merged[k][name] = band.mean[position]
+            if name not in ("messages", "bytes", "epsilon"):
+                merged[k] |= {f"{name}.low": band.low[position], f"{name}.high": band.high[position]}
+    rows = thinned(list(merged.values()), most)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
+    """At most about `most` rows; the last stays, and rows with an accuracy are thinned by themselves."""
+    if len(rows) <= most:
+        return rows
+    evaluated = {k for k, row in enumerate(rows) if row.get("accuracy") is not None}
+    others = [k for k in range(len(rows)) if k not in evaluated]
+    kept = {len(rows) - 1}
+    for group in (sorted(evaluated), others):
+        kept |= set(group[:: max(1, -(-len(group) * 2 // most))])
+    return [rows[k] for k in sorted(kept)]
+
+
+def measured(charts: Sequence[Chart], histories: Sequence[History]) -> list[Chart]:
+    """The charts for which something was measured."""
+    return [chart for chart in charts if any(one[name] for name in chart.columns for one in histories)]
+
+
+def figures(charts: Sequence[Chart], note: str = "") -> Html:
+    """Empty frames in the page; the script draws into them."""
+    return e(
+        "div", [_figure(chart) for chart in charts], e("p", note, class_="quiet") if note else None, class_="charts"
+    )
+
+
+def _figure(chart: Chart) -> Html:
+    tools = e(
+        "button",
+        "log",
+        type="button",
+        class_="small scale",
+        aria_pressed="true" if chart.scale == "log" else "false",
+        title="logarithmic vertical axis",
+        aria_label=f"{chart.title}: logarithmic axis",
+    )
+    head = e("div", e("h3", chart.title), e("div", class_="legend"), tools, class_="chart-head")
+    explained = e("p", chart.explained, class_="quiet") if chart.explained else None
+    plot = e("div", e("noscript", "The curve needs scripts."), class_="plot", role="img", aria_label=chart.title)
+    return e("figure", head, plot, explained, class_="chart", id=f"chart-{chart.key}", data_chart=chart.key)
+
+
+def payload(
+    charts: Sequence[Chart], series: Sequence[dict[str, Any]], references: dict[str, list[dict[str, Any]]] | None = None
+) -> dict[str, Any]:
+    """What the script reads; `series` are {"name", "columns", "href"} each."""
+    held = [asdict(chart) for chart in charts]
+    for chart in held:
+        chart["references"] = (references or {}).get(chart["key"], [])
+    return {"charts": held, "series": list(series)}

@@ -1,0 +1,137 @@
+"""The page about a comparison: the best run of every method, and what became of the other step sizes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from . import several, words
+from .document import Section, copyable
+from .html import Html, e, join, table
+from .reading import RunView, read_run, read_runs
+from .run_page import shown
+
+FILE = "comparison.json"
+CRITERIA = {
+    "loss": "training loss",
+    "grad_norm": "gradient norm",
+    "validation_accuracy": "validation accuracy",
+    "validation_loss": "validation loss",
+    "smallest_grad_norm": "smallest gradient norm",
+    "memory_error": "memory error",
+}
+
+
+def render(folder: Path, served: str | None = None, link: Any = None) -> str:
+    """The whole page; `link` says where a run's own page is, beside this one unless told."""
+    rows = _rows(folder)
+    views: dict[str, RunView] = {}
+    notes = []
+    for row in rows:
+        if row.get("folder") is None:
+            notes.append(f"{row['method']}: every step size diverged")
+            continue
+        place = folder / Path(row["folder"]).name
+        try:
+            views[row["method"]] = read_run(place)
+        except (UsageError, OSError) as error:
+            notes.append(f"{row['method']}: {error}")
+    if not views:
+        raise UsageError(f"{folder} holds no run of its comparison: {'; '.join(notes) or FILE + ' is empty'}")
+    by = criterion(rows, views)
+    to = link or (lambda run: several.link_to(run, folder / "report.html"))
+    links = {name: to(view.folder) for name, view in views.items()}
+    return several.render(
+        views,
+        links,
+        title=folder.resolve().name,
+        notes=notes,
+        extra=_tried(rows, by),
+        rerun=_rerun(folder, rows, by),
+        served=served,
+    )
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / FILE
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{folder} holds no comparison (there is no {FILE})") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "method" in row for row in rows):
+        raise UsageError(f"{path} is not what a comparison writes")
+    return rows
+
+
+def criterion(rows: list[dict[str, Any]], views: dict[str, RunView]) -> str:
+    """What decided between step sizes: the column whose final value stands beside the winner."""
+    for row in rows:
+        view, lr = views.get(row["method"]), row.get("lr")
+        if view is None or not isinstance(lr, int | float):
+            continue
+        value = row.get("tried", {}).get(f"{lr:g}")
+        for name in CRITERIA:
+            if value is not None and value == view.summary.get(name, view.final.get(name)):
+                return name
+    return "loss"
+
+
+def _tried(rows: list[dict[str, Any]], by: str) -> list[Section]:
+    sizes = sorted({float(size) for row in rows for size in row.get("tried", {})})
+    if all(len(row.get("tried", {})) < 2 for row in rows):
+        return []
+    body = []
+    for row in rows:
+        tried = {float(size): value for size, value in row.get("tried", {}).items()}
+        cells: list[str | Html] = []
+        for size in sizes:
+            value = tried.get(size)
+            text = words.number(value) if value is not None else "diverged" if size in tried else ""
+            cells.append(e("strong", text) if size == row.get("lr") else text)
+        body.append([row["method"], *cells])
+    said = e("p", f"The {CRITERIA[by]} at the end with each step size; the best is shown above. Test data had no say.")
+    columns = ("method", *(f">{size:g}" for size in sizes))
+    return [Section("tried", "Step sizes tried", join(said, table(columns, body, aria_label="Step sizes tried")))]
+
+
+def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
+    """The shared settings as a file, and the command that runs the same comparison from it."""
+    cells = sorted(path.parent for path in folder.glob("*/config.toml"))
+    views, _ = read_runs(cells)
+    labels = [str(row["method"]) for row in rows]
+    shared = shared_by_all(labels, views, folder)
+    lists = {tuple(row["tried"]) for row in rows if "lr=" not in row["method"]}
+    sizes = next(iter(lists)) if len(lists) == 1 else ()
+    command = ["normec", "compare", *labels, "--config", "shared.toml"]
+    command += ["--lr", ",".join(sizes)] if sizes else []
+    command += ["--by", by] if by != "loss" else []
+    command += ["--out", f"{shown(folder)}-again"]
+    return join(
+        e("p", "Save what all methods share as shared.toml:"),
+        copyable(several.toml(shared), "shared.toml"),
+        e("p", "and run"),
+        copyable(shlex.join(command), "the command"),
+    )
+
+
+def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict[str, Any]:
+    """Settings that every run has alike unless its label says otherwise; not the method, not its step size."""
+    own = {label: {part.partition("=")[0].strip() for part in label.partition(":")[2].split(",")} for label in labels}
+    held: dict[str, list[Any]] = {}
+    for view in views:
+        name = view.folder.relative_to(folder).name
+        named = max((label for label in labels if name.startswith(_folder_name(label))), key=len, default="")
+        for key, value in view.settings.items():
+            if key not in ("method", "lr", *own.get(named, ())):
+                held.setdefault(key, []).append(value)
+    return {key: values[0] for key, values in held.items() if all(value == values[0] for value in values)}
+
+
+def _folder_name(label: str) -> str:
+    """How the folders of a method's runs begin."""
+    return label.replace(":", "-").replace("=", "-").replace(",", "-") + "-lr-"

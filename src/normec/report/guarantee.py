@@ -1,0 +1,235 @@
+"""The privacy of a run in plain words: who is protected from whom, how strongly, what is not covered; its ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+from ..errors import UsageError
+from . import words
+from .document import Section, cards
+from .html import Html, e, join, table
+from .reading import RunView
+
+WATCHERS = {
+    "local": "a server that sees every message",
+    "secure-sum": "a server that sees only sums",
+    "central": "everyone but the trusted server",
+}
+MOST_LINES = 400
+Lines = list[dict[str, Any]]
+
+
+def phrase(view: RunView) -> str:
+    """For the first sentence: ``with (8, 1e-05)-differential privacy for each client against …``."""
+    if not view.private:
+        return "without privacy"
+    terms = view.terms
+    whom = f"for each {terms.get('unit', 'client')} against {WATCHERS.get(str(terms.get('trust')), 'its observer')}"
+    if view.epsilon is None:
+        return f"with differential privacy {whom}"
+    # No line break inside: no-break space and hyphen.
+    return f"with ({words.epsilon(view.epsilon)},\u00a0{_power(terms.get('delta'))})\u2011differential privacy {whom}"
+
+
+def sections(view: RunView, chart: Html) -> list[Section]:
+    """The statement and, for a private run, its ledger."""
+    if not view.private:
+        return [Section("privacy", "Privacy", _unprotected())]
+    lines, fault = ledger_lines(view)
+    return [
+        Section("privacy", "Privacy", _statement(view, lines, chart)),
+        Section("ledger", "Ledger", _ledger(lines, fault)),
+    ]
+
+
+def promised(view: RunView) -> dict[str, Any]:
+    """The run's own words; before it has written them, those of the statement in its checkpoint."""
+    if view.privacy is not None:
+        return view.privacy
+    from ..privacy.statement import Privacy
+
+    try:
+        statement = Privacy(**view.identity["privacy"])
+    except (KeyError, TypeError, UsageError):
+        return {}
+    return {"statement": statement.promise(view.identity.get("clients")), "not_covered": statement.not_covered()}
+
+
+def ledger_lines(view: RunView) -> tuple[Lines, str | None]:
+    """The ledger's lines, checked hash by hash; or why they cannot be trusted."""
+    from ..privacy.chain import LedgerDamaged, read_chain
+
+    path = view.folder / "ledger.jsonl"
+    if not path.exists():
+        return [], "There is no ledger in the folder: nothing was released from it, or the file was taken away"
+    try:
+        return read_chain(path).lines, None
+    except (LedgerDamaged, OSError) as error:
+        return [], str(error)
+
+
+def recognised(lines: Lines, false_alarms: float) -> float | None:
+    """The largest share of units an observer can recognise while wrongly naming `false_alarms` of the others.
+
+    Exact for Gaussians that are not sampled: Φ(Φ⁻¹(a) + μ) with μ² = Σ 1/z². None where that does not describe the
+    releases.
+    """
+    releases = [line for line in lines if line.get("kind") == "release"]
+    if not releases or any(line["rate"] < 1 for line in releases):
+        return None
+    mu = math.sqrt(math.fsum(line["count"] / line["multiplier"] ** 2 for line in releases))
+    normal = NormalDist()
+    return normal.cdf(normal.inv_cdf(false_alarms) + mu)
+
+
+def _unprotected() -> Html:
+    return e(
+        "p",
+        e("strong", "None. "),
+        "The messages left without noise: whoever saw them, the server included, may learn about any client's data"
+        " from them. There is no ε to report, and no ledger.",
+    )
+
+
+def _statement(view: RunView, lines: Lines, chart: Html) -> Html:
+    terms, spent = view.terms, promised(view)
+    told = _parts(str(spent.get("statement", "")))
+    rows: list[tuple[str, Any]] = [
+        ("Protected", told.get("Protected") or f"each {terms.get('unit', 'client')}"),
+        ("Against", told.get("Against") or WATCHERS.get(str(terms.get("trust")), "")),
+        ("Strength", _strength(view)),
+        ("In plain words", _plain_words(view, lines)),
+        ("Noise", _noise(view, lines)),
+    ]
+    gaps = [e("li", words.sentence(str(gap))) for gap in spent.get("not_covered", [])]
+    notes = [e("li", words.sentence(str(note))) for note in spent.get("notes", [])]
+    said = e("dl", [join(e("dt", name), e("dd", text)) for name, text in rows if text], class_="statement")
+    return join(
+        e("div", said, chart, class_="beside"),
+        e("div", e("h3", "To be read with it"), e("ul", notes), class_="callout") if notes else None,
+        join(e("h3", "What is not covered"), e("ul", gaps, class_="gaps")) if gaps else None,
+    )
+
+
+def _strength(view: RunView) -> str:
+    epsilon, delta = view.epsilon, view.terms.get("delta")
+    if epsilon is None:
+        return ""
+    exact = f"ε = {words.epsilon(epsilon)} at δ = {_power(delta)}"
+    if view.budget is None:
+        return f"{exact}, for the noise that was used; it was reported afterwards and is not a target"
+    left = "all of the budget" if epsilon >= view.budget * (1 - 1e-6) else "within the budget"
+    return f"{exact}, {left} of ε = {words.number(view.budget)}"
+
+
+def _plain_words(view: RunView, lines: Lines) -> str:
+    unit, terms = view.terms.get("unit", "client"), view.terms
+    one, many = recognised(lines, 0.01), recognised(lines, 0.1)
+    if one is None or many is None or terms.get("noise") == "exact":  # a discrete Gaussian is not quite one
+        if view.epsilon is None:
+            return ""
+        factor = words.number(math.exp(view.epsilon), 3) if view.epsilon < 500 else "beyond all use"
+        return (
+            f"Whatever is seen, the odds that it gives about one {unit} change by a factor of at most {factor}, "
+            f"but for a chance of {_power(terms.get('delta'))}."
+        )
+    if terms.get("relation") == "replace":
+        guess, wrong, right = f"which of two data sets one {unit} holds", "who hold the one", "who hold the other"
+    else:
+        guess, wrong, right = f"whether one {unit} took part", "that did not", "that did"
+    return (
+        f"Suppose an observer knows everything else and only guesses {guess}. If it may be wrong about 1 % of those "
+        f"{wrong}, it is right about at most {_up(one)} of those {right}; if it may be wrong about 10 %, at most "
+        f"{_up(many)}. Without seeing anything it would be 1 % and 10 %."
+    )
+
+
+def _noise(view: RunView, lines: Lines) -> str:
+    sigma = (view.privacy or {}).get("sigma") or next((line["sigma"] for line in lines if "sigma" in line), None)
+    if sigma is None:
+        return ""
+    kind = {
+        "seeded": "drawn from the seed, for simulations only",
+        "secure": "drawn from the system's randomness",
+        "exact": "discrete, drawn from the system's randomness",
+    }.get(str(view.terms.get("noise")), "")
+    return f"standard deviation σ = {words.number(sigma)} in each coordinate of a client's message, {kind}".rstrip(", ")
+
+
+def _ledger(lines: Lines, fault: str | None) -> Html:
+    releases = [line for line in lines if line.get("kind") == "release"]
+    if fault:
+        return e("p", e("strong", words.sentence(fault)), class_="callout bad")
+    last = releases[-1] if releases else {}
+    rates = {line["rate"] for line in releases}
+    facts = [
+        ("Releases paid for", words.number(last.get("releases")), f"in {len(releases)} lines"),
+        ("ε in the ledger", words.epsilon(last.get("epsilon")), "never below the exact one"),
+        ("Noise multiplier", words.number(last.get("multiplier")), "σ over sensitivity, as observed"),
+        ("Sampling", words.listed([words.percent(rate, 2) for rate in sorted(rates)]), "of the units a round")
+        if rates - {1.0}
+        else ("Sampling", "none" if releases else "", "claimed"),
+        ("Chain of hashes", "whole", f"{len(lines)} lines checked"),
+    ]
+    shown, left_out = _shortened(releases)
+    rows = [
+        [
+            _rounds(line),
+            words.number(line["count"]),
+            words.number(line["sigma"]),
+            words.number(line["multiplier"]),
+            words.epsilon(line["epsilon"]),
+            words.number(line["attempt"]),
+            e("code", str(line.get("hash", ""))[:12]),
+        ]
+        for line in shown
+    ]
+    columns = ("rounds", ">releases", ">σ a client", ">multiplier", ">ε after", ">attempt", "hash")
+    return join(
+        e("p", "A line is written, and is on the disk, before its messages leave."),
+        cards(facts),
+        e(
+            "details",
+            e(
+                "summary",
+                f"All lines ({len(releases)})" if not left_out else f"Lines ({len(shown)} of {len(releases)})",
+            ),
+            table(columns, rows, aria_label="The ledger's lines"),
+            e("p", f"{left_out} lines in the middle are left out here; ledger.jsonl has all.") if left_out else None,
+        )
+        if rows
+        else None,
+    )
+
+
+def _shortened(releases: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    if len(releases) <= MOST_LINES:
+        return list(releases), 0
+    half = MOST_LINES // 2
+    return [*releases[:half], *releases[-half:]], len(releases) - 2 * half
+
+
+def _rounds(line: dict[str, Any]) -> str:
+    first, count = line["round"], line["count"]
+    return str(first) if count == 1 else f"{first} – {first + count - 1}"
+
+
+def _parts(statement: str) -> dict[str, str]:
+    """ "Protected: who. Against: whom. Strength: how." as its parts."""
+    found = {}
+    for name, following in (("Protected", " Against:"), ("Against", " Strength:"), ("Strength", "\n")):
+        _, sign, rest = statement.partition(f"{name}: ")
+        if sign:
+            found[name] = rest.split(following)[0].rstrip(". ")
+    return found
+
+
+def _power(delta: Any) -> str:
+    return words.number(float(delta)).replace("-", "\u2011") if isinstance(delta, int | float) else "δ"
+
+
+def _up(share: float) -> str:
+    return f"{math.ceil(share * 1000) / 10:g} %"

@@ -1,0 +1,129 @@
+"""The runs under a folder, as a list that knows what changed since it was last asked."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .charts import thinned
+from .html import plain
+from .page import kind_of
+from .reading import PARTS, RunView, being_written, read_run
+
+SPARK_POINTS = 60
+Signature = tuple[Any, ...]
+
+
+class Listing:
+    """Runs and pages by their path below `root`; `changes` gives what is new since a token."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._lock = threading.Lock()
+        self._name = secrets.token_hex(4)  # a token of an earlier server means nothing here
+        self._version = 0
+        self._held: dict[str, tuple[Signature, int, dict[str, Any]]] = {}
+        self._gone: dict[str, int] = {}
+
+    def folder(self, path: str) -> Path | None:
+        """The run, comparison or sweep at `path`: only what a walk below the root finds, so nothing outside it."""
+        with self._lock:
+            known = dict(self._folders())
+        return known.get(path)
+
+    def changes(self, token: str | None) -> dict[str, Any]:
+        """Entries that are new or changed since `token`, and the paths that are gone."""
+        name, _, number = (token or "").partition("-")
+        since = int(number) if name == self._name and number.isdigit() else -1
+        with self._lock:
+            self._refresh()
+            return {
+                "token": f"{self._name}-{self._version}",
+                "whole": since < 0,
+                "changed": [entry for _, version, entry in self._held.values() if version > since],
+                "gone": [path for path, version in self._gone.items() if version > since >= 0],
+            }
+
+    def _refresh(self) -> None:
+        found = dict(self._folders())
+        self._version += 1
+        changed = False
+        for path in [path for path in self._held if path not in found]:
+            del self._held[path]
+            self._gone[path] = self._version
+            changed = True
+        for path, folder in found.items():
+            signature = _signature(folder)
+            if path in self._held and self._held[path][0] == signature:
+                continue
+            entry = _entry(path, folder)
+            if entry is not None:
+                self._held[path] = (signature, self._version, entry)
+                self._gone.pop(path, None)
+                changed = True
+        if not changed:
+            self._version -= 1
+
+    def _folders(self) -> list[tuple[str, Path]]:
+        """What lies below the root; links are not followed, and a run is not searched for more runs."""
+        found = []
+        for place, folders, _ in os.walk(self.root):
+            folder = Path(place)
+            kind = kind_of(folder)
+            if kind:
+                found.append((folder.relative_to(self.root).as_posix(), folder))
+            folders[:] = [] if kind == "run" else sorted(name for name in folders if not name.startswith("."))
+        return found
+
+
+def _signature(folder: Path) -> Signature:
+    """Changes whenever an entry would."""
+    marks: list[Any] = [being_written(folder)]
+    for part in (*PARTS, "comparison.json", "sweep.toml", "theory.json"):
+        try:
+            state = (folder / part).stat()
+            marks.append((state.st_mtime_ns, state.st_size))
+        except OSError:
+            marks.append(None)
+    return tuple(marks)
+
+
+def _entry(path: str, folder: Path) -> dict[str, Any] | None:
+    """One line of the list; None for what vanished meanwhile."""
+    kind = kind_of(folder)
+    if kind is None:
+        return None
+    entry: dict[str, Any] = {"path": path, "name": folder.name, "kind": kind}
+    if kind != "run":
+        return entry
+    try:
+        view = read_run(folder)
+    except (UsageError, OSError):
+        return None
+    return entry | {
+        "status": view.status,
+        "method": view.method,
+        "data": view.settings.get("data"),
+        "round": view.round,
+        "rounds": view.rounds,
+        "epsilon": view.epsilon if view.private else None,
+        "private": view.private,
+        "accuracy": view.final.get("accuracy"),
+        "loss": view.final.get("loss"),
+        "error": view.summary.get("error") if view.status != "training" else None,
+        "spark": _spark(view),
+    }
+
+
+def _spark(view: RunView) -> dict[str, Any] | None:
+    """A few points of the accuracy, or of the loss."""
+    for column in ("accuracy", "loss"):
+        rows = [row for row in view.history if row.get(column) is not None]
+        if len(rows) > 1:
+            few = thinned(rows, SPARK_POINTS)
+            return {"column": column, "x": [row["round"] for row in few], "y": plain([row[column] for row in few])}
+    return None

@@ -1,0 +1,92 @@
+"""Pages that runs, comparisons, sweeps and verifications leave behind: each one file, readable without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..atomic import write_atomic
+from ..errors import UsageError
+from . import comparison, run_page, several, sweep_page, theory_page
+from .html import Html
+from .reading import is_run, read_run
+
+NAME = "report.html"
+Link = Callable[[Path], str]
+
+
+def kind_of(folder: Path) -> str | None:
+    """What a folder holds: "sweep", "comparison", "theory" or "run"; None for anything else."""
+    if is_run(folder):
+        return "run"
+    for kind, mark in (("sweep", "sweep.toml"), ("comparison", comparison.FILE), ("theory", theory_page.FILE)):
+        if (folder / mark).is_file():
+            return kind
+    return "sweep" if (folder / "cells").is_dir() else None
+
+
+def render(folder: Path, served: str | None = None, link: Link | None = None) -> str:
+    """The page of a folder that is not a run's; see `run_page` for those."""
+    match kind_of(folder):
+        case "sweep":
+            return sweep_page.render(folder, served, link)
+        case "comparison":
+            return comparison.render(folder, served, link)
+        case "theory":
+            return theory_page.render(folder, served)
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    inside = sorted(path.name for path in folder.iterdir() if kind_of(path))
+    cure = f"; name what is in it: {', '.join(inside[:5])}{' …' if len(inside) > 5 else ''}" if inside else ""
+    raise UsageError(f"{folder} holds no run, comparison, sweep or verification{cure}")
+
+
+def write(folder: Path, path: Path | None = None) -> Path:
+    """The page of whatever a folder holds, in it unless `path` says where."""
+    if is_run(folder):
+        return write_run(folder, path=path)
+    path = folder / NAME if path is None else path
+    return _write(path, render(folder, link=lambda run: several.link_to(run, path)))
+
+
+def write_run(folder: Path, summary: dict[str, Any] | None = None, path: Path | None = None) -> Path:
+    """A run's page, with `summary` in place of its summary.json if that is still to be written."""
+    return _write(path or folder / NAME, run_page.render(read_run(folder, summary)))
+
+
+def write_comparison(folder: Path) -> Path:
+    return _write(folder / NAME, comparison.render(folder))
+
+
+def write_sweep(folder: Path) -> Path:
+    return _write(folder / NAME, sweep_page.render(folder))
+
+
+def write_many(folders: Sequence[Path], path: Path) -> Path:
+    """One page about several runs."""
+    command = several.many_command(folders, path)
+    return _write(path, render_many(folders, lambda run: several.link_to(run, path), command))
+
+
+def render_many(folders: Sequence[Path], link: Link, rerun: Html | None = None, served: str | None = None) -> str:
+    views = {name: read_run(folder) for name, folder in _named(folders).items()}
+    if not views:
+        raise UsageError("name at least one run")
+    links = {name: link(view.folder) for name, view in views.items()}
+    return several.render(views, links, title=f"{len(views)} runs", rerun=rerun, served=served)
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    """Folders by as much of their path as tells them apart."""
+    resolved = list(dict.fromkeys(folder.resolve() for folder in folders))
+    for length in range(1, max((len(path.parts) for path in resolved), default=1) + 1):
+        names = ["/".join(path.parts[-length:]) for path in resolved]
+        if len(set(names)) == len(names):
+            return dict(zip(names, resolved, strict=True))
+    return {str(path): path for path in resolved}
+
+
+def _write(path: Path, text: str) -> Path:
+    write_atomic(path, text)
+    return path

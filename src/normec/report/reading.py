@@ -1,0 +1,213 @@
+"""A run's folder as a reader finds it: finished, under way, broken off or damaged.
+
+Nothing here changes a folder or takes its lock; what cannot be read becomes a note on the page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..history import History
+
+PARTS = ("config.toml", "metrics.jsonl", "summary.json")
+STATUS = {
+    "training": "is training",
+    "finished": "finished",
+    "interrupted": "was interrupted",
+    "stopped": "stopped early",
+    "diverged": "diverged",
+    "failed": "failed",
+    "unfinished": "ended without a summary",
+}
+
+
+@dataclass
+class RunView:
+    """What a run's folder says.
+
+    `identity` is what its checkpoint is known by, `paid` the ε of the ledger's last line, `notes` what could not be
+    read.
+    """
+
+    folder: Path
+    status: str = "unfinished"
+    summary: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    toml: str = ""
+    history: History = field(default_factory=History)
+    identity: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    paid: float = 0.0
+    clients: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def method(self) -> str:
+        named = re.match(r"Method\(name='([^']+)'", str(self.identity.get("method", "")))
+        return str(self.settings.get("method") or (named[1] if named else "a method"))
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last value of every column."""
+        found: dict[str, Any] = {}
+        for row in self.history:
+            found |= row
+        return found or dict(self.summary.get("final") or {})
+
+    @property
+    def round(self) -> int:
+        known = self.summary.get("round") if self.status != "training" else None
+        return int(known if known is not None else self.final.get("round", 0))
+
+    @property
+    def rounds(self) -> int | None:
+        for source in (self.summary, self.identity, self.settings):
+            if isinstance(source.get("rounds"), int):
+                return int(source["rounds"])
+        return None
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """What a finished or interrupted private run spent, in its own words."""
+        held = self.summary.get("privacy")
+        return held if isinstance(held, dict) else None
+
+    @property
+    def private(self) -> bool:
+        return bool(self.privacy or self.settings.get("private") or self.identity.get("privacy"))
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """Who is protected from whom, as settings."""
+        return {**self.settings, **(self.identity.get("privacy") or {})}
+
+    @property
+    def epsilon(self) -> float | None:
+        """Spent so far; None for a run without privacy."""
+        if self.status != "training" and self.privacy is not None:
+            return float(self.privacy["epsilon"])
+        known = self.final.get("epsilon")
+        return max(known or 0.0, self.paid) if self.private and (known or self.paid) else None
+
+    @property
+    def budget(self) -> float | None:
+        """The ε that was the target; None where ε was only reported."""
+        terms = self.terms
+        target = (
+            self.privacy.get("is_target", True) if self.privacy else not (terms.get("replay") or terms.get("sigma"))
+        )
+        if not self.private or not target:
+            return None
+        return terms.get("epsilon")
+
+    @property
+    def bound(self) -> float | None:
+        """The norm that no message passes."""
+        return self.summary.get("message_bound")
+
+
+def is_run(folder: Path) -> bool:
+    return any((folder / part).is_file() for part in PARTS)
+
+
+def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
+    """A run's folder, with `summary` in place of its summary.json if that is still to be written."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    if not is_run(folder):
+        raise UsageError(f"{folder} holds no run: there is no {', '.join(PARTS[:-1])} or {PARTS[-1]} in it")
+    view = RunView(folder)
+    view.summary = summary or _json(view, "summary.json")
+    try:
+        view.toml = (folder / "config.toml").read_text(encoding="utf-8")
+        view.settings = tomllib.loads(view.toml)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        view.notes.append(f"config.toml cannot be read: {error}")
+    if not view.settings and isinstance(view.summary.get("config"), dict):
+        view.settings = view.summary["config"]
+    view.checkpoint = _json(view, "checkpoint/latest.json")
+    view.identity = view.checkpoint.get("identity") or {}
+    view.paid = _paid(folder / "ledger.jsonl")
+    clients = _json(view, "clients.json")
+    if isinstance(clients.get("columns"), list) and isinstance(clients.get("rows"), list):
+        view.clients = clients
+    history = History(folder / "metrics.jsonl")
+    try:
+        history.reread()
+        if all(isinstance(row, dict) and isinstance(row.get("round"), int) for row in history):
+            view.history = history
+        else:
+            view.notes.append("metrics.jsonl is not what a run writes: a row has no round")
+    except (UsageError, OSError) as error:
+        view.notes.append(str(error))
+    view.status = str(view.summary.get("status", "unfinished"))
+    if summary is None and being_written(folder):
+        view.status = "training"
+    return view
+
+
+def read_runs(folders: list[Path]) -> tuple[list[RunView], list[str]]:
+    """All that can be read, and a line about each that cannot."""
+    views, notes = [], []
+    for folder in folders:
+        try:
+            views.append(read_run(folder))
+        except (UsageError, OSError) as error:
+            notes.append(str(error))
+    return views, notes
+
+
+def being_written(folder: Path) -> bool:
+    """Whether a process trains in the folder, found without touching its lock."""
+    try:
+        lock = (folder / ".lock").stat()
+    except OSError:
+        return False
+    try:
+        held = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:  # another system: a run that wrote within the last minute
+        try:
+            return time.time() - (folder / "metrics.jsonl").stat().st_mtime < 60
+        except OSError:
+            return False
+    # By its inode alone: some file systems show another device here than `stat` does.
+    lines = (line.split() for line in held.splitlines() if "FLOCK" in line)
+    return any(part.rpartition(":")[2] == str(lock.st_ino) for line in lines for part in line if part.count(":") == 2)
+
+
+def _paid(path: Path) -> float:
+    """ε of the last whole line of a ledger, unchecked; 0 where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            lines = file.read().split(b"\n")[1:-1]
+        return float(json.loads(lines[-1]).get("epsilon", 0.0)) if lines else 0.0
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _json(view: RunView, name: str) -> dict[str, Any]:
+    try:
+        held = json.loads((view.folder / name).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        view.notes.append(f"{name} cannot be read: {error}")
+        return {}
+    if not isinstance(held, dict):
+        view.notes.append(f"{name} is not what a run writes")
+        return {}
+    return held

@@ -1,0 +1,266 @@
+"""The page about one run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from . import charts, guarantee, words
+from .document import Section, cards, copyable, document, notes_of, pill
+from .html import Html, e, join, table
+from .reading import STATUS, RunView
+
+NOT_SHOWN = ("data_dir", "checkpoint_seconds")
+PARTS = {
+    "gradients": "gradients",
+    "update": "messages and steps",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+}
+
+
+def render(view: RunView, served: str | None = None, live: str | None = None) -> str:
+    """The whole page; `live` is the address that tells of new rows, on a page that a server keeps fresh."""
+    histories = [view.history]
+    result, spent, health = (
+        charts.measured(group, histories) for group in (charts.RESULT, charts.SPENT, charts.HEALTH)
+    )
+    references = references_of(view)
+    data = charts.payload(
+        [*result, *spent, *health],
+        [{"name": view.name, "columns": charts.columns_of(histories)}],
+        references,
+    )
+    data["live"] = live
+    if view.status == "diverged":
+        data["events"] = [{"round": view.round, "name": "diverged"}]
+    thinned = len(view.history) - len(charts.thinned(view.history.rows))
+    note = (
+        f"{thinned:,} of {len(view.history):,} rows are left out of the curves; metrics.jsonl has all."
+        if thinned
+        else ""
+    )
+    parts = [
+        Section("curves", "Curves", join(axis_choice(view.private), charts.figures(result, note)))
+        if result
+        else Section("curves", "Curves", e("p", "Nothing was measured yet.")),
+        *guarantee.sections(view, charts.figures(spent)),
+        Section("clients", "Clients", _clients(view, charts.figures(health) if health else None)),
+        Section("timing", "Timing", _timing(view)),
+        Section("configuration", "Configuration", _configuration(view)),
+        Section("rerun", "Run it again", _rerun(view)),
+    ]
+    lead = e(
+        "div", e("p", f"{view.name} ", pill(view.status), class_="kicker"), heading(view), _cards(view), class_="lead"
+    )
+    scripts = ("live.js",) if live else ()
+    return document(
+        f"{view.name} · normec", join(lead, notes_of(view.notes)), parts, data, scripts=scripts, served=served
+    )
+
+
+def heading(view: RunView) -> Html:
+    return join(e("h1", headline(view), id="headline"), e("p", what(view), class_="what"))
+
+
+def headline(view: RunView) -> str:
+    """What came out, in one sentence."""
+    method, protected = words.method(view.method), guarantee.phrase(view)
+    final, k, of = view.final, view.round, view.rounds
+    if view.status in ("diverged", "failed"):
+        why = str(view.summary.get("error") or "it left no word of why")
+        return words.sentence(f"{method} {STATUS[view.status]}: {why}")
+    reached = _reached(final)
+    if view.status == "training":
+        there = f"{reached} so far" if reached else "nothing measured yet"
+        return words.sentence(f"{method} is training: round {k}{f' of {of}' if of else ''}, {there}, {protected}")
+    if not reached:
+        return words.sentence(f"{method} {STATUS.get(view.status, view.status)} with nothing measured")
+    after = f"after {k} rounds"
+    if view.status != "finished":
+        after = f"after {k}{f' of {of}' if of else ''} rounds, when it {STATUS.get(view.status, view.status)},"
+    return words.sentence(f"{method} reached {reached} {after} {protected}")
+
+
+def _reached(final: dict[str, Any]) -> str:
+    for column, text in (
+        ("accuracy", f"{words.percent(final.get('accuracy'))} test accuracy"),
+        ("validation_accuracy", f"{words.percent(final.get('validation_accuracy'))} validation accuracy"),
+        ("grad_norm", f"a gradient norm of {words.number(final.get('grad_norm'))}"),
+        ("loss", f"a training loss of {words.number(final.get('loss'))}"),
+    ):
+        if final.get(column) is not None:
+            return text
+    return ""
+
+
+def what(view: RunView) -> str:
+    """What was run, in one line."""
+    s, summary = view.settings, view.summary
+    clients = summary.get("clients") or view.identity.get("clients") or s.get("clients")
+    size = summary.get("dimension") or view.identity.get("dimension")
+    parts = [
+        f"{s['data']}, {s.get('model')}" if "data" in s else "",
+        f"{words.number(clients)} clients ({s['split']})" if clients and "split" in s else "",
+        f"{words.number(size)} parameters" if size else "",
+        f"lr {_lr(view)}",
+        f"seed {s['seed']}" if "seed" in s else "",
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def _lr(view: RunView) -> str:
+    lr = view.identity.get("lr", view.settings.get("lr"))
+    return "of the method" if lr is None else words.number(lr)
+
+
+def card_facts(view: RunView) -> list[tuple[str, str, str]]:
+    final, summary = view.final, view.summary
+    best = max(view.history["accuracy"], default=None)
+    at = view.history.rounds("accuracy")[view.history["accuracy"].index(best)] if best is not None else None
+    total = (summary.get("timings") or {}).get("total") if view.status != "training" else None
+    budget = f"of {words.number(view.budget)}" if view.budget is not None else "reported, no target"
+    of = f"of {words.number(view.rounds)}" if view.rounds else ""
+    return [
+        ("Test accuracy", words.percent(final.get("accuracy")), f"best {words.percent(best)} in round {at}"),
+        ("Training loss", words.number(final.get("loss")), ""),
+        ("Gradient norm", words.number(final.get("grad_norm"), 3), ""),
+        ("ε spent", words.epsilon(view.epsilon) if view.private else "∞", budget if view.private else "no privacy"),
+        ("Rounds", words.number(view.round), of),
+        ("Sent by a client", words.size(final.get("bytes")), ""),
+        ("Time", words.seconds(total), str(summary.get("device", ""))),
+    ]
+
+
+def _cards(view: RunView) -> Html:
+    return cards(card_facts(view))
+
+
+def references_of(view: RunView) -> dict[str, list[dict[str, Any]]]:
+    """Straight lines: the budget of ε, the bound of a message."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    if view.budget is not None:
+        found["epsilon"] = [{"value": view.budget, "name": "budget"}]
+    if view.bound is not None:
+        found["message_norm"] = [{"value": view.bound, "name": "bound"}]
+    return found
+
+
+def axis_choice(private: bool) -> Html:
+    """What the curves run over."""
+    options = [("round", "rounds"), ("bytes", "bytes sent by a client"), ("messages", "messages of all clients")]
+    if private:
+        options.append(("epsilon", "ε spent"))
+    select = e("select", [e("option", name, value=key) for key, name in options], id="axis")
+    return e("p", e("label", "Over ", select), class_="tools")
+
+
+def _clients(view: RunView, curves: Html | None) -> Html:
+    final = view.final
+    rounds, clients = final.get("round"), view.summary.get("clients") or view.identity.get("clients")
+    sent = final.get("messages")
+    took = ""
+    if rounds and clients and sent is not None:
+        share = sent / (rounds * clients)
+        took = f"{words.number(sent)} messages in {rounds} rounds of {words.number(clients)} clients: "
+        took += "nobody was missing." if share >= 1 else f"{words.percent(1 - share)} were not drawn or dropped out."
+    held = view.clients
+    listing = None
+    if held is not None:
+        columns = [str(name) for name in held["columns"]]
+        numeric = [all(not isinstance(row[k], str) for row in held["rows"]) for k in range(len(columns))]
+        heads = [f">{name}" if number else name for name, number in zip(columns, numeric, strict=True)]
+        rows = [[words.number(cell) for cell in row] for row in held["rows"]]
+        listing = join(
+            e("h3", "Client by client"), table(heads, rows, class_="sortable", aria_label="Client by client")
+        )
+    lacking = (
+        None if curves or listing else e("p", "This method keeps no memory, and no more was measured of its clients.")
+    )
+    return join(e("p", took) if took else None, curves, listing, lacking)
+
+
+def _timing(view: RunView) -> Html:
+    written = view.status != "training" and view.summary.get("timings")
+    source, rounds = (view.summary, view.round) if written else (view.checkpoint, view.checkpoint.get("round"))
+    timings = {key: spent for key, spent in (source.get("timings") or {}).items() if isinstance(spent, int | float)}
+    total = timings.get("total")
+    if not total:
+        return e("p", "Not written down yet.")
+    known = {PARTS.get(key, key): spent for key, spent in timings.items() if key != "total"}
+    known["everything else"] = max(0.0, total - sum(known.values()))
+    rows = [
+        [name, _bar(spent / total), words.seconds(spent), words.percent(spent / total)]
+        for name, spent in sorted(known.items(), key=lambda item: -item[1])
+    ]
+    each = f", {words.seconds(total / rounds)} a round" if rounds else ""
+    where = " on ".join(
+        filter(None, (view.summary.get("engine") and f"engine {view.summary['engine']}", view.summary.get("device")))
+    )
+    return join(
+        e("p", f"{words.seconds(total)} in all{each}{'; ' + where if where else ''}."),
+        None if written else e("p", f"As of the last checkpoint, after round {rounds}.", class_="quiet"),
+        table(("part", "", ">time", ">share"), rows, aria_label="Timing"),
+    )
+
+
+def _bar(share: float) -> Html:
+    width = f"{100 * min(1.0, share):.2f}"
+    inner = Html(f'<rect width="{width}" height="10" rx="2"></rect>')
+    return e("svg", inner, class_="bar-of", viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
+
+
+def _configuration(view: RunView) -> Html:
+    if not view.settings:
+        return e("p", "The folder has no config.toml: the run was started from Python.", _identity(view))
+    rows = [[e("code", key), e("code", _toml(value))] for key, value in view.settings.items() if key not in NOT_SHOWN]
+    versions = view.summary.get("versions") or {}
+    return join(
+        e("p", ", ".join(f"{name} {version}" for name, version in versions.items()), class_="quiet")
+        if versions
+        else None,
+        copyable(view.toml.strip(), "config.toml"),
+        e("details", e("summary", "As a table"), table(("setting", "value"), rows, aria_label="Settings")),
+        e("details", e("summary", "With every default, as it was trained"), _identity(view)) if view.identity else None,
+    )
+
+
+def _identity(view: RunView) -> Html | None:
+    rows = [[e("code", key), e("code", _toml(value))] for key, value in view.identity.items()]
+    return table(("part of the plan", "value"), rows, aria_label="The plan") if rows else None
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _rerun(view: RunView) -> Html:
+    where = shown(view.folder)
+    if not view.settings:
+        return e("p", "Call normec.train as before; with out= this folder it goes on where it stopped.")
+    again = shlex.join(["normec", "train", f"{where}/config.toml", "--out", f"{where}-again"])
+    lr = view.identity.get("lr", view.settings.get("lr"))
+    on = ["normec", "train", f"{where}/config.toml", "--out", where]
+    smaller = (
+        ["normec", "train", f"{where}/config.toml", "--lr", f"{lr / 10:g}", "--out", f"{where}-smaller-lr"]
+        if (view.status == "diverged" and isinstance(lr, int | float))
+        else None
+    )
+    return join(
+        e("p", "From the start, in a new folder; the same seed on the same kind of machine gives the same numbers:"),
+        copyable(again, "the command"),
+        join(e("p", "To go on where this one stopped:"), copyable(shlex.join(on), "the command to go on"))
+        if view.status in ("interrupted", "unfinished")
+        else None,
+        join(e("p", "With a step size ten times smaller:"), copyable(shlex.join(smaller), "the gentler command"))
+        if smaller
+        else None,
+    )
+
+
+def shown(folder: Path) -> str:
+    """A folder as one would type it from here."""
+    resolved, here = folder.resolve(), Path.cwd()
+    return os.path.relpath(resolved, here) if resolved.is_relative_to(here) else str(resolved)

@@ -1,0 +1,205 @@
+"""The live page: a small server for this machine alone that lists runs and follows them while they train.
+
+It reads and never writes, answers on 127.0.0.1 to requests that name it so (no other site can reach it through the
+browser), and serves no file by its path: runs are found by walking below the root, assets by their names.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from ..errors import UsageError
+from . import document, page, run_page
+from .charts import thinned
+from .html import e, plain
+from .listing import Listing
+from .reading import is_run, read_run
+
+ASSETS = {
+    "style.css": "text/css; charset=utf-8",
+    "plotly.js": "text/javascript; charset=utf-8",
+    **dict.fromkeys(
+        ("theme.js", "charts.js", "page.js", "sweep.js", "bounds.js", "live.js", "list.js"),
+        "text/javascript; charset=utf-8",
+    ),
+}
+SERVED = "/assets/"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the runs below `root` on 127.0.0.1; port 0 takes a free one."""
+
+    daemon_threads = True
+
+    def __init__(self, root: Path, port: int = 0) -> None:
+        if not root.is_dir():
+            raise UsageError(f"there is no folder {root}")
+        self.listing = Listing(root)
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise UsageError(
+                f"port {port} cannot be used: {error.strerror}; choose another, or 0 for a free one"
+            ) from None
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "normec", ""
+
+    def do_GET(self) -> None:
+        port = self.server.server_address[1]
+        if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            return self._say(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
+        try:
+            self._answer()
+        except UsageError as error:
+            self._say(HTTPStatus.NOT_FOUND, str(error))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the reader went away
+        return None
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet: the terminal belongs to whoever started the server."""
+
+    def _answer(self) -> None:
+        asked = urlsplit(self.path)
+        query = parse_qs(asked.query)
+        head, _, rest = asked.path.removeprefix("/").partition("/")
+        name = unquote(rest).strip("/") or "."
+        match head:
+            case "":
+                self._send(index(self.server.listing.root).encode(), "text/html; charset=utf-8")
+            case "assets" if rest in ASSETS:
+                self._asset(rest)
+            case "api" if rest == "runs":
+                self._json(self.server.listing.changes(query.get("since", [None])[0]))
+            case "rows":
+                self._json(self._rows(name, query))
+            case "run":
+                self._page(name)
+            case "together":
+                self._together(query.get("run", []))
+            case _:
+                self._say(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _folder(self, name: str) -> Path:
+        folder = self.server.listing.folder(name)
+        if folder is None:
+            raise UsageError(f"there is no run {name}")
+        return folder
+
+    def _page(self, name: str) -> None:
+        folder = self._folder(name)
+        if is_run(folder):
+            text = run_page.render(read_run(folder), SERVED, live=f"/rows/{quote(name)}")
+        else:
+            text = page.render(folder, SERVED, link=self._link)
+        self._send(text.encode(), "text/html; charset=utf-8")
+
+    def _together(self, names: list[str]) -> None:
+        folders = [self._folder(name) for name in names]
+        text = page.render_many(folders, self._link, served=SERVED)
+        self._send(text.encode(), "text/html; charset=utf-8")
+
+    def _link(self, folder: Path) -> str:
+        return "/run/" + quote(folder.resolve().relative_to(self.server.listing.root).as_posix())
+
+    def _rows(self, name: str, query: dict[str, list[str]]) -> dict[str, object]:
+        """Rows after the first `have`, if the last of those is still of round `last`; else all."""
+        view = read_run(self._folder(name))
+        have, last = (_whole(query.get(key, [""])[0]) for key in ("have", "last"))
+        rows = view.history.rows
+        goes_on = 0 < have <= len(rows) and rows[have - 1]["round"] == last
+        return {
+            "status": view.status,
+            "headline": run_page.headline(view),
+            "cards": [list(fact) for fact in run_page.card_facts(view) if fact[1]],
+            "anew": not goes_on,
+            "have": len(rows),
+            "last": rows[-1]["round"] if rows else -1,
+            "rows": rows[have:] if goes_on else thinned(rows),
+        }
+
+    def _asset(self, name: str) -> None:
+        if name == "plotly.js":
+            self._send(document.plotly_compressed(), ASSETS[name], {"Content-Encoding": "gzip"})
+        else:
+            self._send(document.asset(name).encode(), ASSETS[name])
+
+    def _json(self, value: object) -> None:
+        self._send(json.dumps(plain(value), allow_nan=False).encode(), "application/json")
+
+    def _say(self, status: HTTPStatus, text: str) -> None:
+        self._send(text.encode(), "text/plain; charset=utf-8", status=status)
+
+    def _send(
+        self, body: bytes, kind: str, more: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
+    ) -> None:
+        self.send_response(status)
+        for name, value in (HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))} | (more or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdigit() else -1
+
+
+def index(root: Path) -> str:
+    """The list of runs; a script fills it and keeps it fresh."""
+    tools = e(
+        "div",
+        e("label", "Find ", e("input", type="search", id="find", autocomplete="off")),
+        e("button", "Side by side", type="button", class_="small", id="together", disabled=True),
+        e("span", "", id="state", class_="quiet", role="status"),
+        class_="tools",
+    )
+    empty = e(
+        "p",
+        "No runs here yet. Start one, such as ",
+        e("code", "normec train"),
+        "; it will appear by itself.",
+        id="empty",
+    )
+    heads = ("", "run", "status", "progress", "ε", "accuracy", "loss", "curve")
+    table = e(
+        "table",
+        e(
+            "thead",
+            e(
+                "tr",
+                [
+                    e("th", name, scope="col", class_="number" if name in ("ε", "accuracy", "loss") else None)
+                    for name in heads
+                ],
+            ),
+        ),
+        e("tbody", id="runs"),
+        class_="runs",
+    )
+    lead = e("div", e("h1", f"Runs in {root.name}"), class_="lead")
+    body = e("div", tools, empty, e("div", table, class_="scroll list", hidden=True, id="list"))
+    scripts = ("list.js",)
+    return document.document("Runs · normec", e("div", lead, body), [], {}, scripts=scripts, served=SERVED)

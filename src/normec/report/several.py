@@ -1,0 +1,240 @@
+"""The page about several runs: a comparison of methods, or any runs put side by side."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import charts, guarantee, words
+from .document import Section, copyable, document, notes_of, pill
+from .html import Html, e, join, table
+from .reading import RunView
+from .run_page import axis_choice, references_of, shown
+
+BETTER = (
+    ("accuracy", "highest test accuracy", max),
+    ("grad_norm", "smallest gradient norm", min),
+    ("loss", "smallest training loss", min),
+)
+HEALTH = {
+    "memory_error": "memory error",
+    "message_norm": "message norm",
+    "message_norm_max": "largest message",
+    "disagreement": "disagreement",
+}
+
+
+def render(
+    views: dict[str, RunView],
+    links: dict[str, str],
+    *,
+    title: str,
+    notes: Sequence[str] = (),
+    extra: Sequence[Section] = (),
+    rerun: Html | None = None,
+    served: str | None = None,
+) -> str:
+    """The whole page; `views` and `links` by the names that the runs are shown under."""
+    histories = [view.history for view in views.values()]
+    drawn = charts.measured([*charts.RESULT, *charts.SPENT, *charts.HEALTH], histories)
+    series = [{"name": name, "columns": charts.columns_of([view.history])} for name, view in views.items()]
+    data = charts.payload(drawn, series, _references(views))
+    private = any(view.private for view in views.values())
+    curves = join(axis_choice(private), e("div", id="legend", class_="legend"), charts.figures(drawn))
+    parts = [
+        Section("runs", "Results", results(views, links)),
+        *extra,
+        Section("curves", "Curves", curves),
+        Section("privacy", "Privacy", privacy(list(views.items()))),
+        Section("ledgers", "Ledgers", _ledgers(views)),
+        Section("clients", "Clients", _health(views)),
+        Section("timing", "Timing", _timing(views)),
+        Section("configuration", "Configuration", configuration(list(views.items()))),
+        *([Section("rerun", "Run it again", rerun)] if rerun else []),
+    ]
+    lead = e("div", e("p", title, class_="kicker"), e("h1", headline(views)), class_="lead")
+    return document(f"{title} · normec", join(lead, notes_of(notes)), parts, data, served=served)
+
+
+def headline(views: dict[str, RunView]) -> str:
+    """Who came out best, and who with privacy."""
+    for column, praise, choose in BETTER:
+        known = {name: view for name, view in views.items() if view.final.get(column) is not None and _whole(view)}
+        if not known:
+            continue
+        best = choose(known, key=lambda name: known[name].final[column])
+        text = f"of {len(views)} runs, {best} reached the {praise}, {_told(known[best], column)}"
+        private = {name: view for name, view in known.items() if view.private}
+        if private and best not in private:
+            safe = choose(private, key=lambda name: private[name].final[column])
+            text += f"; with privacy it was {safe}, {_told(private[safe], column)}"
+        return words.sentence(text)
+    return "None of these runs has measured anything yet."
+
+
+def _whole(view: RunView) -> bool:
+    return view.status not in ("diverged", "failed")
+
+
+def _told(view: RunView, column: str) -> str:
+    value = view.final[column]
+    return f"{words.percent(value) if column == 'accuracy' else words.number(value)}, {guarantee.phrase(view)}"
+
+
+def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
+    rows = []
+    for name, view in views.items():
+        final, good = view.final, _whole(view)
+        rows.append(
+            [
+                e("a", name, href=links[name]) if name in links else name,
+                pill(view.status),
+                words.epsilon(view.epsilon) if view.private else "∞",
+                words.number(view.identity.get("lr", view.settings.get("lr"))),
+                words.percent(final.get("accuracy")) if good else "",
+                *(words.number(final.get(column), 3) if good else "" for column in ("loss", "grad_norm")),
+                words.size(final.get("bytes")),
+                words.number(view.round),
+            ]
+        )
+    columns = ("run", "status", ">ε", ">lr", ">test accuracy", ">loss", ">‖∇f‖", ">sent by a client", ">rounds")
+    errors = [f"{name}: {view.summary['error']}." for name, view in views.items() if view.summary.get("error")]
+    return join(table(columns, rows, class_="sortable", aria_label="Results"), notes_of(errors))
+
+
+def privacy(named: Sequence[tuple[str, RunView]]) -> Html:
+    """One statement for all runs that share it, and what they amount to together."""
+    groups: dict[tuple[str, ...], list[tuple[str, RunView]]] = {}
+    for name, view in named:
+        spent = guarantee.promised(view) if view.private else {}
+        key = (guarantee.phrase(view), str(spent.get("statement", "")), *map(str, spent.get("notes", ())))
+        groups.setdefault(key, []).append((name, view))
+    parts: list[Html] = []
+    for (phrase, statement, *notes), members in groups.items():
+        names = words.listed([name for name, _ in members]) if len(members) <= 8 else f"{len(members)} runs"
+        parts += [
+            e("h3", words.sentence(phrase).rstrip(".")),
+            e("p", names, class_="quiet"),
+            e("p", statement or _said(members[0][1])),
+            *(e("p", words.sentence(f"note: {note}")) for note in notes),
+        ]
+    sums = [view.epsilon for _, view in named if view.private and view.epsilon is not None]
+    if len(sums) > 1:
+        text = (
+            f"Together: these are {len(sums)} private runs. Where they used the same data, their ε and δ add up for "
+            f"whoever sees all of their messages, here to ε = {words.epsilon(sum(sums))} at most; choosing the best of "
+            "them looks at all."
+        )
+        parts.append(e("p", text, class_="callout"))
+    gaps = list(
+        dict.fromkeys(
+            gap for _, view in named if view.private for gap in guarantee.promised(view).get("not_covered", [])
+        )
+    )
+    if gaps:
+        parts += [
+            e("h3", "What is not covered"),
+            e("ul", [e("li", words.sentence(gap)) for gap in gaps], class_="gaps"),
+        ]
+    return join(parts)
+
+
+def _said(view: RunView) -> str:
+    if view.private:
+        return "The run has not written its summary yet."
+    return "The messages left without noise: whoever saw them may learn about any client's data from them."
+
+
+def _ledgers(views: dict[str, RunView]) -> Html:
+    rows = []
+    for name, view in views.items():
+        if not view.private:
+            continue
+        lines, fault = guarantee.ledger_lines(view)
+        last = lines[-1] if len(lines) > 1 else {}
+        state = fault or f"whole, {len(lines)} lines"
+        held = (last.get("releases"), last.get("sigma"), last.get("multiplier"))
+        rows.append([name, *(words.number(value) for value in held), words.epsilon(last.get("epsilon")), state])
+    if not rows:
+        return e("p", "No run was private, so there is no ledger.")
+    return table(
+        ("run", ">releases", ">σ a client", ">multiplier", ">ε", "chain of hashes"), rows, aria_label="Ledgers"
+    )
+
+
+def _health(views: dict[str, RunView]) -> Html:
+    known = [column for column in HEALTH if any(view.final.get(column) is not None for view in views.values())]
+    rows = []
+    for name, view in views.items():
+        final = view.final
+        clients = view.summary.get("clients") or view.identity.get("clients")
+        sent, rounds = final.get("messages"), final.get("round")
+        missing = words.percent(max(0.0, 1 - sent / (rounds * clients))) if sent and rounds and clients else ""
+        rows.append([name, words.number(clients), missing, *(words.number(final.get(column)) for column in known)])
+    heads = ("run", ">clients", ">not drawn or dropped", *(f">{HEALTH[column]}" for column in known))
+    return table(heads, rows, class_="sortable", aria_label="Clients")
+
+
+def _timing(views: dict[str, RunView]) -> Html:
+    rows = []
+    for name, view in views.items():
+        total = (view.summary.get("timings") or {}).get("total")
+        each = total / view.round if total and view.round else None
+        where = " on ".join(filter(None, (view.summary.get("engine"), view.summary.get("device"))))
+        rows.append([name, words.seconds(total), words.seconds(each), where])
+    return table(("run", ">time", ">a round", "engine and device"), rows, aria_label="Timing")
+
+
+def shared_settings(named: Sequence[tuple[str, RunView]]) -> dict[str, Any]:
+    """The settings that all runs agree on."""
+    first = named[0][1].settings
+    return {key: value for key, value in first.items() if all(view.settings.get(key) == value for _, view in named)}
+
+
+def configuration(named: Sequence[tuple[str, RunView]]) -> Html:
+    """What the runs share, to copy, and what tells them apart."""
+    shared = shared_settings(named)
+    apart = list(dict.fromkeys(key for _, view in named for key in view.settings if key not in shared))
+    rows = [[name, *(words.number(view.settings.get(key)) for key in apart)] for name, view in named]
+    return join(
+        e("h3", "What tells the runs apart") if apart else None,
+        table(("run", *apart), rows, class_="sortable", aria_label="What tells the runs apart") if apart else None,
+        e("h3", "What they share"),
+        copyable(toml(shared), "the shared settings"),
+    )
+
+
+def toml(settings: dict[str, Any]) -> str:
+    """Flat settings as TOML."""
+    lines = []
+    for key, value in settings.items():
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        if isinstance(value, str):
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+            text = f'"{escaped}"'
+        lines.append(f"{key} = {text}")
+    return "\n".join(lines)
+
+
+def _references(views: dict[str, RunView]) -> dict[str, list[dict[str, Any]]]:
+    """Lines that all runs with such a line agree on."""
+    held = [references_of(view) for view in views.values()]
+    found = {}
+    for key in ("epsilon", "message_norm"):
+        own = [one[key] for one in held if key in one]
+        if own and all(one == own[0] for one in own):
+            found[key] = own[0]
+    return found
+
+
+def link_to(folder: Path, page: Path) -> str:
+    """A run's own page, as seen from the file `page`."""
+    return Path(os.path.relpath((folder / "report.html").resolve(), page.resolve().parent)).as_posix()
+
+
+def many_command(folders: Sequence[Path], out: Path) -> Html:
+    command = shlex.join(["normec", "report", *map(shown, folders), "--out", shown(out)])
+    return join(e("p", "To put this page together again:"), copyable(command, "the command"))

@@ -1,0 +1,77 @@
+"""Numbers and names as a reader wants them."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+METHODS = {
+    "normec": "NormEC",
+    "clip21": "Clip21",
+    "ef21": "EF21",
+    "dpsgd-norm": "DP-SGD with normalisation",
+    "dpsgd-clip": "DP-SGD with clipping",
+    "gd": "gradient descent",
+}
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A few digits; nothing for what was not measured."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e") if math.isfinite(value) else "not finite"
+
+
+def percent(value: Any, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f} %" if isinstance(value, int | float) and math.isfinite(value) else ""
+
+
+def epsilon(value: Any) -> str:
+    """ε in four digits, rounded up, so that it is never said to be smaller than it is."""
+    if not isinstance(value, int | float):
+        return ""
+    if not math.isfinite(value):
+        return "∞"
+    exact = Decimal(f"{value:.9g}")  # the last digits are rounding, not privacy
+    return f"{exact.normalize(Context(prec=4, rounding=ROUND_CEILING)):f}"
+
+
+def seconds(value: Any) -> str:
+    if not isinstance(value, int | float):
+        return ""
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    if value < 100:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def size(count: Any) -> str:
+    """Bytes."""
+    if not isinstance(count, int | float):
+        return ""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def method(name: str) -> str:
+    return METHODS.get(name, name)
+
+
+def sentence(text: str) -> str:
+    """With a capital at the beginning and a full stop at the end."""
+    text = re.sub(r"[ \t\n]+", " ", text).strip()  # a no-break space stays
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def listed(words: list[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""

@@ -1,0 +1,29 @@
+"""Trackers as callbacks: a run's rows go to TensorBoard or MLflow as they are measured.
+
+    with MLflow("sqlite:///mlflow.db") as tracker:
+        normec.train(problem, method, ..., callbacks=[tracker])
+
+Both libraries are asked for when a tracker is made: ``pip install 'normec[track]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import one_of
+from .mlflow import MLflow
+from .tensorboard import TensorBoard
+from .tracker import Tracker
+
+__all__ = ["MLflow", "TensorBoard", "Tracker", "named"]
+
+
+def named(text: str, folder: Path, settings: Mapping[str, Any] | None = None) -> Tracker:
+    """The tracker that ``tensorboard[:FOLDER]`` or ``mlflow[:URI]`` names, for the run in `folder`."""
+    kind, _, where = text.partition(":")
+    one_of(("tensorboard", "mlflow"), track=kind)
+    if kind == "tensorboard":
+        return TensorBoard(Path(where) if where else folder / "tensorboard", settings)
+    return MLflow(where or None, run_name=folder.name, key=str(folder.resolve()), settings=settings)

@@ -1,0 +1,62 @@
+"""What trackers share: when a run begins, what a row holds, and how it ends, whatever ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..callbacks import Callback
+from ..history import Row
+
+if TYPE_CHECKING:
+    from ..run import Run
+
+
+class Tracker(Callback):
+    """Hands rows to `log` once the run has begun. As a context, it also hears of an end by an error."""
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self.settings = {key: value for key, value in (settings or {}).items() if value is not None}
+        self._waiting: list[Row] = []
+        self._begun = self._ended = False
+
+    def start(self, first_round: int) -> None:
+        """Open the tracker's run, or the one that this goes on with; rows from `first_round` on will follow."""
+        raise NotImplementedError
+
+    def log(self, values: dict[str, float], round: int) -> None:
+        raise NotImplementedError
+
+    def finish(self, status: str, error: str | None) -> None:
+        """`status`: "finished", "interrupted" or "failed"."""
+        raise NotImplementedError
+
+    def begin(self, first_round: int, rounds: int) -> None:  # noqa: ARG002
+        self.start(first_round)
+        self._begun = True
+        for row in self._waiting:
+            self.row(row)
+
+    def row(self, row: Row) -> None:
+        if not self._begun:
+            self._waiting.append(row)
+            return
+        values = {key: float(value) for key, value in row.items() if key != "round" and value is not None}
+        self.log(values, row["round"])
+
+    def end(self, run: Run) -> None:
+        self._end("finished" if run.finished else "interrupted", None)
+
+    def _end(self, status: str, error: str | None) -> None:
+        if self._begun and not self._ended:
+            self._ended = True
+            self.finish(status, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end("interrupted" if kind is KeyboardInterrupt else "failed", str(error) if error is not None else None)

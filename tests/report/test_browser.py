@@ -1,0 +1,220 @@
+"""The pages in a real browser: they draw, answer to hand and keyboard, complain of nothing and ask for nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normec.history import History
+from normec.report import page as pages
+
+PAGES = ("private", "plain", "diverged", "comparison", "sweep")
+TRACES = "plot => plot.data.filter(trace => trace.name !== undefined).map(trace => trace.name)"
+
+
+def plot(page: Any, chart: str) -> Any:
+    return page.locator(f"#chart-{chart} .plot")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_loads_alone_and_in_silence(name: str, library: Path, look: Any) -> None:
+    seen = look()
+    page = seen.drawn(library / name / "report.html")
+    assert seen.requests == [(library / name / "report.html").as_uri()]  # nothing but the page itself
+    drawn = page.locator(".plot .main-svg").count()
+    assert drawn >= page.locator(".plot").count() > 2
+    assert page.locator("h1").count() == 1
+    assert page.title().endswith("normec")
+
+
+@pytest.mark.parametrize(("name", "scheme"), [*((name, "light") for name in PAGES), ("sweep", "dark")])
+def test_no_page_is_wider_than_a_phone(name: str, scheme: str, library: Path, look: Any) -> None:
+    page = look(viewport={"width": 390, "height": 844}, color_scheme=scheme, has_touch=True, is_mobile=True).drawn(
+        library / name / "report.html"
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator("html").get_attribute("data-theme") == scheme
+
+
+def test_hovering_shows_the_measured_values(library: Path, look: Any) -> None:
+    page = look().drawn(library / "private" / "report.html")
+    history = History(library / "private" / "metrics.jsonl")
+    history.reread()
+    area = plot(page, "grad_norm").locator(".nsewdrag").first
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    page.mouse.move(box["x"] + 5, box["y"] + box["height"] / 2)
+    page.mouse.move(box["x"] + 1, box["y"] + box["height"] / 2)
+    label = plot(page, "grad_norm").locator(".hoverlayer")
+    label.get_by_text("0", exact=True).first.wait_for(timeout=5000)
+    assert f"{history['grad_norm'][0]:.4g}" in label.text_content()
+
+
+def test_the_curves_are_the_history(library: Path, look: Any) -> None:
+    page = look().drawn(library / "private" / "report.html")
+    history = History(library / "private" / "metrics.jsonl")
+    history.reread()
+    drawn = plot(page, "accuracy").evaluate("plot => [plot.data[0].x, plot.data[0].y].map(one => Array.from(one))")
+    assert drawn[0] == history.rounds("accuracy")
+    assert drawn[1] == pytest.approx([100 * value for value in history["accuracy"]], rel=1e-5)
+
+
+def test_a_legend_button_hides_a_curve_by_hand_and_by_key(library: Path, look: Any) -> None:
+    page = look().drawn(library / "comparison" / "report.html")
+    before = plot(page, "loss").evaluate(TRACES)
+    assert set(before) == {"normec", "dpsgd-clip:tau=0.5", "gd:private=false,lr=1.0"}
+    button = page.get_by_role("button", name="dpsgd-clip:tau=0.5")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    for chart in ("loss", "accuracy"):
+        assert "dpsgd-clip:tau=0.5" not in plot(page, chart).evaluate(TRACES)
+    button.press("Enter")
+    assert plot(page, "loss").evaluate(TRACES) == before
+
+
+def test_scale_and_axis_can_be_chosen(library: Path, look: Any) -> None:
+    page = look().drawn(library / "private" / "report.html")
+    kind = "plot => plot.layout.yaxis.type"
+    assert plot(page, "loss").evaluate(kind) == "log"
+    page.get_by_role("button", name="Loss: logarithmic axis").click()
+    assert plot(page, "loss").evaluate(kind) == "linear"
+    page.locator("#axis").select_option("epsilon")
+    xs = plot(page, "loss").evaluate("plot => Array.from(plot.data[0].x)")
+    assert xs[-1] == pytest.approx(8, rel=1e-3)
+
+
+def test_colours_follow_the_system_until_chosen_and_the_choice_lasts(library: Path, look: Any) -> None:
+    seen = look(color_scheme="dark")
+    page = seen.drawn(library / "private" / "report.html")
+    back = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(back)
+    page.get_by_role("button", name="Use light colours").click()
+    light = page.evaluate(back)
+    assert light != dark
+    page.reload()
+    page.wait_for_selector("html[data-drawn]")
+    assert page.evaluate(back) == light
+    ink = plot(page, "loss").evaluate("plot => plot.layout.font.color")
+    assert ink == page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--quiet').trim()")
+
+
+def test_the_keyboard_reaches_every_control(library: Path, look: Any) -> None:
+    page = look().drawn(library / "sweep" / "report.html")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().left") >= 0  # it shows itself
+    reached = set()
+    for _ in range(160):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate(
+                "[document.activeElement.id, document.activeElement.className, document.activeElement.textContent]"
+                ".join('|')"
+            )
+        )
+        if any("Copy" in one for one in reached):
+            break
+    for wanted in (
+        "theme|",
+        "map-metric|",
+        "map-x|",
+        "map-y|",
+        "|draw|",
+        "|key|",
+        "axis|",
+        "small scale",
+        "small copy",
+    ):
+        assert any(wanted in one for one in reached), wanted
+
+
+def test_a_cell_of_the_heat_map_opens_its_run(library: Path, look: Any) -> None:
+    page = look().drawn(library / "sweep" / "report.html")
+    page.locator("#map-x").select_option("lr")
+    page.locator("#map-y").select_option("beta")
+    area = page.locator("#heat-map .nsewdrag").first
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    held = page.locator("#heat-map").evaluate("p => [p.data[0].x, p.data[0].y, p.layout.annotations.length]")
+    assert held[0] == ["0.05", "0.5", "100000000000000000000"]
+    assert held[1] == ["default", "0.01", "0.1"]
+    assert held[2] == 5  # four cells with a value in them, and the broken one with its word
+    with page.expect_navigation():
+        page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.8)  # lr 0.5, beta 0.1
+    assert page.url.endswith("/sweep/cells/beta-0.1-lr-0.5-seed-0/report.html")
+    page.wait_for_selector("html[data-drawn]")
+
+
+def test_the_heat_map_is_a_table_of_links_too(library: Path, look: Any) -> None:
+    page = look().drawn(library / "sweep" / "report.html")
+    page.get_by_text("The same as a table, with links").press("Enter")
+    page.locator("#map-x").select_option("lr")
+    page.locator("#map-y").select_option("beta")
+    row = page.locator("#heat-table tr").filter(has=page.get_by_role("rowheader", name="0.01", exact=True))
+    link = row.get_by_role("link").first  # lr 0.05
+    shown = link.text_content()
+    page.locator("#map-metric").select_option("loss")
+    assert link.text_content() != shown
+    link.press("Enter")
+    page.wait_for_selector("html[data-drawn]")
+    assert page.url.endswith("/beta-0.01-lr-0.05-seed-0/report.html")
+
+
+def test_ticked_cells_are_drawn_with_the_spread_of_their_seeds(library: Path, look: Any) -> None:
+    page = look().drawn(library / "sweep" / "report.html")
+    while page.locator("input.draw:checked").count():
+        page.locator("input.draw:checked").first.uncheck()
+    assert plot(page, "loss").evaluate(TRACES) == []
+    page.get_by_role("checkbox", name=re.compile("beta 0.1,.* lr 0.5$")).check()
+    seeds = []
+    for seed in (0, 1):
+        history = History(library / f"sweep/cells/beta-0.1-lr-0.5-seed-{seed}/metrics.jsonl")
+        history.reread()
+        seeds.append(history["loss"][-1])
+    low, high, middle = plot(page, "loss").evaluate("plot => plot.data.map(trace => trace.y[trace.y.length - 1])")
+    assert middle == pytest.approx(sum(seeds) / 2, rel=1e-4)
+    assert high - low == pytest.approx(2 * abs(seeds[0] - seeds[1]) / 2**0.5, rel=1e-3)  # ± one standard deviation
+
+
+def test_tables_sort_by_their_heads(library: Path, look: Any) -> None:
+    page = look().drawn(library / "comparison" / "report.html")
+    table = page.get_by_role("table", name="Results")
+    head = table.get_by_role("button", name="loss")
+    values = "rows => rows.map(row => parseFloat(row.cells[5].textContent))"
+    for order in (sorted, lambda one: sorted(one, reverse=True)):
+        head.click()
+        found = table.locator("tbody tr").evaluate_all(values)
+        assert found == order(found)
+        assert len(set(found)) == 3
+
+
+def test_copying_gives_the_command(library: Path, look: Any) -> None:
+    seen = look(permissions=["clipboard-read", "clipboard-write"])
+    page = seen.drawn(library / "private" / "report.html")
+    page.get_by_role("button", name="Copy the command").click()
+    page.get_by_text("Copied").wait_for()
+    held = page.evaluate("navigator.clipboard.readText()")
+    assert held.startswith("normec train ")
+    assert held == page.locator("#rerun code").first.text_content()
+
+
+def test_nothing_that_a_run_holds_is_run(copied: Path, look: Any) -> None:
+    evil = '</script><script>document.title="taken"</script><img src=x onerror="document.title=\'taken\'">'
+    folder = copied / "private"
+    settings = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(settings.replace('"digits"', f"'''{evil}'''"))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["device"] = summary["versions"]["torch"] = evil
+    summary["privacy"]["notes"] = [evil]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "clients.json").write_text('{"columns": ["client", "<b>x</b>"], "rows": [[0, "<script>1</script>"]]}')
+    page = look().drawn(pages.write_run(folder))
+    assert page.title() == "private · normec"
+    assert page.locator("img").count() == 0
+    for place in (".what", ".cards", "#privacy", "#configuration", "#timing"):
+        assert evil in page.locator(place).first.text_content()
+    assert page.locator("td", has_text="<script>1</script>").count() == 1

@@ -1,0 +1,314 @@
+"""What the pages say, held against the files they were made from, and what they make of broken folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shlex
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normec.errors import UsageError
+from normec.history import History
+from normec.lab import compare, config
+from normec.report import charts, comparison, document, guarantee, page, run_page, words
+from normec.report.html import data_block, e
+from normec.report.reading import being_written, read_run
+
+from ..cli.command import normec
+from .conftest import GRID
+
+
+class Reader(HTMLParser):
+    """A page as its text and its data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.data = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._inside = "data" if ("id", "data") in attributes else tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "data":
+            self.data += data
+        elif self._inside not in ("script", "style"):
+            self.words.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self._inside = ""
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words).replace("\u2011", "-"))
+
+
+def read(path: Path) -> Reader:
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+def summary(folder: Path) -> dict[str, object]:
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def test_a_run_leaves_a_page_that_tells_its_result(library: Path) -> None:
+    found = read(library / "private" / "report.html")
+    facts = json.loads((library / "private" / "summary.json").read_text())
+    accuracy = f"{100 * facts['final']['accuracy']:.1f} %"
+    assert (
+        f"NormEC reached {accuracy} test accuracy after 12 rounds with (8, 1e-5)-differential privacy for each client "
+        "against a server that sees only sums." in found.text
+    )
+    for said in ("Protected", "sent noise only", "What is not covered", *facts["privacy"]["not_covered"][1:3]):
+        assert said[1:] in found.text
+    columns = json.loads(found.data)["series"][0]["columns"]
+    history = History(library / "private" / "metrics.jsonl")
+    history.reread()
+    assert columns["loss"] == pytest.approx(history["loss"], rel=1e-5)
+
+
+def test_a_run_without_privacy_says_so(library: Path) -> None:
+    text = read(library / "plain" / "report.html").text
+    assert "without privacy." in text
+    assert "There is no ε to report" in text
+    assert "No ledger" not in text
+
+
+def test_a_diverged_run_says_where_and_whose(library: Path) -> None:
+    text = read(library / "diverged" / "report.html").text
+    assert "Gradient descent diverged: the loss of clients 0, 1, 2, 3, 4 … is not finite in round 1" in text
+    assert "--lr 1e+19" in text
+
+
+def test_the_same_folder_gives_the_same_bytes(copied: Path) -> None:
+    for name in ("private", "comparison", "sweep"):
+        first = page.write(copied / name).read_bytes()
+        assert page.write(copied / name).read_bytes() == first
+
+
+def test_pages_are_small_and_carry_the_library_as_it_was_published() -> None:
+    import gzip
+
+    script = gzip.decompress(document.plotly_compressed())
+    assert script.startswith(b"/**\n* plotly.js (cartesian - minified) v4.1.1")
+    published = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"  # of the package on npm
+    assert hashlib.sha256(script).hexdigest() == published
+    text = document.document("t", e("p", "x"), [], {})
+    assert len(text) < 750_000
+    assert "http" not in re.sub(r"<script.*?</script>", "", text.replace("http-equiv", ""), flags=re.DOTALL)
+
+
+def test_data_cannot_leave_its_block() -> None:
+    evil = {"</script><script>alert(1)</script>": ["<!--", "]]>", "&amp;", math.nan, math.inf, 1 / 3]}
+    block = data_block("data", evil)
+    assert block.count("<") == 2
+    assert block.count(">") == 2
+    held = json.loads(block.split(">", 1)[1].rsplit("<", 1)[0])
+    assert held == {"</script><script>alert(1)</script>": ["<!--", "]]>", "&amp;", None, None, 0.333333]}
+    assert e("a", "<b>", href='"><script>') == '<a href="&quot;&gt;&lt;script&gt;">&lt;b&gt;</a>'
+
+
+# Folders that are not what a finished run leaves.
+
+
+def test_a_killed_run_has_a_page(copied: Path) -> None:
+    folder = copied / "private"
+    (folder / "summary.json").unlink()
+    rows = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(rows[:-7])  # cut in the middle of the last line
+    text = read(page.write_run(folder)).text
+    assert "unfinished" in text
+    assert "What is not covered" in text  # from the statement in the checkpoint
+    assert "To go on where this one stopped" in text
+
+
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "config.toml", "checkpoint/latest.json"])
+@pytest.mark.parametrize("damage", [b"", b'{"a": ', b"\xff\xfe\n", b"[1, 2]\n"])
+def test_damage_becomes_a_note_and_the_rest_is_shown(name: str, damage: bytes, copied: Path) -> None:
+    (copied / "private" / name).write_bytes(damage)
+    text = read(page.write_run(copied / "private")).text
+    assert "NormEC" in text
+    if damage and (name, damage) != ("metrics.jsonl", b'{"a": '):  # that is a line cut short, as by a kill
+        assert name.rpartition("/")[2] in text
+
+
+def test_a_changed_ledger_is_not_believed(copied: Path) -> None:
+    ledger = copied / "private" / "ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace('"count":1', '"count":0', 1))
+    assert "is not what was written" in read(page.write_run(copied / "private")).text
+
+
+def test_a_run_that_was_started_from_python_has_a_page(tmp_path: Path) -> None:
+    import torch
+
+    import normec as n
+
+    problem = n.Problem.from_functions([lambda x: (x - 1).square().sum(), lambda x: x.square().sum()], torch.zeros(3))
+    n.train(problem, n.NormEC(alpha=0.1, beta=0.1), lr=0.1, rounds=5, out=tmp_path / "own")
+    text = read(page.write(tmp_path / "own")).text
+    assert "NormEC" in text
+    assert "started from Python" in text
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, library: Path) -> None:
+    with pytest.raises(UsageError, match="there is no folder"):
+        page.write(tmp_path / "nothing")
+    with pytest.raises(UsageError, match=r"holds no run, comparison, sweep or verification$"):
+        page.write(tmp_path)
+    with pytest.raises(UsageError, match="name what is in it: comparison, diverged, plain, private, sweep"):
+        page.write(library)
+    (tmp_path / "cells").mkdir()
+    with pytest.raises(UsageError, match="holds no cell of a sweep yet"):
+        page.write(tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "cells"]
+
+
+def test_more_columns_and_a_table_of_clients_are_shown_when_there(copied: Path) -> None:
+    folder = copied / "private"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"message_norm": 0.5, "message_norm_max": 0.9, "disagreement": 0.25}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = {"columns": ["client", "messages", "last norm"], "rows": [[0, 12, 0.5], [1, 11, 0.75]]}
+    (folder / "clients.json").write_text(json.dumps(table))
+    found = read(page.write_run(folder))
+    charts_drawn = {chart["key"]: chart for chart in json.loads(found.data)["charts"]}
+    assert {"message_norm", "disagreement"} <= charts_drawn.keys()
+    assert charts_drawn["message_norm"]["references"] == [{"value": 1.0, "name": "bound"}]  # of the normalisation
+    assert "last norm 0 12 0.5 1 11 0.75" in found.text
+
+
+def test_whether_a_run_is_training_is_seen_without_its_lock(tmp_path: Path) -> None:
+    import fcntl
+
+    lock = (tmp_path / ".lock").open("wb")
+    assert not being_written(tmp_path)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert being_written(tmp_path)
+    lock.close()
+    assert not being_written(tmp_path)
+
+
+# Privacy in words.
+
+
+def test_what_an_observer_can_recognise_agrees_with_an_attack() -> None:
+    """The best test between N(0, 1) and N(1/z, 1), seen `count` times, tried out."""
+    z, count, alarms = 5.0, 40, 0.05
+    lines = [{"kind": "release", "multiplier": z, "count": count // 2, "rate": 1.0}] * 2
+    chance = np.random.default_rng(0)
+    absent = chance.standard_normal((100_000, count)).sum(1)
+    present = (chance.standard_normal((100_000, count)) + 1 / z).sum(1)
+    caught = (present > np.quantile(absent, 1 - alarms)).mean()
+    assert guarantee.recognised(lines, alarms) == pytest.approx(caught, abs=0.006)
+    assert guarantee.recognised([{**lines[0], "rate": 0.5}], alarms) is None
+    assert guarantee.recognised([], alarms) is None
+
+
+def test_the_plain_words_are_within_the_guarantee(library: Path) -> None:
+    view = read_run(library / "private")
+    lines, fault = guarantee.ledger_lines(view)
+    assert fault is None
+    for alarms in (1e-4, 0.01, 0.1):
+        caught = guarantee.recognised(lines, alarms)
+        assert caught is not None
+        assert alarms < caught <= math.exp(8) * alarms + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(7.999999999999986, "8"), (8.00000000000001, "8"), (1.23401, "1.235"), (0.031249, "0.03125"), (1234.1, "1235")],
+)
+def test_epsilon_is_never_said_to_be_smaller(value: float, shown: str) -> None:
+    assert words.epsilon(value) == shown
+    assert float(words.epsilon(value)) >= value * (1 - 1e-9)
+
+
+# Several runs.
+
+
+def test_a_comparison_can_be_run_again_from_its_page(library: Path, tmp_path: Path) -> None:
+    """The command and the settings on the page ask for the very runs that are in the folder."""
+    text = comparison.render(library / "comparison")
+    blocks = [Reader(block).text for block in re.findall(r'<section id="rerun">.*?</section>', text, re.DOTALL)]
+    code = re.findall(r"<code>(.*?)</code>", re.findall(r'<section id="rerun">.*', text, re.DOTALL)[0], re.DOTALL)
+    shared, command = (Reader(one).words for one in code)
+    assert "shared.toml" in blocks[0]
+    (tmp_path / "shared.toml").write_text("".join(shared))
+    arguments = shlex.split("".join(command).replace("\u2011", "-"))
+    assert arguments[:2] == ["normec", "compare"]
+    labels = arguments[2 : arguments.index("--config")]
+    sizes = [float(size) for size in arguments[arguments.index("--lr") + 1].split(",")]
+    settings = config.load(tmp_path / "shared.toml").model_dump(exclude_unset=True)
+    asked = {cell.digest() for entry in compare.contestants(labels, settings, sizes) for cell in entry.cells}
+    held = {config.load(path).digest() for path in (library / "comparison").glob("*/config.toml")}
+    assert asked == held
+    assert len(held) == 5
+
+
+def test_a_sweep_counts_as_one_does_by_hand(library: Path) -> None:
+    found = read(library / "sweep" / "report.html")
+    cells = json.loads(found.data)["sweep"]["cells"]
+    assert len(cells) == 5
+    best = (0.0, "")
+    for beta in GRID["beta"]:
+        for lr in GRID["lr"]:
+            runs = [summary(library / f"sweep/cells/beta-{beta}-lr-{lr}-seed-{seed}") for seed in (0, 1)]
+            for column in ("accuracy", "loss", "validation_accuracy"):
+                values = [run["final"][column] for run in runs]  # type: ignore[index]
+                (cell,) = (one for one in cells if (one["settings"].get("beta"), one["settings"]["lr"]) == (beta, lr))
+                expected = [statistics.mean(values), statistics.stdev(values)]
+                assert cell["values"][column] == pytest.approx(expected, rel=1e-4)
+            best = max(best, (statistics.mean(values), f"beta {beta:g}, private true, lr {lr:g}"))
+    assert f"{best[1]} did best by validation accuracy (" in found.text
+    (broken,) = (one for one in cells if one["status"] == "diverged")
+    assert broken["values"] == {}
+
+
+def test_a_seed_that_broke_takes_the_mean_with_it(copied: Path) -> None:
+    folder = copied / "sweep/cells/beta-0.1-lr-0.5-seed-1"
+    facts = summary(folder) | {"status": "diverged", "error": "the loss is not finite in round 7"}
+    (folder / "summary.json").write_text(json.dumps(facts))
+    found = read(page.write(copied / "sweep"))
+    (cell,) = (one for one in json.loads(found.data)["sweep"]["cells"] if one["status"] == "mixed")
+    assert cell["values"] == {}
+    assert "the loss is not finite in round 7" in found.text
+
+
+def test_the_command_writes_pages(copied: Path) -> None:
+    one = normec("report", "private", cwd=copied)
+    assert one.stdout.startswith("page: private/report.html (0.7 MB)")
+    several = normec("report", "private", "plain", "comparison/normec-lr-0.5", "--out", "many.html", cwd=copied)
+    assert several.returncode == 0, several.stderr
+    found = read(copied / "many.html")
+    assert "Of 3 runs" in found.text
+    assert 'href="comparison/normec-lr-0.5/report.html"' in (copied / "many.html").read_text()
+    wrong = normec("report", "private", "sweep", cwd=copied)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: ")
+    assert wrong.stderr.count("\n") == 1
+
+
+def test_thinning_keeps_the_ends_and_what_was_evaluated() -> None:
+    rows = [{"round": k, "loss": 1.0} | ({"accuracy": 0.5} if k % 50 == 0 else {}) for k in range(20_001)]
+    few = charts.thinned(rows, 1000)
+    assert len(few) <= 1003
+    assert (few[0]["round"], few[-1]["round"]) == (0, 20_000)
+    assert sum("accuracy" in row for row in few) >= 200
+    assert charts.thinned(rows[:900], 1000) == rows[:900]
+
+
+def test_a_folder_is_shown_as_one_would_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_page.shown(tmp_path / "runs" / "x") == "runs/x"
+    assert run_page.shown(Path("/elsewhere/x")) == "/elsewhere/x"

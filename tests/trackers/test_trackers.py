@@ -1,0 +1,158 @@
+"""TensorBoard and MLflow, the real libraries, read back from the disk and held against the run's own rows."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normec.callbacks import Callback
+from normec.errors import Diverged, UsageError
+from normec.lab import config, runs
+from normec.trackers import MLflow, TensorBoard, Tracker, named
+
+SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 12, "evaluate_every": 3, "checkpoint_seconds": 0.0}
+Points = dict[str, list[tuple[int, float]]]
+
+
+class Stop(Callback):
+    """Asks for the end after a round, as Ctrl-C does."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def round(self, round: int) -> None:
+        if round == self._after:
+            signal.raise_signal(signal.SIGINT)
+
+
+def expected(folder: Path) -> Points:
+    found: Points = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for name, value in row.items():
+            if name != "round":
+                found.setdefault(name, []).append((row["round"], value))
+    return found
+
+
+def train(folder: Path, trackers: list[Tracker], *more: Callback, **settings: Any) -> None:
+    made = config.make({**SMALL, **settings})
+    for tracker in trackers:
+        tracker.__enter__()
+    error = None
+    try:
+        runs.execute(made, folder, [*more, *trackers])
+    except Diverged as diverged:
+        error = diverged
+    for tracker in trackers:
+        tracker.__exit__(type(error) if error else None, error, None)
+    if error is not None:
+        raise error
+
+
+def close(found: Points, wanted: Points) -> None:
+    assert found.keys() == wanted.keys()
+    for name, points in wanted.items():
+        assert [step for step, _ in found[name]] == [step for step, _ in points]
+        assert [value for _, value in found[name]] == pytest.approx([value for _, value in points], rel=1e-6)
+
+
+# TensorBoard
+
+
+def events(folder: Path) -> Points:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    read = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    read.Reload()
+    tags = read.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in tags}
+
+
+def test_tensorboard_has_every_row(tmp_path: Path) -> None:
+    train(tmp_path / "run", [TensorBoard(tmp_path / "tb", {"method": "normec"})])
+    close(events(tmp_path / "tb"), expected(tmp_path / "run"))
+
+
+def test_tensorboard_goes_on_with_a_run_that_was_stopped(tmp_path: Path) -> None:
+    train(tmp_path / "run", [TensorBoard(tmp_path / "tb")], Stop(5))
+    assert len(events(tmp_path / "tb")["loss"]) < 13
+    train(tmp_path / "run", [TensorBoard(tmp_path / "tb")])
+    close(events(tmp_path / "tb"), expected(tmp_path / "run"))
+
+
+# MLflow
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pytest.importorskip("mlflow")
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+def client(store: str) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=store)
+
+
+def logged(store: str, run: str) -> Points:
+    found = client(store)
+    names = found.get_run(run).data.metrics
+    return {
+        name: sorted((metric.step, metric.value) for metric in found.get_metric_history(run, name)) for name in names
+    }
+
+
+def test_mlflow_has_every_row_and_setting(tmp_path: Path, store: str) -> None:
+    tracker = MLflow(store, "digits", "first", settings={"method": "normec", "beta": 0.1, "k": None})
+    train(tmp_path / "run", [tracker])
+    close(logged(store, tracker.run_id), expected(tmp_path / "run"))
+    run = client(store).get_run(tracker.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "first"
+    assert run.data.params == {"method": "normec", "beta": "0.1"}
+    assert client(store).get_experiment(run.info.experiment_id).name == "digits"
+
+
+def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, store: str) -> None:
+    first, second = (MLflow(store, key="it's this one") for _ in range(2))
+    train(tmp_path / "run", [first], Stop(5))
+    assert client(store).get_run(first.run_id).info.status == "KILLED"
+    train(tmp_path / "run", [second])
+    assert second.run_id == first.run_id
+    close(logged(store, first.run_id), expected(tmp_path / "run"))
+    assert client(store).get_run(first.run_id).info.status == "FINISHED"
+
+
+def test_a_diverged_run_is_failed_in_mlflow(tmp_path: Path, store: str) -> None:
+    tracker = MLflow(store)
+    with pytest.raises(Diverged):
+        train(tmp_path / "run", [tracker], private=False, method="gd", model="mlp", lr=1e20)
+    run = client(store).get_run(tracker.run_id)
+    assert run.info.status == "FAILED"
+    assert "is not finite in round 1" in run.data.tags["error"]
+
+
+def test_a_store_that_cannot_be_used_is_said_before_training(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    with pytest.raises(UsageError, match=r"^MLflow cannot use nowhere://x: .*"):
+        MLflow("nowhere://x")
+    with pytest.raises(UsageError, match="unknown track 'wandb'"):
+        named("wandb", tmp_path)
+
+
+def test_the_command_tracks(tmp_path: Path) -> None:
+    from ..cli.command import normec
+
+    asked = ("train", "--rounds", "6", "--clients", "10", "--out", "run", "--quiet", "--json")
+    done = normec(*asked, "--track", "tensorboard", "--track", "mlflow:sqlite:///own.db", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    close(events(tmp_path / "run" / "tensorboard"), expected(tmp_path / "run"))
+    found = client(f"sqlite:///{tmp_path}/own.db")
+    (run,) = found.search_runs([found.get_experiment_by_name("normec").experiment_id])
+    close(logged(f"sqlite:///{tmp_path}/own.db", run.info.run_id), expected(tmp_path / "run"))
+    assert run.data.params["clients"] == "10"
