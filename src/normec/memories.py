@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +50,13 @@ def stateless(clients: int, like: Tensor) -> Tensor:
 
 
 def _mapped(shape: tuple[int, int], dtype: torch.dtype, folder: Path | None) -> Tensor:
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    size = shape[0] * shape[1]
+    where = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
+    while not where.is_dir():  # a run's folder appears only when its first gradients were found finite
+        where = where.parent
+    if (free := shutil.disk_usage(where).free) < size * dtype.itemsize:
+        raise UsageError(f"memory_home 'disk' needs {size * dtype.itemsize} bytes, {where} has {free} left")
     # The name goes at once, the file when the last mapping does: a killed run leaves nothing behind.
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="memory-", suffix=".part") as file:
-        file.truncate(shape[0] * shape[1] * dtype.itemsize)
-        return torch.from_file(file.name, shared=True, size=shape[0] * shape[1], dtype=dtype).view(shape)
+    with tempfile.NamedTemporaryFile(dir=where, prefix="memory-", suffix=".part") as file:
+        file.truncate(size * dtype.itemsize)
+        return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -131,11 +131,16 @@ def _tensors(dataset: Dataset[Any]) -> tuple[TensorDataset, Tensor] | None:
     """The (inputs, targets) pair behind a data set and its rows in it, or None."""
     # Exact types only: a subclass may change its items, and then they must be fetched one by one.
     if type(dataset) is Subset:
-        inner = _tensors(dataset.dataset)
-        return None if inner is None else (inner[0], inner[1][torch.as_tensor(dataset.indices)])
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        return dataset, torch.arange(len(dataset))
-    return None
+        inner, own = dataset.dataset, torch.as_tensor(dataset.indices)
+        if type(inner) is Subset:
+            found = _tensors(inner)
+            return None if found is None else (found[0], found[1][own])
+        return (inner, own) if _is_pair(inner) else None
+    return (dataset, torch.arange(len(dataset))) if _is_pair(dataset) else None
+
+
+def _is_pair(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:
+    return type(dataset) is TensorDataset and len(dataset.tensors) == 2
 
 
 def _checked(records: ResidentRecords) -> ResidentRecords:

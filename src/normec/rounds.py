@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -31,11 +31,21 @@ from .streams import Key, Stream, derive_seed
 if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
 
+Result = TypeVar("Result")
 TIMINGS = ("gradients", "update", "evaluation", "checkpoint", "total")
 
 
+def finished(steps: Generator[None, None, Result]) -> Result:
+    """What a generator returns when it has been taken to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(Result, end.value)
+
+
 class Rounds:
-    """One run under way: `run` takes it to its end; `begin`, `advance` and `end` do so in steps."""
+    """One run under way: `run` takes it to its end, `steps` round by round."""
 
     def __init__(
         self,
@@ -52,7 +62,7 @@ class Rounds:
         self.mechanism = mechanism
         clip = mechanism.privacy.record_clip if mechanism is not None else None
         batches = batches_of(problem, plan)
-        self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision)
+        self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism)
         self.faults = Faults(problem.clients, problem.x0.device)
@@ -68,12 +78,22 @@ class Rounds:
 
     def run(self) -> Run:
         with Interrupt() as interrupt:
-            state = self.begin()
-            while not interrupt.asked and self.advance(state):
-                pass
-            return self.end(state)
+            return finished(self.steps(lambda: interrupt.asked))
 
-    def begin(self) -> State:
+    def steps(self, asked: Callable[[], bool]) -> Generator[None, None, Run]:
+        """Yields after every round, until there is none left or it is `asked` to stop; closes the run's files."""
+        try:
+            torch.set_num_threads(self.engine.threads)
+            state = self._started()
+            while not asked() and self._advance(state):
+                yield
+            return self._ended(state)
+        finally:
+            self.storage.close()
+            if self.mechanism is not None:
+                self.mechanism.close()
+
+    def _started(self) -> State:
         """The state to start from: the checkpoint's, where there is one."""
         saved = self.storage.load()
         state = self._restored(*saved) if saved else self.initial()
@@ -83,7 +103,7 @@ class Rounds:
         self.saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
         return state
 
-    def advance(self, state: State) -> bool:
+    def _advance(self, state: State) -> bool:
         """One more round, and a checkpoint if one is due; False when there is no round left."""
         if state.round >= self.plan.rounds or self.stopped:
             return False
@@ -97,7 +117,7 @@ class Rounds:
             self.saved_at = time.monotonic()
         return True
 
-    def end(self, state: State) -> Run:
+    def _ended(self, state: State) -> Run:
         """The last row, the last checkpoint, and what came out."""
         if state.round == self.plan.rounds and not self.observer.complete:
             self._last_row(state)

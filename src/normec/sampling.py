@@ -38,8 +38,8 @@ class Poisson:
         fraction(rate=self.rate)
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
-        coins = Stream(seed, "participation").uniform(torch.arange(clients), round, 1)[:, 0]
-        return (coins < self.rate).nonzero()[:, 0]
+        coins = Stream(seed, "participation").of_all(round, clients)
+        return ((coins >> 10).double() * 2.0**-53 < self.rate).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class FixedSize:
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
         if self.count > clients:
             raise UsageError(f"cannot draw {self.count} of {clients} clients; ask for at most {clients}")
-        keys = Stream(seed, "participation").bits(torch.arange(clients), round, 1)[:, 0]
-        return keys.argsort(stable=True)[: self.count].sort().values
+        keys = Stream(seed, "participation").of_all(round, clients)
+        return keys.topk(self.count, largest=False).indices.sort().values
 
 
 class BatchSource(Protocol):
@@ -68,6 +68,10 @@ class BatchSource(Protocol):
 
     def draw(self, clients: Tensor, round: int) -> list[Tensor]:
         """Record numbers of each client's batch in this round."""
+        ...
+
+    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        """The same as one table ``[c, longest]`` and the batches' lengths; what lies beyond a length is any record."""
         ...
 
 
@@ -92,6 +96,10 @@ class PoissonBatches:
         own = torch.arange(longest) < self._sizes[clients, None]
         return [row.nonzero()[:, 0] for row in coins & own]
 
+    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        rows = self.draw(clients, round)
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
+
 
 class Batches:
     """Mini-batches without replacement: each client goes through its own records in an order drawn for
@@ -112,8 +120,11 @@ class Batches:
         return self.sizes.clamp(max=self.batch_size).double()
 
     def draw(self, clients: Tensor, round: int) -> list[Tensor]:
-        table = self.table(clients, round)
-        return [row[:length] for row, length in zip(table, self.expected[clients].long().tolist(), strict=True)]
+        table, lengths = self.padded(clients, round)
+        return [row[:length] for row, length in zip(table, lengths.tolist(), strict=True)]
+
+    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        return self.table(clients, round), self.sizes[clients].clamp(max=self.batch_size)
 
     def table(self, clients: Tensor, round: int) -> Tensor:
         """The batches as one table ``[c, B]``; of a client with fewer than B records only the first so many count."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +75,14 @@ class Stream:
         )
         pairs = torch.stack(((words[0] << 31) ^ words[1], (words[2] << 31) ^ words[3]), dim=-1)
         return pairs.flatten(1)[:, :count] & 0x7FFFFFFFFFFFFFFF
+
+    def of_all(self, step: int, count: int) -> Tensor:
+        """int64 in [0, 2^63) for clients 0 … count−1 at once, on the host: what a round draws of everyone.
+
+        By NumPy's Philox 4x64, whose raw words are the same in every version; ten times the speed of `bits`.
+        """
+        source = np.random.Philox(key=derive_seed(self.seed, self.purpose), counter=[0, step, 0, 0])
+        return torch.from_numpy((source.random_raw(count) >> np.uint64(1)).view(np.int64))
 
     def uniform(self, clients: Tensor, step: int | Tensor, count: int) -> Tensor:
         """float64 in [0, 1) with 53 random bits, ``[len(clients), count]``."""

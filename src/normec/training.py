@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, ParamSpec
 
 import torch
 
@@ -25,10 +28,12 @@ if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
     from .privacy.statement import Privacy
 
-__all__ = ["Plan", "Run", "State", "train"]
+__all__ = ["Plan", "Run", "State", "prepare", "train"]
+
+Given = ParamSpec("Given")
 
 
-def train(
+def prepare(
     problem: Objective,
     method: Method,
     *,
@@ -54,7 +59,7 @@ def train(
     out: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
     callbacks: Sequence[Callback] = (),
-) -> Run:
+) -> Rounds:
     """Minimise `problem` by `method`: x ← x − lr · direction, once a round.
 
     A round is one message of each client that takes part. Give `rounds`, or `epochs` of the average
@@ -123,17 +128,34 @@ def train(
         **problem.fingerprint(),
     }
     storage = RunStorage(Path(out) if out is not None else None, identity)
+    return Rounds(problem, method, plan, engine, storage, checkpoint_seconds, callbacks, mechanism)
+
+
+@contextmanager
+def ready(precision: Precision) -> Iterator[None]:
+    """torch as runs of that precision want it; left as it was found."""
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(), products(precision):
-            under_way = Rounds(problem, method, plan, engine, storage, checkpoint_seconds, callbacks, mechanism)
-            torch.set_num_threads(under_way.engine.threads)
-            return under_way.run()
+            yield
     finally:
         torch.set_num_threads(threads)
-        storage.close()
-        if mechanism is not None:
-            mechanism.close()
+
+
+def _to_its_end(prepare: Callable[Given, Rounds]) -> Callable[Given, Run]:
+    @functools.wraps(prepare)
+    def train(*args: Given.args, **kwargs: Given.kwargs) -> Run:
+        rounds = prepare(*args, **kwargs)
+        with ready(rounds.plan.precision):
+            return rounds.run()
+
+    train.__name__ = train.__qualname__ = "train"
+    train.__signature__ = inspect.signature(prepare).replace(return_annotation="Run")  # type: ignore[attr-defined]
+    return train
+
+
+# Takes what `prepare` takes, and returns when the run has ended.
+train = _to_its_end(prepare)
 
 
 def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_size: int | None) -> int:

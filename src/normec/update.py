@@ -94,11 +94,12 @@ def _scale(method: Method, distances: Tensor) -> Tensor:
 def rounded(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """float32 to bfloat16, up or down with the probability that keeps the mean: small steps are not lost.
 
-    Rounding to the nearest would swallow every step below 1/256 of a memory, and the memory would stand still.
+    Rounding to the nearest would swallow every step below 1/256 of a memory, and the memory would stand still. What is
+    not finite stays so.
     """
     if dtype != torch.bfloat16:
         return values.to(dtype)
     draw = torch.Generator(values.device).manual_seed(seed)
     bits = values.float().view(torch.int32)
     low = torch.randint(0, 2**16, bits.shape, dtype=torch.int32, device=values.device, generator=draw)
-    return ((bits + low) & -65536).view(torch.float32).to(dtype)
+    return torch.where(values.isfinite(), ((bits + low) & -65536).view(torch.float32), values).to(dtype)

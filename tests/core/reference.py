@@ -161,3 +161,22 @@ def uniforms(seed: int, purpose: str, client: int, step: int, count: int) -> lis
         for high, low in ((w[0], w[1]), (w[2], w[3])):
             out.append((((high * 2**31) ^ low) % 2**63 // 2**10) / 2**53)
     return out[:count]
+
+
+def philox64(counter: list[int], key: list[int]) -> list[int]:
+    """Philox 4x64-10, word by word."""
+    c0, c1, c2, c3 = counter
+    w0, w1 = key
+    for _ in range(10):
+        high0, low0 = divmod(c0 * 0xD2E7470EE14C6C93, 2**64)
+        high1, low1 = divmod(c2 * 0xCA5A826395121157, 2**64)
+        c0, c1, c2, c3 = high1 ^ c1 ^ w0, low1, high0 ^ c3 ^ w1, low0
+        w0, w1 = (w0 + 0x9E3779B97F4A7C15) % 2**64, (w1 + 0xBB67AE8584CAA73B) % 2**64
+    return [c0, c1, c2, c3]
+
+
+def coins(seed: int, purpose: str, step: int, count: int) -> list[float]:
+    """What a round draws of everyone: counter (block, step), blocks counted from 1, four numbers a block."""
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little") // 2
+    words = [word for block in range(count // 4 + 1) for word in philox64([block + 1, step, 0, 0], [key, 0])]
+    return [word // 2**11 / 2**53 for word in words[:count]]

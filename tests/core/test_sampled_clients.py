@@ -22,7 +22,7 @@ def who(participation: Participation, n: int) -> list[set[int]]:
     """Read from the same stream, independently: its coins, its order."""
     out = []
     for k in range(200):
-        coins = [reference.uniforms(SEED, "participation", i, k, 1)[0] for i in range(n)]
+        coins = reference.coins(SEED, "participation", k, n)
         if isinstance(participation, Poisson):
             out.append({i for i in range(n) if coins[i] < participation.rate})
         else:

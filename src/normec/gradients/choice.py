@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal, cast
 
 from torch import nn
 
@@ -12,17 +13,21 @@ from ..problem import Problem
 from ..records import ResidentRecords
 from ..sampling import Batches, BatchSource
 from .batched import Batched
+from .compiled import Compiled, pays_back
 from .engine import Engine
-from .guard import Guarded
+from .guard import Fast, Guarded
 from .linear import Linear, fits
 from .loop import Loop
 from .precision import Precision
 from .shared import NoRule, Shared
 
-ENGINES = ("auto", "loop", "batched", "shared", "linear")
+ENGINES = ("auto", "loop", "compiled", "batched", "shared", "linear")
 
 # Parameters × records of a client's batch above which convolutions keep a CPU busy client by client.
 _HEAVY = 3e6
+
+
+Kind = Literal["compiled", "batched", "shared"]
 
 
 def choose(
@@ -32,8 +37,9 @@ def choose(
     seed: int,
     record_clip: float | None = None,
     precision: Precision = "tf32",
+    rounds: int = 1,
 ) -> Engine:
-    """The engine of that name; "auto" takes the fastest that fits. An engine of one's own is taken as it is."""
+    """The engine of that name; "auto" takes the fastest that fits so many rounds. One's own is taken as it is."""
     if not isinstance(name, str):
         if record_clip is not None:
             raise UsageError("record_clip needs an engine of ours, by name; an engine of one's own may not clip")
@@ -52,19 +58,26 @@ def choose(
         return _instead(name, loop, "only the loop clips record by record")
     if batches is not None and not isinstance(batches, Batches):
         return _instead(name, loop, "batches of one's records drawn by coins differ in length from client to client")
+    kinds: tuple[Kind, ...] = (cast(Kind, name),) if name != "auto" else ("shared", "batched")
     if name == "auto" and not (problem.x0.is_cuda or _light(problem, loop)):
-        return loop
-    kinds: tuple[type[Shared] | type[Batched], ...] = (Batched,) if name == "batched" else (Shared,)
-    if name == "auto":
-        kinds = (Shared, Batched)
+        if not pays_back(problem, float(loop.divisors.mean()), rounds):
+            return loop
+        kinds = ("compiled",)
     why = ""
     for kind in kinds:
 
-        def make(of: Problem, kind: type[Shared] | type[Batched] = kind) -> Shared | Batched:
-            records = of.records
+        def make(of: Problem, kind: Kind = kind) -> Fast:
+            records, fine = of.records, of is not problem
             if not isinstance(records, ResidentRecords):
                 raise TypeError("records that were resident are so in every precision")
-            return kind(of, records, batches, seed, precision if of is problem else "float32")
+            settings = (of, records, batches, seed, "float32" if fine else precision)
+            match kind:
+                case "shared":
+                    return Shared(*settings)
+                case "batched":
+                    return Batched(*settings)
+                case _:  # what is compiled is checked as it is, for compiling twice takes twice the time
+                    return Compiled(*settings, compiling=not fine)
 
         try:
             return Guarded(problem, make, loop)

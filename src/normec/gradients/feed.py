@@ -13,7 +13,7 @@ from ..sampling import Batches
 from ..streams import Stream
 from .engine import upload
 
-_AHEAD = 2**18  # so many record numbers are drawn at once where everyone takes part
+_AHEAD = 2**18  # at most so many record numbers are drawn at once where everyone takes part
 
 
 class Feed:
@@ -25,7 +25,8 @@ class Feed:
         self._sizes = records.sizes
         self._owned = torch.nn.utils.rnn.pad_sequence([rows.cpu() for rows in records.rows], batch_first=True)
         self._stream = Stream(seed, "augment")
-        self._ahead: dict[int, tuple[int, Tensor, Tensor | None]] = {}  # first client → (first round, tables)
+        # (first client, how many) → (first round, tables)
+        self._ahead: dict[tuple[int, int], tuple[int, Tensor, Tensor | None]] = {}
 
     def groups(self, clients: Tensor, block: int, *, full: bool) -> Iterator[Tensor]:
         """Clients with batches of equal length, at most `block` records together."""
@@ -46,14 +47,15 @@ class Feed:
         if not everyone or full:
             numbers, uniforms = self._drawn(clients, [round], full)
             return numbers[0], uniforms[0] if uniforms is not None else None
-        first = int(clients[0])
-        begun, numbers, uniforms = self._ahead.get(first, (round, torch.empty(0), None))
+        group = (int(clients[0]), len(clients))
+        begun, numbers, uniforms = self._ahead.get(group, (round, torch.empty(0), None))
         if not begun <= round < begun + len(numbers):
             length = int(self.lengths(clients[:1], full=False)[0])
-            count = max(1, min(256, _AHEAD // (length * self._problem.clients)))
+            most = max(1, min(256, _AHEAD // (length * self._problem.clients)))
+            count = min(most, 2 * len(numbers) or 8)  # more and more, so that a short run draws little in vain
             begun = round
             numbers, uniforms = self._drawn(clients, list(range(round, round + count)), full)
-            self._ahead[first] = (begun, numbers, uniforms)
+            self._ahead[group] = (begun, numbers, uniforms)
         return numbers[round - begun], uniforms[round - begun] if uniforms is not None else None
 
     def _drawn(self, clients: Tensor, rounds: list[int], full: bool) -> tuple[Tensor, Tensor | None]:

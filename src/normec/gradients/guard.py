@@ -17,6 +17,7 @@ from .loop import Loop
 
 _LOOKED_AT = 3  # clients whose gradients are compared
 _CLOSE = 1e-6  # of their size, in float64: float32 would blur it, for a rounding moves a ReLU over its kink
+_NO_ROOM = "the device has too little memory for it"
 
 log = logging.getLogger("normec")
 
@@ -66,15 +67,17 @@ class Guarded:
                     done.append(block.clients)
                 self._proven = True
                 return
-            except torch.OutOfMemoryError:
-                if self._engine is not self._fast:
+            except Exception as error:
+                if self._engine is not self._fast or isinstance(error, UsageError):
                     raise
                 if before is not None:  # what the failed pass did to the buffers of those that are left
                     again = _without(clients, done, len(self._reference.divisors))
                     for name, rows in buffers.items():
                         rows[again] = before[name][again]
-                if not self._fast.shrink():
-                    self._fall_back("the device has too little memory for it")
+                if not isinstance(error, torch.OutOfMemoryError):
+                    self._fall_back(_line(error))
+                elif not self._fast.shrink():
+                    self._fall_back(_NO_ROOM)
 
     def _fall_back(self, reason: str) -> None:
         log.warning("engine %s is not used, the loop is: %s", self._fast.name, reason)
@@ -82,35 +85,70 @@ class Guarded:
 
     def _difference(self, x: Tensor, buffers: Buffers, round: int) -> str | None:
         """Why the two do not agree on a few clients of this round, or None."""
-        clients = torch.arange(min(_LOOKED_AT, len(self._reference.divisors)))
+        clients = _alike(self._reference.divisors)
         fine = self._problem.to(x.device, torch.float64)
         x = x.double()
         buffers = {name: rows.double() if rows.is_floating_point() else rows for name, rows in buffers.items()}
         try:
-            mine = _collected(self._make(fine), x, buffers, round, clients)
-            theirs = _collected(self._reference.of(fine), x, buffers, round, clients)
+            fast, loop = self._make(fine), self._reference.of(fine)
+            for point in (_beside(x), x):
+                mine = _fitting(fast, point, buffers, round, clients)
+                theirs = _collected(loop, point, buffers, round, clients)
+                if all(bool(torch.isfinite(part).all()) for part in theirs):
+                    return _unlike(mine, theirs)
         except UsageError:
             return None  # the problem's own mistake: the run will say it
         except torch.OutOfMemoryError:
-            return None  # smaller blocks may fit
+            return _NO_ROOM
         except Exception as error:  # whatever a model does that cannot be batched, or not in float64
-            return (str(error).splitlines() or [type(error).__name__])[0]
-        for name, one, other in zip(("gradients", "losses", "buffers"), mine, theirs, strict=True):
-            size = other.norm()
-            if not bool(torch.isfinite(size)):
-                return None  # a run that diverges at its start is not the engine's fault
-            if bool((one - other).norm() > _CLOSE * size + 1e-12):
-                return f"its {name} differ from the reference on this model"
-        return None
+            return _line(error)
+        return None  # a run that diverges at its start is not the engine's fault
+
+
+def _alike(lengths: Tensor) -> Tensor:
+    """A few clients with batches of the commonest length: only equally long ones go through a model together."""
+    found, counts = lengths.unique(return_counts=True)
+    same: Tensor = (lengths == found[counts.argmax()]).nonzero()[:_LOOKED_AT, 0]
+    return same
+
+
+def _beside(x: Tensor) -> Tensor:
+    """A point near x. At x itself a parameter that is read past the engine has the right value, and one behind a
+    factor that starts at zero the right gradient."""
+    noise = torch.randn(len(x), dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(x.device)
+    return x + (1e-3 + 0.1 * x.square().mean().sqrt()) * noise
+
+
+def _unlike(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> str | None:
+    for name, one, other in zip(("gradients", "losses", "buffers"), mine, theirs, strict=True):
+        if not bool((one - other).norm() <= _CLOSE * other.norm() + 1e-12):
+            return f"its {name} differ from the reference on this model"
+    return None
+
+
+def _fitting(engine: Fast, x: Tensor, buffers: Buffers, round: int, clients: Tensor) -> tuple[Tensor, ...]:
+    """`_collected`, in blocks as small as the memory asks for."""
+    while True:
+        try:
+            return _collected(engine, x, buffers, round, clients)
+        except torch.OutOfMemoryError:
+            if not engine.shrink():
+                raise
 
 
 def _collected(engine: Engine, x: Tensor, buffers: Buffers, round: int, clients: Tensor) -> tuple[Tensor, ...]:
+    """Gradients, losses and buffers of a few clients."""
     scratch = {name: rows.clone() for name, rows in buffers.items()}
     grads, losses = x.new_zeros(len(clients), len(x)), x.new_zeros(len(clients))
     for block in engine.blocks(x, scratch, round, clients):
-        grads[block.rows], losses[block.rows] = block.grads, block.losses
-    held = [rows[: len(clients)].flatten().to(x.dtype) for rows in scratch.values()]
+        at = torch.searchsorted(clients, block.clients).to(x.device)
+        grads[at], losses[at] = block.grads, block.losses
+    held = [rows[clients.to(x.device)].flatten().to(x.dtype) for rows in scratch.values()]
     return grads, losses, torch.cat(held) if held else x.new_zeros(1)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _without(clients: Tensor | None, done: list[Tensor], n: int) -> Tensor | None:

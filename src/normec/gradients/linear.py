@@ -18,7 +18,7 @@ from ..objective import Buffers
 from ..problem import Problem
 from ..records import ResidentRecords
 from ..sampling import BatchSource
-from .engine import Block
+from .engine import Block, upload
 
 _BLOCK_FLOATS = 2**24
 
@@ -44,6 +44,7 @@ class Linear:
         features = records.inputs[0].numel()
         widest = int(self._sizes.max()) * features if batches is None else int(self._divisors.max() * 2 + 8) * features
         self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
+        self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
         self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of a block of clients, padded
 
     @property
@@ -64,7 +65,7 @@ class Linear:
         base, slope = self._problem.penalised(x)
         for number, chunk in enumerate(everyone.split(self._block) if len(everyone) else ()):
             if self._batches is not None and not full:
-                padded = self._padded(chunk, self._batches.draw(chunk, round), self._divisors[chunk])
+                padded = self._padded(chunk, self._batches.padded(chunk, round), self._divisors[chunk])
             elif clients is None:
                 if number not in self._whole:
                     self._whole[number] = self._padded(chunk, None, self._sizes[chunk].double())
@@ -74,14 +75,18 @@ class Linear:
             losses, grads = self._gradients(x, *padded)
             yield Block.of(chunk, grads if slope is None else grads.add_(slope), losses + base)
 
-    def _padded(self, clients: Tensor, rows: list[Tensor] | None, divisors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _padded(
+        self, clients: Tensor, rows: tuple[Tensor, Tensor] | None, divisors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs [c, B, features], targets [c, B] and weights [c, B], zero where there is no record."""
-        own = [self._records.rows[client] for client in clients.tolist()]
-        if rows is not None:
-            own = [all_rows[drawn.to(all_rows.device)] for all_rows, drawn in zip(own, rows, strict=True)]
-        numbers = torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=-1)
-        present = numbers >= 0
-        numbers = numbers.clamp(min=0)
+        owned = self._owned[clients.to(self._owned.device)]
+        if rows is None:
+            lengths = self._sizes[clients]
+            numbers = owned[:, : int(lengths.max())]
+        else:
+            table, lengths = rows
+            numbers = owned.gather(1, upload(table, owned.device))
+        present = torch.arange(numbers.shape[1], device=owned.device) < upload(lengths, owned.device)[:, None]
         inputs = self._records.inputs[numbers]
         if self._problem.transform is not None:
             inputs = self._problem.transform(inputs.flatten(0, 1)).view(*inputs.shape[:2], *inputs.shape[2:])

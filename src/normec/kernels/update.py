@@ -53,7 +53,8 @@ def _move(
             if ROUND:  # to bfloat16, up or down with the probability that keeps the mean
                 bits = held.to(tl.int32, bitcast=True)
                 draw = tl.randint(seed, (row * d + at).to(tl.int32)).to(tl.int32, bitcast=True) & 0xFFFF
-                held = ((bits + draw) & -65536).to(tl.float32, bitcast=True)
+                moved = ((bits + draw) & -65536).to(tl.float32, bitcast=True)
+                held = tl.where(held == held, moved, held)  # the bits of a NaN would wrap around to a number
             tl.store(m + where * m_stride + at, held.to(m.dtype.element_ty), mask=mask)
             found += message
         else:

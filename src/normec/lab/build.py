@@ -19,6 +19,11 @@ from .config import RunConfig
 if TYPE_CHECKING:
     from ..privacy import Privacy
 
+# What `problem` below reads: configurations that agree in these have the same problem.
+OF_THE_PROBLEM = (
+    *("data", "data_dir", "clients", "split", "concentration", "shards", "column", "augment", "validation", "seed"),
+    *("model", "hidden", "penalty", "records", "test_records"),
+)
 DEFAULT_CLIENTS = 100
 DEFAULT_EPSILON = 8.0
 PRIVATE_SETTINGS = (
@@ -84,6 +89,11 @@ def _test(found: data.Dataset, config: RunConfig) -> Dataset[Any] | None:
         return found.test
     used = _drawn(len(found.test), "test_records", config.test_records, seed=0)
     return Subset(found.test, used)  # type: ignore[arg-type]  # a tensor of indices
+
+
+def known_by(config: RunConfig) -> str:
+    """The settings that make a problem what it is, as text."""
+    return config.model_dump_json(include=set(OF_THE_PROBLEM))
 
 
 def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,8 @@ class RunConfig(BaseModel):
 
     data: str = "digits"
     data_dir: str | None = None
+    records: int | None = None
+    test_records: int | None = None
     clients: int | None = None
     split: Literal["iid", "dirichlet", "label", "column"] = "iid"
     concentration: float = 0.5
@@ -80,6 +82,9 @@ class RunConfig(BaseModel):
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     engine: str = "auto"
+    precision: Literal["float32", "tf32", "bf16"] = "tf32"
+    memory_dtype: Literal["float32", "float64", "bfloat16"] | None = None
+    memory_home: Literal["device", "host", "disk"] = "device"
 
     def known_by(self) -> dict[str, Any]:
         """The settings that the run's numbers depend on."""
@@ -92,7 +97,7 @@ class RunConfig(BaseModel):
 
 
 # Where and how a run is computed, not what: no part of its name or identity.
-ELSEWHERE = ("data_dir", "device", "engine", "checkpoint_seconds")
+ELSEWHERE = ("data_dir", "device", "engine", "memory_home", "checkpoint_seconds")
 
 
 def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:

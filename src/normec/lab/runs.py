@@ -1,16 +1,18 @@
 """A run on disk.
 
-    runs/NAME/  config.toml  metrics.jsonl  summary.json  ledger.jsonl  checkpoint/
+    runs/NAME/  config.toml  metrics.jsonl  summary.json  report.html  ledger.jsonl  checkpoint/
 
-`config.toml` is what to rerun, `summary.json` what came out; the rest is `train`'s. A folder belongs to one
-configuration; it is known by it, goes on where it stopped, and is left alone once it is finished.
+`config.toml` is what to rerun, `summary.json` what came out, `report.html` the page about both; the rest is `train`'s.
+A folder belongs to one configuration; it is known by it, goes on where it stopped, and is left alone once it is
+finished.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,12 @@ from ..atomic import write_atomic
 from ..callbacks import Callback
 from ..errors import Diverged, UsageError
 from ..history import History
+from ..interrupt import Interrupt
+from ..problem import Problem
+from ..report import page
+from ..rounds import finished
 from ..run import Run
-from ..training import train
+from ..training import prepare, ready
 from . import build, methods
 from .config import ELSEWHERE, RunConfig, load, to_toml
 
@@ -41,22 +47,34 @@ class Result:
 
 def execute(config: RunConfig, folder: Path | None = None, callbacks: Sequence[Callback] = ()) -> Result:
     """Train what `config` says in its folder: from the start, from where it stopped, or not at all."""
+    with Interrupt() as interrupt, ready(config.precision):
+        return finished(steps(config, folder, callbacks, lambda: interrupt.asked))
+
+
+def steps(
+    config: RunConfig,
+    folder: Path | None,
+    callbacks: Sequence[Callback],
+    asked: Callable[[], bool],
+    problem: Problem | None = None,
+) -> Generator[None, None, Result]:
+    """`execute`, round by round, until it is `asked` to stop; `problem` is the configuration's, if it is there already.
+
+    Whoever steps makes torch `ready`: runs that take turns share its precision.
+    """
     folder = default_folder(config) if folder is None else folder
-    known = _same_run(folder, config)
+    known = held(folder, config)
     if known is not None and known.summary["status"] == "finished":
         return known
-    problem = build.problem(config)
+    problem = build.problem(config) if problem is None else problem
     method = methods.build(config, len(problem.x0))
+    keeper = _Keeper(folder, config)
     try:
-        run = train(
-            problem, method, out=folder, callbacks=[_Keeper(folder, config), *callbacks], **build.training(config)
-        )
+        rounds = prepare(problem, method, out=folder, callbacks=[keeper, *callbacks], **build.training(config))
+        run = yield from rounds.steps(asked)
     except Diverged as error:
         if (folder / "config.toml").exists():
-            history = History(folder / "metrics.jsonl")
-            history.reread()
-            facts = {"status": "diverged", "round": error.round, "error": str(error)}
-            _write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
+            note(config, folder, {"status": "diverged", "round": error.round, "error": str(error)})
         raise
     summary = summarise(run, config)
     if summary["privacy"] is not None and data.load(config.data, config.data_dir).fitted:
@@ -84,6 +102,16 @@ def read(folder: Path) -> Result:
     return Result(folder, summary, history)
 
 
+def note(config: RunConfig, folder: Path, facts: dict[str, Any]) -> None:
+    """Leave word in its folder of a run that ended without a result: `facts` say its status and why."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.toml").exists():
+        write_atomic(folder / "config.toml", to_toml(config))
+    history = History(folder / "metrics.jsonl")
+    history.reread()
+    _write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
+
+
 def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
     """What a reader wants to know first."""
     last = run.history.rows[-1] if len(run.history) else {}
@@ -101,6 +129,7 @@ def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
         "smallest_grad_norm": min(norms, default=None),
         "clients": len(run.state.memory),
         "dimension": len(run.x),
+        "message_bound": run.method.operator.bound if math.isfinite(run.method.operator.bound) else None,
         "engine": run.engine,
         "device": device_name(run.x.device),
         "timings": {part: round(seconds, 4) for part, seconds in run.timings.items()},
@@ -124,7 +153,7 @@ class _Keeper(Callback):
             write_atomic(path, to_toml(self._config))
 
 
-def _same_run(folder: Path, config: RunConfig) -> Result | None:
+def held(folder: Path, config: RunConfig) -> Result | None:
     """The run already in the folder, None if there is none yet; another configuration's is refused."""
     if not folder.exists():
         return None
@@ -135,9 +164,9 @@ def _same_run(folder: Path, config: RunConfig) -> Result | None:
         if any(entry.name != ".lock" and entry.suffix != ".part" for entry in folder.iterdir()):
             raise UsageError(f"{folder} exists and is not a run (it has no config.toml); choose another folder")
         return None
-    held = load(path)
+    stored = load(path)
     for key in sorted(RunConfig.model_fields.keys() - set(ELSEWHERE)):
-        here, there = getattr(config, key), getattr(held, key)
+        here, there = getattr(config, key), getattr(stored, key)
         if here != there:
             raise UsageError(
                 f"{folder} holds a run of another configuration: {key} is {there!r} there, {here!r} here; "
@@ -152,4 +181,6 @@ def _setting(config: RunConfig) -> dict[str, Any]:
 
 
 def _write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """The summary, and before it the page: a run that has the one has the other."""
+    page.write_run(folder, summary)
     write_atomic(folder / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ..engine import Block
 from ..feed import Feed
 from ..graphs import Graphs
 from ..precision import Precision, autocast
-from .rules import convert
+from .rules import Blind, convert
 
 _BLOCK_FLOATS = {"cpu": 2**21, "cuda": 2**28}  # numbers in a block of gradients: on a CPU they should stay in its cache
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
@@ -46,6 +47,9 @@ class Shared:
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
         self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] // values))
+        # Where cross entropy leaves out records (targets of −100), it divides by those that are left.
+        self._plain = problem.loss in (F.cross_entropy, binary_loss) and not bool((records.targets == -100).any())
+        self._seen = False  # whether the model was seen to run without looking at values
         self._grads = torch.empty(0, 0)
         self._graphs = Graphs() if device.type == "cuda" else None
         self._images = records.inputs.ndim == 4 and any(isinstance(m, torch.nn.Conv2d) for m in problem.model.modules())
@@ -57,6 +61,7 @@ class Shared:
     def shrink(self) -> bool:
         """After running out of memory: smaller blocks, or False if they cannot be smaller."""
         self._grads, self._graphs = torch.empty(0, 0), (Graphs() if self._graphs is not None else None)
+        self._sink.clear()
         self._block //= 2
         return self._block > 0
 
@@ -86,7 +91,11 @@ class Shared:
 
         def compute(*inputs: Tensor) -> Tensor:
             rows = inputs[-1] if not isinstance(block.rows, slice) else block.rows
-            return self._pass(x, buffers, rows, block.grads, inputs[0], inputs[1] if uniforms is not None else None)
+            drawn = inputs[1] if uniforms is not None else None
+            with nullcontext() if self._seen else Blind():
+                losses = self._pass(x, buffers, rows, block.grads, inputs[0], drawn)
+            self._seen = True
+            return losses
 
         if self._graphs is None:
             return compute(*moving)
@@ -126,7 +135,7 @@ class Shared:
 
     def _losses(self, outputs: Tensor, targets: Tensor, clients: int) -> Tensor:
         """Every client's mean loss."""
-        if self._problem.loss in (F.cross_entropy, binary_loss) and outputs.ndim <= 2:
+        if self._plain and outputs.ndim <= 2:
             flat = targets.flatten(0, 1)
             each = (
                 F.cross_entropy(outputs, flat, reduction="none")

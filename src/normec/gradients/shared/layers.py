@@ -91,8 +91,10 @@ class ConvRows(Function):
         if for_bias is not None:
             per_client = g.reshape(for_bias.sink.clients, -1, *g.shape[1:]).flatten(3)
             for_bias.put(lambda rows: rows.copy_(per_client.sum((1, 3), dtype=rows.dtype)))
-        data = aten.convolution_backward(g, x, weight, *settings, [True, False, False])[0]
-        return (data if ctx.needs_input_grad[0] else None), None, None, None, None
+        data = None
+        if ctx.needs_input_grad[0]:  # not the first layer's
+            data = aten.convolution_backward(g, x, weight, *settings, [True, False, False])[0]
+        return data, None, None, None, None
 
 
 class EmbeddingRows(Function):

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from ...problem import Problem
 from .layers import AffineRows, BatchNormRows, ConvRows, EmbeddingRows, GroupNormRows, LinearRows
@@ -20,9 +21,24 @@ from .slots import Sink, Slot
 Slots = dict[str, Slot | None]
 Rule = Callable[[Any, Slots, Sink, str, Tensor], Tensor]
 
+# How a tensor's values reach Python.
+_LOOKS = {
+    *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__"),
+    *("item", "tolist", "numpy", "is_nonzero", "equal", "allclose"),
+}
+
 
 class NoRule(Exception):  # noqa: N818  # no error: the loop can do it
     """The model has a part that only the loop can do; says which."""
+
+
+class Blind(TorchFunctionMode):
+    """Refuses what looks at values: `if x.sum() > 0` would decide once for all clients, not for each."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _LOOKS:
+            raise NoRule("the model or its loss looks at values (if, item), which differ from client to client")
+        return func(*args, **(kwargs or {}))
 
 
 def convert(problem: Problem) -> tuple[nn.Module, Sink]:
@@ -128,6 +144,8 @@ def _batch_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> 
         raise NoRule("there is no rule for a BatchNorm that stays in evaluation mode")
     if module.track_running_stats and module.momentum is None:
         raise NoRule("there is no rule for a BatchNorm with momentum=None")
+    if x.numel() < 2 * sink.clients * x.shape[1]:
+        raise NoRule("one value a channel has no variance for BatchNorm")
     running = None
     if module.track_running_stats:
         running = (sink.buffers[name + "running_mean"], sink.buffers[name + "running_var"])

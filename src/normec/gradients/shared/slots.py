@@ -37,6 +37,9 @@ class Sink:
         for slot in self.slots:
             if not slot.written:
                 slot.rows.zero_()
+        self.clear()
+
+    def clear(self) -> None:
         self.x, self.grads, self.buffers = torch.empty(0), torch.empty(0, 0), {}
 
 

@@ -1,0 +1,231 @@
+"""How a sweep shows itself: one live table in a terminal, a line a cell elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .progress import describe
+
+if TYPE_CHECKING:
+    from ..lab.results import Record
+    from ..lab.sweep import Event
+
+
+@dataclass
+class Running:
+    """A cell under way."""
+
+    started: float
+    first: int | None = None
+    began: float = 0.0
+    round: int = 0
+    rounds: int | None = None
+    row: dict[str, Any] = field(default_factory=dict)
+
+    def rate(self, now: float) -> float | None:
+        """Rounds a second since the first."""
+        done = self.round - (self.first or 0)
+        return done / (now - self.began) if done > 0 and now > self.began else None
+
+    def left(self, now: float) -> float | None:
+        """Seconds to its end by its own pace; None before it has settled."""
+        rate = self.rate(now)
+        settled = rate and self.rounds is not None and 20 * (self.round - (self.first or 0)) >= self.rounds
+        return (self.rounds - self.round) / rate if settled and rate and self.rounds is not None else None
+
+
+class Tally:
+    """What a sweep has come to: counts, the cells under way, the best so far, the time left."""
+
+    def __init__(self, total: int, by: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.by, self.clock = total, by, clock
+        self.running: dict[str, Running] = {}
+        self.counts: dict[str, int] = {}
+        self.records: list[Record] = []
+        self._took: list[float] = []
+        self._most = 1
+
+    def hear(self, event: Event) -> None:
+        now, label = self.clock(), event.cell.label
+        if event.outcome is None:
+            cell = self.running.setdefault(label, Running(now))
+            self._most = max(self._most, len(self.running))
+            if event.rounds is not None:
+                if cell.first is None:
+                    cell.first, cell.began = event.round, now
+                cell.round, cell.rounds = event.round, event.rounds
+            cell.row |= event.row or {}
+            return
+        from ..lab import results
+
+        begun = self.running.pop(label, None)
+        outcome = event.outcome
+        self.counts[outcome.status] = self.counts.get(outcome.status, 0) + 1
+        if outcome.summary:
+            self.records.append(results.of(outcome.summary, outcome.folder))
+        if begun is not None and outcome.status == "finished":
+            self._took.append(now - begun.started)
+
+    @property
+    def ended(self) -> int:
+        return sum(self.counts.values())
+
+    def left(self) -> float | None:
+        """Seconds to the end of the sweep, by what its cells took so far; None while nothing is known."""
+        now = self.clock()
+        paced = [(cell, cell.left(now)) for cell in self.running.values()]
+        usual = self._took or [now - cell.started + left for cell, left in paced if left is not None]
+        if not usual:
+            return None
+        mean = sum(usual) / len(usual)
+        ahead = [left if left is not None else max(0.0, mean - (now - cell.started)) for cell, left in paced]
+        waiting = self.total - self.ended - len(self.running)
+        return max([(mean * waiting + sum(ahead)) / self._most, *ahead])
+
+    def best(self) -> str:
+        """The best setting so far, as a mean over the seeds that are through; empty while there is none."""
+        from ..errors import UsageError
+        from ..lab import results
+        from ..lab.grid import text
+
+        try:
+            row = results.best(self.records, self.by) if self.records else None
+        except UsageError:
+            return ""  # the column is not measured, which the end of the sweep says
+        if row is None:
+            return ""
+        names = results.varied(self.records)
+        where = " ".join(f"{key} {text(row[key])}" for key in names if key != "seed" and row[key] is not None)
+        return f"{value(self.by, row[self.by])}{' with ' + where if where else ''}"
+
+    def line(self) -> str:
+        """All of it in one line."""
+        parts = [f"{self.ended} of {self.total} done", f"{len(self.running)} running"]
+        parts += [f"{self.counts[status]} {status}" for status in ("diverged", "failed") if status in self.counts]
+        best, left = self.best(), self.left()
+        if best:
+            parts.append(f"best so far {best}")
+        if left is not None and self.ended < self.total:
+            parts.append(f"{duration(left)} left")
+        return ", ".join(parts)
+
+
+class Lines:
+    """A line whenever a cell ends; those that were done before are counted in one."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally, self._skipped = tally, 0
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._say_skipped()
+
+    def hear(self, event: Event) -> None:
+        self.tally.hear(event)
+        if event.outcome is None:
+            return
+        if event.outcome.skipped:
+            self._skipped += 1
+            return
+        self._say_skipped()
+        left = self.tally.left()
+        ahead = f"; {duration(left)} left" if left is not None and self.tally.ended < self.tally.total else ""
+        print(
+            f"{self.tally.ended}/{self.tally.total}  {ending(event, self.tally.by)}{ahead}", file=sys.stderr, flush=True
+        )
+
+    def _say_skipped(self) -> None:
+        if self._skipped:
+            print(f"{self._skipped} of {self.tally.total} cells were done before", file=sys.stderr, flush=True)
+            self._skipped = 0
+
+
+class Board:
+    """The live table: a line for all, one for each cell under way; what went wrong stays above it."""
+
+    def __init__(self, tally: Tally) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self.tally = tally
+        self._live = Live(
+            console=Console(stderr=True), get_renderable=self._table, refresh_per_second=4, transient=True
+        )
+
+    def __enter__(self) -> Board:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def hear(self, event: Event) -> None:
+        self.tally.hear(event)
+        if event.outcome is not None and event.outcome.status in ("diverged", "failed") and not event.outcome.skipped:
+            self._live.console.print(ending(event, self.tally.by), markup=False, highlight=False)
+
+    def _table(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        now, line = self.tally.clock(), Text(self.tally.line(), style="bold")
+        if not self.tally.running:
+            return line
+        table = Table()
+        for name in ("cell", "round", "rounds/s", "now"):
+            table.add_column(name, justify="right" if name.startswith("round") else "left", no_wrap=True)
+        for label, cell in list(self.tally.running.items()):
+            rate = cell.rate(now)
+            progress = f"{cell.round}/{cell.rounds}" if cell.rounds is not None else "starting"
+            table.add_row(label, progress, f"{rate:.3g}" if rate else "", describe(cell.row))
+        return Group(line, table)
+
+
+def board(total: int, by: str, quiet: bool) -> Lines | Board | None:
+    """The right way to show a sweep on this stderr."""
+    if quiet:
+        return None
+    tally = Tally(total, by)
+    return Board(tally) if sys.stderr.isatty() else Lines(tally)
+
+
+def ending(event: Event, by: str) -> str:
+    """How a cell ended, in a line."""
+    from ..lab import tuning
+
+    outcome = event.outcome
+    if outcome is None:
+        return ""
+    found = tuning.value(outcome.summary, by)
+    seconds = outcome.summary.get("timings", {}).get("total")
+    parts = [outcome.status]
+    if outcome.error is not None:
+        parts.append(outcome.error)
+    if found is not None:
+        parts.append(value(by, found))
+    if seconds is not None:
+        parts.append(f"{seconds:.1f} s")
+    return f"{event.cell.label}: {', '.join(parts)}"
+
+
+def value(column: str, number: float) -> str:
+    """A column's value with its name."""
+    shown = f"{100 * number:.2f} %" if column.endswith("accuracy") else f"{number:.4g}"
+    return f"{column.replace('_', ' ')} {shown}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``3:20 min`` or ``2:05 h``."""
+    whole = round(seconds)
+    if whole < 90:
+        return f"{whole} s"
+    if whole < 5400:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"

@@ -1,0 +1,171 @@
+"""normec results: the runs below a folder as one tidy table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import options as o
+
+# Columns of a table for people, with their heads; a spread stands beside its mean.
+COLUMNS = {
+    "loss": "loss",
+    "grad_norm": "‖∇f‖",
+    "smallest_grad_norm": "min ‖∇f‖",
+    "memory_error": "memory error",
+    "validation_loss": "validation loss",
+    "validation_accuracy": "validation",
+    "test_loss": "test loss",
+    "accuracy": "accuracy",
+    "best_accuracy": "best accuracy",
+    "epsilon": "ε",
+    "seconds": "s",
+    "finished": "seeds",
+}
+USUAL = ("loss", "grad_norm", "validation_accuracy", "accuracy", "epsilon", "seconds")
+LOCAL = ("by", "tried", "edge", "folder", "error", "status", "round", "rounds")
+
+
+def results(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER…", help="Runs, sweeps, comparisons, or all of runs/.")
+    ],
+    format: Annotated[str, typer.Option(help="table, csv, json or parquet.")] = "table",
+    each: Annotated[bool, typer.Option("--each", help="One row a run, instead of mean and spread over seeds.")] = False,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SETTING[,…]",
+            help="Show the best value of a setting in each cell, such as lr; none: all (default: as the sweep says).",
+            show_default=False,
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="The column that decides (default: validation_accuracy).", show_default=False)
+    ] = None,
+    on_test: Annotated[bool, typer.Option("--on-test", help="Let test data decide, as a replayed paper did.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write to a file.", show_default=False)] = None,
+    as_json: o.Json = False,
+) -> int:
+    """The runs below folders as a tidy table: a row a setting, with mean and spread over seeds."""
+    from ..atomic import write_atomic
+    from ..errors import UsageError, one_of
+    from ..lab import results as lab
+    from ..lab import tables, tuning
+
+    format = "json" if as_json else format
+    one_of(tables.FORMATS, format=format)
+    if format == "parquet" and out is None:
+        raise UsageError("parquet is not for reading on a screen; give --out FILE")
+    if out is not None and format == "table":
+        raise UsageError("--out goes with --format csv, json or parquet")
+    if each and (tune or by):
+        raise UsageError("--each shows every run; leave --tune and --by out")
+    names, column, allowed = _tuning(folders, tune, by, on_test)
+    found = lab.collect(folders)
+    for line in found.notes:
+        print(line, file=sys.stderr)
+    if not found.records:
+        raise UsageError("none of these runs can be read")
+    if each:
+        rows = lab.each(found.records)
+    elif names:
+        rows = lab.tuned(found.records, names, column or tuning.DEFAULT, allowed)
+    else:
+        rows = lab.over_seeds(found.records)
+    if out is not None:
+        if format == "parquet":
+            tables.write_parquet(rows, out)
+        else:
+            write_atomic(out, tables.to_csv(rows) if format == "csv" else tables.to_json(rows))
+        print(f"{len(rows)} rows: {out}")
+    elif format == "table":
+        show_rows(rows)
+        for line in notes_on(rows):
+            print(line)
+    else:
+        print(tables.to_csv(rows) if format == "csv" else tables.to_json(rows), end="")
+    return 0
+
+
+def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool) -> tuple[list[str], str | None, bool]:
+    """What to tune and by which column: as asked, or as the one sweep that is shown says itself."""
+    from ..errors import UsageError
+    from ..lab import grid
+
+    if tune is not None:
+        names = [] if tune == "none" else [name.strip() for name in tune.split(",")]
+        if by is not None and not names:
+            raise UsageError("--by needs something to tune")
+        return names, by, on_test
+    if len(folders) == 1 and (folders[0] / "sweep.toml").exists():
+        own = grid.load(folders[0] / "sweep.toml")
+        return list(own.tune), by or own.by, on_test or own.on_test
+    if by is not None:
+        raise UsageError("--by says what decides; say with --tune which setting is chosen")
+    return [], None, on_test
+
+
+def show_rows(rows: list[dict[str, Any]]) -> None:
+    """A table for people: what is the same everywhere or empty is left out."""
+    from ..lab.results import STATES
+    from .tables import show
+
+    names = [name for name in rows[0] if name not in (*LOCAL, *STATES) and not _is_metric(name)]
+    names = [name for name in names if name == "method" or len({row[name] for row in rows}) > 1]
+    counts = [name for name in STATES if any(row.get(name) for row in rows)]
+    wanted = (*USUAL, rows[0].get("by"))
+    metrics = [name for name in COLUMNS if name in wanted and any(row[name] is not None for row in rows)]
+    more = [name for name in ("status", "edge") if any(row.get(name) for row in rows)]
+    heads = [
+        *names,
+        *(f">{COLUMNS.get(name, name)}" for name in counts),
+        *(f">{COLUMNS[name]}" for name in metrics),
+        *more,
+    ]
+    lines = [
+        [
+            *(_setting(row[name]) for name in names),
+            *(str(row[name]) for name in counts),
+            *(_measured(row, name) for name in metrics),
+            *(str(row[name]) for name in more),
+        ]
+        for row in rows
+    ]
+    show(lines, heads)
+
+
+def notes_on(rows: list[dict[str, Any]]) -> list[str]:
+    """What a reader of a table of tuned settings should know."""
+    if not any("by" in row for row in rows):
+        return []
+    lines = [f"Chosen by {rows[0]['by'].replace('_', ' ')}, mean over seeds; ± is the standard deviation over seeds."]
+    if any(row["edge"] for row in rows):
+        lines.append("edge: the best is the smallest or largest value tried; a wider grid may do better.")
+    if any(row["epsilon"] is not None for row in rows):
+        lines.append("ε is that of one run: the choice among several, by the same clients' data, is not covered.")
+    return lines
+
+
+def _is_metric(name: str) -> bool:
+    from ..lab.results import METRICS
+
+    return name.removesuffix("_spread") in METRICS
+
+
+def _setting(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _measured(row: dict[str, Any], name: str) -> str:
+    mean, spread = row[name], row.get(f"{name}_spread")
+    if mean is None:
+        return ""
+    if name.endswith("accuracy"):
+        return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "") + " %"
+    if name == "seconds":
+        return f"{mean:.1f}"
+    return f"{mean:.3g}" + (f" ± {spread:.1g}" if spread else "")

@@ -1,0 +1,114 @@
+"""normec sweep: every run of a grid, from one file."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import options as o
+
+if TYPE_CHECKING:
+    from ..lab.grid import Grid
+    from ..lab.sweep import Outcome
+
+
+def sweep(
+    grid: Annotated[Path, typer.Argument(help="A TOML file: shared settings, [grid], [[cases]], seeds, tune, by.")],
+    set_: o.Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep (runs/NAME).", show_default=False)] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes (default: one a core; one on a GPU).", show_default=False)
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads a process (default 1).", show_default=False)] = None,
+    together: Annotated[int, typer.Option(help="Cells that a process takes at a time.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: its address, auto or local.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and where they stand, and stop.")] = False,
+    as_json: o.Json = False,
+    quiet: o.Quiet = False,
+) -> int:
+    """Run every cell of a grid.
+
+    What is done is skipped, what was cut off goes on, a cell that diverges is recorded with its round and the rest
+    runs. The same command goes on after a stop. Exit code 1 if a cell failed; it is tried again next time.
+    """
+    from ..lab import grid as grids
+    from ..lab import sweep as lab
+    from ..lab.config import parse_assignment
+    from .board import board
+
+    tables = grids.read(grid)
+    text = grid.read_text(encoding="utf-8")
+    if set_:
+        import tomli_w
+
+        tables |= dict(map(parse_assignment, set_))
+        text = tomli_w.dumps(tables)
+    found = grids.expand(tables)
+    out = Path("runs") / grid.stem if out is None else out
+    if dry_run:
+        _list(found, lab.standing(found.cells, out), as_json)
+        return 0
+    shown = board(len(found.cells), found.by, quiet)
+    with shown or nullcontext():
+        outcomes = lab.sweep(
+            found, text, out, jobs, shown.hear if shown else None, threads=threads, together=together, ray=ray
+        )
+    _show(found, outcomes, out, as_json)
+    return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
+
+
+def _list(grid: Grid, standing: list[tuple[Path, str]], as_json: bool) -> None:
+    rows = [
+        {**cell.settings, "state": state, "folder": str(folder)}
+        for cell, (folder, state) in zip(grid.cells, standing, strict=True)
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    from .tables import show
+
+    show(
+        [(cell.label, str(row["state"]), str(row["folder"])) for cell, row in zip(grid.cells, rows, strict=True)],
+        ("cell", "state", "folder"),
+    )
+    done = sum(row["state"] in ("finished", "diverged") for row in rows)
+    print(f"{len(rows)} cells, {done} done")
+
+
+def _show(grid: Grid, outcomes: list[Outcome], out: Path, as_json: bool) -> None:
+    from ..lab import results
+    from .results import notes_on, show_rows
+
+    records = [results.of(outcome.summary, outcome.folder) for outcome in outcomes if outcome.summary]
+    rows: list[dict[str, Any]] = []
+    if records:
+        rows = results.tuned(records, grid.tune, grid.by, grid.on_test) if grid.tune else results.over_seeds(records)
+    if as_json:
+        cells = [
+            {
+                **outcome.cell.settings,
+                "status": outcome.status,
+                "round": outcome.summary.get("round"),
+                "error": outcome.error,
+                "skipped": outcome.skipped,
+                "folder": str(outcome.folder),
+            }
+            for outcome in outcomes
+        ]
+        print(json.dumps({"folder": str(out), "cells": cells, "rows": rows}))
+        return
+    if rows:
+        show_rows(rows)
+    for outcome in outcomes:
+        if outcome.status in ("diverged", "failed"):
+            print(f"{outcome.status}: {outcome.cell.label}: {outcome.error}")
+    for line in notes_on(rows):
+        print(line)
+    print(f"folder: {out}\ntables: normec results {out} --format csv\npage: {out / 'report.html'}")

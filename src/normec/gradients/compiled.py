@@ -1,0 +1,121 @@
+"""Client by client through one compiled model: for long runs of large models on a CPU, where compiling pays back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..objective import Buffers
+from ..problem import Problem
+from ..records import ResidentRecords
+from ..sampling import Batches
+from ..streams import derive_seed, seed_generators
+from .engine import Block
+from .feed import Feed
+from .precision import Precision, autocast
+
+_BLOCK_FLOATS = 2**24
+# A CPU's float32 work in floating-point operations a second, roughly, and the seconds compiling takes, roughly. Both
+# are constants so that the choice is the same every time: an engine chosen by the clock would not repeat its bits.
+_RATE, _COMPILING, _SAVED = 4e10, 60.0, 0.3
+
+
+class Compiled:
+    """The loop with the model compiled once, its images channels last."""
+
+    name = "compiled"
+
+    def __init__(
+        self,
+        problem: Problem,
+        records: ResidentRecords,
+        batches: Batches | None,
+        seed: int,
+        precision: Precision = "tf32",
+        *,
+        compiling: bool = True,
+    ) -> None:
+        self._problem, self._records, self._seed, self._precision = problem, records, seed, precision
+        self._feed = Feed(problem, records, batches, seed)
+        self._images = records.inputs.ndim == 4
+        self._model = copy.deepcopy(problem.model)
+        if self._images:
+            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._buffers = dict(self._model.named_buffers())
+        self._forward: Callable[[Tensor], Tensor] = self._model
+        if compiling:
+            self._forward = torch.compile(self._model, dynamic=False)
+        self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def shrink(self) -> bool:
+        return False  # one client at a time is the least there is
+
+    def blocks(
+        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
+    ) -> Iterator[Block]:
+        everyone = torch.arange(self._problem.clients) if clients is None else clients
+        if not len(everyone):
+            return
+        with torch.no_grad():
+            parts = x.split([p.numel() for p in self._parameters])
+            for parameter, part in zip(self._parameters, parts, strict=True):
+                parameter.copy_(part.view(parameter.shape))
+        base, slope = self._problem.penalised(x)
+        for length in (lengths := self._feed.lengths(everyone, full=full)).unique().tolist():
+            for group in everyone[lengths == length].split(self._block):
+                numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
+                grads, losses = x.new_empty(len(group), len(x)), x.new_empty(len(group))
+                for i, client in enumerate(group.tolist()):
+                    seed_generators(derive_seed(self._seed, "model", client, round), x.device)
+                    own = {name: rows[client] for name, rows in buffers.items()}
+                    losses[i] = self._gradient(own, numbers[i], uniforms[i] if uniforms is not None else None, grads[i])
+                yield Block.of(group, grads if slope is None else grads.add_(slope), losses + base)
+
+    def _gradient(self, buffers: Buffers, numbers: Tensor, uniforms: Tensor | None, grad: Tensor) -> Tensor:
+        inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
+        if self._problem.augment is not None and uniforms is not None:
+            inputs = self._problem.augment(inputs, uniforms)
+        if self._problem.transform is not None:
+            inputs = self._problem.transform(inputs)
+        if inputs.is_floating_point():
+            inputs = inputs.to(grad.dtype)
+        if self._images:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        with torch.no_grad():
+            for name, held in self._buffers.items():
+                held.copy_(buffers[name])
+        self._model.train()
+        with torch.enable_grad(), autocast(grad.device, self._precision):
+            loss = self._problem.loss(self._forward(inputs), targets)
+            found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        with torch.no_grad():
+            for name, held in self._buffers.items():
+                buffers[name].copy_(held)
+            flat = [
+                g.reshape(-1) if g is not None else p.new_zeros(p.numel())
+                for g, p in zip(found, self._parameters, strict=True)
+            ]
+            torch.cat(flat, out=grad)
+        return loss.detach()
+
+
+def pays_back(problem: Problem, records: float, rounds: int) -> bool:
+    """Whether compiling saves more time than it takes: by the operations of a gradient, counted, not timed."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if not isinstance(problem.records, ResidentRecords):
+        return False
+    inputs = problem.records.inputs[:1]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        problem.model.eval()
+        problem.outputs(problem.x0, inputs)
+    seconds = 3 * counter.get_total_flops() * records * problem.clients * rounds / _RATE
+    return bool(seconds * _SAVED > _COMPILING)

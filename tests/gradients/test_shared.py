@@ -1,0 +1,145 @@
+"""One pass for all clients: gradients, losses and buffers are the loop's, whatever the layers, the batches, the blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import Problem
+from normec.gradients.shared import NoRule
+
+from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
+
+CLOSE = 1e-10
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_is_the_loop_s_on_batches(name: str) -> None:
+    of = problem(name)
+    loop, shared, _ = engines(of, BATCH)
+    for round, clients in ((0, None), (3, None), (4, torch.tensor([0, 3, 4])), (5, torch.tensor([1, 2]))):
+        assert apart(everything(shared, of, round, clients), everything(loop, of, round, clients)) < CLOSE
+    assert apart(everything(shared, of, 6, full=True), everything(loop, of, 6, full=True)) < CLOSE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_is_the_loop_s_on_full_gradients_in_small_blocks(name: str) -> None:
+    of = problem(name)
+    loop, shared, _ = engines(of, None)
+    expected = everything(loop, of)
+    for records in (18, 1):  # two clients of nine records together; one by one
+        shared._block = records
+        assert apart(everything(shared, of), expected) < CLOSE
+
+
+def test_blocks_split_where_they_are_told() -> None:
+    of = problem("small")
+    _, shared, _ = engines(of, BATCH)
+    shared._block = 2 * BATCH
+    blocks = [(block.clients.tolist(), block.rows) for block in shared.blocks(of.x0, of.initial_buffers(), 0)]
+    assert [clients for clients, _ in blocks] == [[3], [0, 1], [2, 4]]
+    assert blocks[1][1] == slice(0, 2)
+    assert isinstance(blocks[2][1], Tensor)
+
+
+def test_nobody_drawn_gives_no_block() -> None:
+    of = problem("small")
+    for engine in engines(of, BATCH):
+        assert list(engine.blocks(of.x0, of.initial_buffers(), 0, torch.empty(0, dtype=torch.int64))) == []
+
+
+def test_a_taker_may_use_up_the_gradients_and_x_may_move() -> None:
+    of = problem("tied")
+    loop, shared, _ = engines(of, BATCH)
+    buffers = of.initial_buffers()
+    for round in range(3):
+        for block in shared.blocks(of.x0, buffers, round):
+            block.grads.fill_(torch.nan)
+        of.x0 += 0.01
+    assert apart(everything(shared, of, 3), everything(loop, of, 3)) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["small", "batch norms", "text"])
+def test_who_is_not_drawn_keeps_its_buffers_to_the_bit(name: str) -> None:
+    of = problem(name)
+    _, shared, _ = engines(of, BATCH)
+    before, after = of.initial_buffers(), everything(shared, of, 0, torch.tensor([0, 2, 3])).buffers
+    for key, rows in after.items():
+        assert torch.equal(rows[[1, 4]], before[key][[1, 4]])
+        assert not torch.equal(rows[0], before[key][0])
+
+
+@pytest.mark.parametrize("name", ["small", "convolutions", "norms", "text"])
+def test_bfloat16_passes_are_the_loop_s_to_its_precision(name: str) -> None:
+    of = problem(name, dtype=torch.float32)
+    loop, shared, _ = engines(of, BATCH, "bf16")
+    found, expected = everything(shared, of), everything(loop, of)
+    assert found.grads.dtype == torch.float32
+    assert float((found.grads - expected.grads).norm() / expected.grads.norm()) < 0.05
+    exact = everything(engines(of, BATCH)[0], of)
+    assert float((expected.grads - exact.grads).norm()) > 0  # the loop did round
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+REFUSED = {
+    "Own": Own,
+    "Scaled": lambda: Scaled(6, 6),
+    "PReLU": nn.PReLU,
+    "Dropout": lambda: nn.Dropout(0.1),
+    "ParametrizationList": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+    "Bilinear": lambda: nn.Bilinear(6, 6, 6),
+}
+
+
+@pytest.mark.parametrize("layer", REFUSED)
+def test_a_layer_without_a_rule_is_named(layer: str) -> None:
+    of = problem("small")
+    model = nn.Sequential(REFUSED[layer](), nn.Linear(6, CLASSES))
+    of = Problem(model, F.cross_entropy, [TensorDataset(torch.randn(5, 6), torch.zeros(5, dtype=torch.int64))])
+    with pytest.raises(NoRule, match=layer):
+        engines(of, BATCH)
+
+
+AS_SET = {
+    "max_norm": (nn.Embedding(9, 4, max_norm=1.0), "tokens"),
+    "scale_grad_by_freq": (nn.Embedding(9, 4, scale_grad_by_freq=True), "tokens"),
+    "running statistics": (nn.Sequential(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, track_running_stats=True)), "x"),
+    "momentum=None": (nn.BatchNorm1d(6, momentum=None), "x"),
+}
+
+
+@pytest.mark.parametrize("setting", AS_SET)
+def test_a_setting_without_a_rule_is_named(setting: str) -> None:
+    layer, kind = AS_SET[setting]
+    inputs = torch.randint(0, 9, (5, 2)) if kind == "tokens" else torch.randn(5, 6)
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(CLASSES))
+    model(inputs)
+    of = Problem(model, F.cross_entropy, [TensorDataset(inputs, torch.zeros(5, dtype=torch.int64))])
+    _, shared, _ = engines(of, BATCH)
+    with pytest.raises(NoRule, match=setting):
+        everything(shared, of)
+
+
+def test_dropout_that_drops_nothing_is_no_hindrance() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.Linear(5, CLASSES)).double()
+    clients = [TensorDataset(torch.randn(6, 6), torch.arange(6) % CLASSES) for _ in range(3)]
+    of = Problem(model, F.cross_entropy, clients)
+    loop, shared, _ = engines(of, BATCH)
+    assert apart(everything(shared, of), everything(loop, of)) < CLOSE
