@@ -8,8 +8,10 @@ import sys
 def main() -> None:
     try:
         from .cli.app import run
+        from .heap import keep_freed_memory
     except ModuleNotFoundError as error:
         sys.exit(f"error: the command line needs {error.name}: pip install 'normec[all]'")
+    keep_freed_memory()
     sys.exit(run())
 
 

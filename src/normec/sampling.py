@@ -136,15 +136,31 @@ class Batches:
         columns = (round % steps * self.batch_size)[:, None] + torch.arange(width)
         return self._order[clients[:, None], columns]
 
+    def tables(self, clients: Tensor, rounds: Tensor) -> Tensor:
+        """`table` of every round of a span, ``[rounds, c, B]``, the orders of all their passes drawn at once."""
+        steps = self.steps[clients]
+        passes = rounds[:, None] // steps
+        first, count = passes[0], int((passes[-1] - passes[0]).max()) + 1
+        whose = clients.repeat(count)
+        when = (first + torch.arange(count)[:, None]).flatten()
+        orders = self._orders(whose, when).view(count, len(clients), -1)
+        width = min(self.batch_size, orders.shape[2])
+        columns = (rounds[:, None] % steps * self.batch_size)[..., None] + torch.arange(width)
+        return orders[(passes - first)[..., None], torch.arange(len(clients))[:, None], columns]
+
     def _shuffle(self, clients: Tensor, passes: Tensor) -> None:
-        longest = int(self.sizes.max())
         if not len(self._order):
-            self._order = torch.zeros(len(self.sizes), longest, dtype=torch.int64)
+            self._order = torch.zeros(len(self.sizes), int(self.sizes.max()), dtype=torch.int64)
+        self._order[clients] = self._orders(clients, passes)
+        self._pass[clients] = passes
+
+    def _orders(self, clients: Tensor, passes: Tensor) -> Tensor:
+        """A client's records in the order of a pass, row by row."""
+        longest = int(self.sizes.max())
         keys = self._stream.bits(clients, passes, longest)
         beyond = torch.arange(longest) >= self.sizes[clients, None]
         keys[beyond] = torch.iinfo(torch.int64).max  # records a shorter client does not have sort last
-        self._order[clients] = keys.argsort(dim=1, stable=True)
-        self._pass[clients] = passes
+        return keys.argsort(dim=1, stable=True)
 
 
 def rounds_of(epochs: int, sizes: Tensor, batch_size: int | None) -> int:

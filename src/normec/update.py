@@ -21,7 +21,7 @@ from .gradients import Block
 from .methods import Method
 from .operators import norms
 
-_TILE = 2**17  # numbers of a tile of rows: gradients and memory of a tile stay in a core's cache between the passes
+_TILE = 2**19  # numbers of a tile of rows: gradients and memory of a tile stay in a core's cache between the passes
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ norms, one to read and write it for the update.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable
 
 import torch
 
+from ..heap import keep_freed_memory
 from .clock import Clock, drive
 from .workloads import LR, Case, Material
 
@@ -34,7 +33,7 @@ def step(material: Material, clock: Clock, variant: str) -> str:
     """
     case = material.case
     if case.device == "cpu" and variant != "eager":
-        keep_memory()
+        keep_freed_memory()
     if variant == "one-thread":  # small batches are done before a second thread has woken up
         torch.set_num_threads(1)
     model, loss = material.built.model.to(case.device), material.built.loss
@@ -73,7 +72,7 @@ def passes(material: Material, clock: Clock) -> str:
     """Two reads and one write of the drawn clients' rows of the memory."""
     case = material.case
     if case.device == "cpu":
-        keep_memory()
+        keep_freed_memory()
     dimension = sum(p.numel() for p in material.built.model.parameters())
     memory = torch.ones(case.drawn, dimension, device=case.device)
 
@@ -83,14 +82,3 @@ def passes(material: Material, clock: Clock) -> str:
 
     drive(once, clock)
     return f"[{case.drawn}, {dimension}]"
-
-
-def keep_memory() -> None:
-    """Let glibc keep freed memory, up to 1 GiB a block."""
-    if not sys.platform.startswith("linux"):
-        return
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        trim, mmap, most = -1, -3, 2**30
-        library.mallopt(mmap, most)
-        library.mallopt(trim, most)

@@ -47,6 +47,8 @@ def compare(
     batch_size: o.BatchSize = None,
     seed: o.Seed = None,
     device: o.Device = None,
+    engine: o.Engine = None,
+    precision: o.Precision = None,
     out: o.Out = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,

@@ -25,6 +25,12 @@ Epochs = Annotated[int | None, typer.Option(help="Instead of rounds: passes over
 BatchSize = Annotated[int | None, typer.Option(help="Records a gradient; all by default.", show_default=False)]
 Seed = Annotated[int | None, typer.Option(help="The run's seed.", show_default=False)]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …", show_default=False)]
+Engine = Annotated[
+    str | None, typer.Option(help="auto, loop, compiled, batched, shared or linear.", show_default=False)
+]
+Precision = Annotated[
+    str | None, typer.Option(help="A GPU's products: float32, tf32 (default) or bf16.", show_default=False)
+]
 Private = Annotated[
     bool | None,
     typer.Option("--private/--no-privacy", help="Noise with a guarantee (default), or none.", show_default=False),

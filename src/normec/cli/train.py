@@ -48,6 +48,8 @@ def train(
     batch_size: o.BatchSize = None,
     seed: o.Seed = None,
     device: o.Device = None,
+    engine: o.Engine = None,
+    precision: o.Precision = None,
     out: o.Out = None,
     track: Annotated[
         list[str] | None,

@@ -80,7 +80,7 @@ class Compiled:
                 yield Block.of(group, grads if slope is None else grads.add_(slope), losses + base)
 
     def _gradient(self, buffers: Buffers, numbers: Tensor, uniforms: Tensor | None, grad: Tensor) -> Tensor:
-        inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
+        inputs, targets = self._records.inputs.index_select(0, numbers), self._records.targets[numbers]
         if self._problem.augment is not None and uniforms is not None:
             inputs = self._problem.augment(inputs, uniforms)
         if self._problem.transform is not None:

@@ -63,8 +63,13 @@ class Feed:
         if self._batches is None or full:
             numbers = self._owned[clients, :length].expand(len(rounds), -1, -1)
         else:
-            tables = torch.stack([self._batches.table(clients, round)[:, :length] for round in rounds])
-            numbers = self._owned[clients[:, None], tables]
+            one = len(rounds) == 1  # keeps the order of the pass for the next time
+            tables = (
+                self._batches.table(clients, rounds[0])[None]
+                if one
+                else self._batches.tables(clients, torch.tensor(rounds))
+            )
+            numbers = self._owned[clients[:, None], tables[..., :length]]
         augment = self._problem.augment
         uniforms = None
         if augment is not None:

@@ -76,6 +76,9 @@ def steps(
         if (folder / "config.toml").exists():
             note(config, folder, {"status": "diverged", "round": error.round, "error": str(error)})
         raise
+    if run.clients:
+        rows = list(zip(*run.clients.values(), strict=True))
+        write_atomic(folder / "clients.json", json.dumps({"columns": list(run.clients), "rows": rows}) + "\n")
     summary = summarise(run, config)
     if summary["privacy"] is not None and data.load(config.data, config.data_dir).fitted:
         summary["privacy"]["notes"] += (FITTED,)

@@ -107,7 +107,7 @@ class Shared:
         """Fill `grads` and the rows of `buffers`; return the losses [c]."""
         problem, sink = self._problem, self._sink
         c = len(numbers)
-        inputs = self._records.inputs[numbers.flatten()]
+        inputs = self._records.inputs.index_select(0, numbers.flatten())
         targets = self._records.targets[numbers]
         if problem.augment is not None and uniforms is not None:
             inputs = problem.augment(inputs, uniforms.flatten(0, 1))
