@@ -80,8 +80,8 @@ def test_a_sweep_killed_again_and_again_loses_no_cell_and_runs_none_twice(tmp_pa
         time.sleep(chance.uniform(0, 0.5))
         helpers = workers(process.pid) if process.poll() is None else []
         process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL, "the sweep ended before it could be killed"
+        _, said = process.communicate()
+        assert process.returncode == -signal.SIGKILL, f"the sweep ended before it could be killed: {said}"
         kills += 1
         limit = time.monotonic() + 30
         while any(map(alive, helpers)) and time.monotonic() < limit:

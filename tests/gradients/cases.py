@@ -196,7 +196,9 @@ CASES: dict[str, Case] = {
     "batch norms": Case(batch_norms, (6,)),
     "norms": Case(norms, (2, 5, 6)),
     "positions": Case(lambda: nn.Linear(3, CLASSES), (2, 3), per_position, targets="positions"),
-    "regression": Case(lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 2)), (6,), F.mse_loss, "normal", "values"),
+    "regression": Case(
+        lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 2)), (6,), F.mse_loss, "normal", "values"
+    ),
     "smoothed labels": Case(small, (6,), smoothed),
     "ignored records": Case(small, (6,), targets="ignored"),
     "probabilities": Case(small, (6,), targets="chances"),
@@ -211,7 +213,9 @@ CASES: dict[str, Case] = {
 }
 
 
-def problem(name: str, device: str = "cpu", dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = SIZES) -> Problem:
+def problem(
+    name: str, device: str = "cpu", dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = SIZES
+) -> Problem:
     """The case in so many clients of these sizes; its start is moved, so that no bias is zero and no scale one."""
     case = CASES[name]
     torch.manual_seed(0)
@@ -230,10 +234,12 @@ def problem(name: str, device: str = "cpu", dtype: torch.dtype = torch.float64, 
         "classes": lambda: classes,
         "ignored": lambda: torch.where(torch.arange(count) % 3 == 2, -100, classes),
         "positions": lambda: torch.randint(0, CLASSES, (count, case.shape[0])),
-        "values": lambda: torch.randn(count, 2).double(),
-        "chances": lambda: torch.rand(count, CLASSES).double().softmax(1),
+        "values": lambda: torch.randn(count, 2),
+        "chances": lambda: torch.rand(count, CLASSES).softmax(1),
         "bits": lambda: classes % 2,
     }[case.targets]()
+    if targets.is_floating_point():
+        targets = targets.to(dtype)  # as a loss wants them, which promotes what differs
     clients = [TensorDataset(a, b) for a, b in zip(inputs.split(sizes), targets.split(sizes), strict=True)]
     return Problem(model, case.loss, clients, **case.options).to(torch.device(device), dtype)
 

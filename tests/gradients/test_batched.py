@@ -1,4 +1,4 @@
-"""All clients at once by vmap: gradients, losses and buffers are the loop's, also for layers the shared pass has no rule for."""
+"""All clients at once by vmap: all is the loop's, also for layers that the shared pass has no rule for."""
 
 from __future__ import annotations
 
@@ -48,16 +48,6 @@ class Centred(nn.Module):
         return x - x.mean(0)
 
 
-LAYERS = {
-    "own parameters": Gated,
-    "mixed records": Centred,
-    "PReLU": nn.PReLU,
-    "Bilinear by itself": lambda: Square(),
-    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
-    "attention": lambda: Attends(),
-}
-
-
 class Square(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -77,6 +67,16 @@ class Attends(nn.Module):
         parts = x.view(-1, 2, 3)
         found: Tensor = self.attention(parts, parts, parts, need_weights=False)[0]
         return found.flatten(1)
+
+
+LAYERS = {
+    "own parameters": Gated,
+    "mixed records": Centred,
+    "PReLU": nn.PReLU,
+    "Bilinear": Square,
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+    "attention": Attends,
+}
 
 
 @pytest.mark.parametrize("layer", LAYERS)

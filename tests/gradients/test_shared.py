@@ -1,4 +1,4 @@
-"""One pass for all clients: gradients, losses and buffers are the loop's, whatever the layers, the batches, the blocks."""
+"""One pass for all clients: gradients, losses and buffers are the loop's, whatever layers, batches and blocks are."""
 
 from __future__ import annotations
 
@@ -83,6 +83,14 @@ def test_bfloat16_passes_are_the_loop_s_to_its_precision(name: str) -> None:
     assert float((expected.grads - exact.grads).norm()) > 0  # the loop did round
 
 
+def test_targets_of_another_precision_do_not_change_that_of_the_losses() -> None:
+    clients = [TensorDataset(torch.randn(5, 6), torch.randn(5, 2).double()) for _ in range(3)]
+    of = Problem(nn.Linear(6, 2), F.mse_loss, clients)
+    for engine in engines(of, BATCH):
+        for block in engine.blocks(of.x0, {}, 0):
+            assert (block.grads.dtype, block.losses.dtype) == (torch.float32, torch.float32)
+
+
 class Scaled(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
@@ -109,7 +117,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("layer", REFUSED)
 def test_a_layer_without_a_rule_is_named(layer: str) -> None:
-    of = problem("small")
     model = nn.Sequential(REFUSED[layer](), nn.Linear(6, CLASSES))
     of = Problem(model, F.cross_entropy, [TensorDataset(torch.randn(5, 6), torch.zeros(5, dtype=torch.int64))])
     with pytest.raises(NoRule, match=layer):

@@ -62,7 +62,7 @@ class Batched:
                 grads, (losses, after) = self._each(x, own, inputs, targets)
             for name, rows in buffers.items():
                 rows[block.rows] = after[name]
-            yield Block(block.clients, grads, losses, block.rows)
+            yield Block(block.clients, grads, losses.to(x.dtype), block.rows)
 
     def _each(
         self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor

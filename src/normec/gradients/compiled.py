@@ -48,7 +48,8 @@ class Compiled:
         self._buffers = dict(self._model.named_buffers())
         self._forward: Callable[[Tensor], Tensor] = self._model
         if compiling:
-            self._forward = torch.compile(self._model, dynamic=False)
+            # Dropout is to draw what it draws in the loop, not numbers of the compiler's own.
+            self._forward = torch.compile(self._model, dynamic=False, options={"fallback_random": True})
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
 
     @property

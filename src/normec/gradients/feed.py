@@ -50,13 +50,20 @@ class Feed:
         group = (int(clients[0]), len(clients))
         begun, numbers, uniforms = self._ahead.get(group, (round, torch.empty(0), None))
         if not begun <= round < begun + len(numbers):
-            length = int(self.lengths(clients[:1], full=False)[0])
-            most = max(1, min(256, _AHEAD // (length * self._problem.clients)))
-            count = min(most, 2 * len(numbers) or 8)  # more and more, so that a short run draws little in vain
+            count = min(self._most(clients), 2 * len(numbers) or 8)  # more and more: a short run draws little in vain
             begun = round
             numbers, uniforms = self._drawn(clients, list(range(round, round + count)), full)
             self._ahead[group] = (begun, numbers, uniforms)
         return numbers[round - begun], uniforms[round - begun] if uniforms is not None else None
+
+    def _most(self, clients: Tensor) -> int:
+        """Rounds to draw ahead: bounded by their record numbers, and by the orders of all their passes."""
+        length = int(self.lengths(clients[:1], full=False)[0])
+        most = min(256, _AHEAD // (length * self._problem.clients))
+        if self._batches is not None:  # a pass draws a number for each record of the largest client
+            orders = 4 * _AHEAD // (len(clients) * self._owned.shape[1])
+            most = min(most, int(self._batches.steps[clients].min()) * orders)
+        return max(1, most)
 
     def _drawn(self, clients: Tensor, rounds: list[int], full: bool) -> tuple[Tensor, Tensor | None]:
         length = int(self.lengths(clients[:1], full=full)[0])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,19 +64,22 @@ class Graphs:
     def _record(self, function: Callable[..., Tensor], moving: Sequence[Tensor], changed: Buffers) -> _Recorded | None:
         inputs = [tensor.clone() for tensor in moving]
         before = {name: tensor.clone() for name, tensor in changed.items()}
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
+            side.wait_stream(here)
             with torch.cuda.stream(side):
-                for _ in range(2):  # libraries choose their kernels and take their workspaces before the recording
+                function(*inputs)  # libraries choose their kernels and take their workspaces before the recording
+                with _unwaiting():
                     function(*inputs)
-            torch.cuda.current_stream().wait_stream(side)
+            here.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
                 output = function(*inputs)
             self._pool = graph.pool()
             return _Recorded(graph, inputs, output)
         except RuntimeError as error:  # a model that waits for the device cannot be recorded
+            torch.cuda.set_stream(here)  # a recording that fails leaves its own in place
+            here.wait_stream(side)
             self._off = True
             reason = str(error).splitlines()[0]
             logging.getLogger("normec").warning("no CUDA graph for this model: %s", reason)
@@ -82,3 +87,16 @@ class Graphs:
         finally:
             for name, tensor in changed.items():
                 tensor.copy_(before[name])
+
+
+@contextmanager
+def _unwaiting() -> Iterator[None]:
+    """A wait for the device within is an error; met in a recording it would leave torch's allocator in disorder."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that not every wait is found
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

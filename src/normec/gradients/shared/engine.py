@@ -131,7 +131,7 @@ class Shared:
         base, slope = problem.penalised(x)
         if slope is not None:
             grads += slope
-        return losses.detach() + base
+        return losses.detach().to(x.dtype) + base
 
     def _losses(self, outputs: Tensor, targets: Tensor, clients: int) -> Tensor:
         """Every client's mean loss."""

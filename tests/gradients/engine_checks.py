@@ -1,0 +1,78 @@
+"""Engines in the precisions of a GPU against the loop in float64 on the CPU; the device is an argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normec import train
+from normec.gradients.precision import products
+
+from .cases import BATCH, CASES, METHODS, Found, engines, everything, problem
+from .kernel_checks import near
+
+
+def alike(found: Found, expected: Found, clients: Tensor | None, close: float, kinks: bool, what: object) -> None:
+    rows = torch.arange(len(expected.losses)) if clients is None else clients
+    errors = (found.grads.cpu().double() - expected.grads)[rows].norm(dim=1) / expected.grads[rows].norm(dim=1)
+    error = float(errors.median() if kinks else errors.max())
+    assert error < close, f"{what}: gradients off by {error:.1e} of their norm"
+    near(found.losses.cpu(), expected.losses, close, what)
+    for key, values in expected.buffers.items():
+        near(found.buffers[key].cpu(), values, close, (what, key))
+
+
+def check_every_model(device: str) -> None:
+    """Gradients, losses and buffers of all engines in float32."""
+    for name, case in CASES.items():
+        of, fine = problem(name, device, torch.float32), problem(name)
+        reference, *_ = engines(fine, BATCH)
+        close = 5e-3 if name.startswith("resnet") else 1e-4
+        with products("float32"):
+            for engine in engines(of, BATCH):
+                for round, clients in ((3, None), (4, torch.tensor([0, 3, 4]))):
+                    found, expected = (
+                        everything(engine, of, round, clients),
+                        everything(reference, fine, round, clients),
+                    )
+                    alike(found, expected, clients, close, case.kinks, (name, engine.name, round))
+
+
+def check_precisions(device: str) -> None:
+    """In tf32 and bf16 the shared pass is about as near to float64 as the loop."""
+    for name in ("resnet20", "resnet20-gn", "convolutions", "norms"):
+        fine = problem(name)
+        expected = everything(engines(fine, BATCH)[0], fine).grads
+        for precision in ("tf32", "bf16"):
+            of = problem(name, device, torch.float32)
+            with products(precision):  # type: ignore[arg-type]
+                loop, shared, _ = engines(of, BATCH, precision)  # type: ignore[arg-type]
+                away = [
+                    (everything(engine, of).grads.cpu().double() - expected).norm(dim=1).median()
+                    for engine in (shared, loop)
+                ]
+            size = expected.norm(dim=1).median()
+            assert away[0] < 3 * away[1] + 1e-3 * size, (name, precision, [float(error / size) for error in away])
+            assert away[0] < 0.5 * size, (name, precision, float(away[0] / size))
+
+
+def check_every_method(device: str) -> None:
+    """Twenty rounds of every method under every engine."""
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": BATCH, "seed": 3, "log_every": 10**6}
+    for name, method in METHODS.items():
+        expected = train(problem("small"), method, engine="loop", **options)
+        moved = float((expected.x - problem("small").x0).norm())
+        for engine in ("loop", "batched", "shared"):
+            of = problem("small", device, torch.float32)
+            run = train(of, method, engine=engine, precision="float32", **options)
+            assert run.engine == engine
+            error = float((run.x.cpu().double() - expected.x).norm()) / moved
+            # Top-k takes another one of two coordinates of almost equal size.
+            assert error < (5e-2 if name == "ef21-top-k" else 1e-3), (name, engine, error)
+            for key, rows in expected.state.buffers.items():
+                near(run.state.buffers[key].cpu(), rows, 1e-2, (name, engine, key))
+
+
+CHECKS = (check_every_model, check_precisions, check_every_method)

@@ -1,0 +1,247 @@
+"""Triton's kernels against plain PyTorch, on a GPU or, with TRITON_INTERPRET=1, in Triton's interpreter.
+
+    TRITON_INTERPRET=1 python -m tests.gradients.kernel_checks [DEVICE]
+
+The interpreter multiplies no matrices of bfloat16: those checks are for a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normec import DPSGD, GD, Clip, Clip21, Identity, Method, NormEC, kernels, update
+from normec.gradients import Block
+from normec.gradients.precision import products
+
+from .cases import BATCH, engines, everything, problem
+
+LAST = torch.channels_last
+
+
+def near(found: Tensor, expected: Tensor, close: float, what: object) -> None:
+    """Within `close` of the expected tensor's norm."""
+    error = float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+    assert error < close, f"{what}: off by {error:.1e} of its norm"
+
+
+def framed(clients: int, *shape: int, device: str) -> tuple[Tensor, Tensor]:
+    """Rows inside a wider matrix of NaN, as one parameter's rows lie among those of all; (matrix, rows)."""
+    size = torch.Size(shape).numel()
+    matrix = torch.full((clients, size + 7), torch.nan, device=device)
+    return matrix, matrix[:, 3:-4].view(clients, *shape)
+
+
+def untouched(matrix: Tensor) -> None:
+    assert matrix[:, :3].isnan().all()
+    assert matrix[:, -4:].isnan().all()
+
+
+# clients, records, channels in and out, kernel, stride, padding, dilation, height, width
+SHAPES = [
+    (3, 2, 3, 5, (3, 3), 1, 1, 1, 6, 7),
+    (2, 3, 17, 20, (3, 3), 2, 1, 1, 9, 8),
+    (2, 2, 4, 4, (1, 2), 1, 0, 2, 5, 6),
+    (2, 9, 2, 3, (5, 3), (1, 2), (2, 0), 1, 11, 10),  # enough pixels for several spans
+    (1, 1, 1, 1, (1, 1), 1, 0, 1, 1, 1),
+]
+
+
+def check_convolution(device: str) -> None:
+    """Weight gradients in float32, and on a GPU with split float32 and bfloat16 inputs."""
+    from normec.kernels.convolution import weight_gradients
+
+    for clients, records, ci, co, size, stride, padding, dilation, height, width in SHAPES:
+        torch.manual_seed(0)
+        layer = nn.Conv2d(ci, co, size, stride, padding, dilation, bias=False, device=device)
+        x = torch.randn(clients * records, ci, height, width, device=device)
+        g = torch.randn_like(layer(x))
+        kinds = [(torch.float32, True, 5e-6), (torch.float32, False, 5e-5), (torch.bfloat16, True, 2e-5)]
+        for dtype, exact, close in kinds if device != "cpu" else kinds[:1]:
+            a, b, fine = x.to(dtype), g.to(dtype), layer.double()
+            grads = [
+                torch.autograd.grad(fine(own.double()), fine.weight, slope.double())[0]
+                for own, slope in zip(a.chunk(clients), b.chunk(clients), strict=True)
+            ]
+            layer.float()
+            matrix, rows = framed(clients, *layer.weight.shape, device=device)
+            geometry = [list(part) for part in (layer.stride, layer.padding, layer.dilation)]
+            weight_gradients(
+                a.contiguous(memory_format=LAST), b.contiguous(memory_format=LAST), rows, *geometry, exact=exact
+            )  # type: ignore[misc]
+            near(rows, torch.stack(grads), close, (dtype, exact, layer))
+            untouched(matrix)
+
+
+def check_batch_norm(device: str) -> None:
+    """Both ways, with every client's statistics, running and affine or not."""
+    from normec.kernels import batch_norm
+
+    for dtype, close in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        for clients, records, shape in ((3, 5, (5,)), (2, 4, (17, 3, 5)), (2, 3, (70, 9, 11)), (1, 3, (64, 1, 1))):
+            for affine in (True, False):
+                torch.manual_seed(0)
+                channels = shape[0]
+                x = (torch.randn(clients * records, *shape, device=device) + 3).to(dtype)
+                g = torch.randn_like(x)
+                if x.ndim == 4:
+                    x, g = x.contiguous(memory_format=LAST), g.contiguous(memory_format=LAST)
+                weight, bias = torch.rand(2, channels, device=device) + 0.5 if affine else (None, None)
+                running = (torch.randn(clients, channels, device=device), torch.rand(clients, channels, device=device))
+                before = [part.double() for part in running]
+                y, mean, inverse = batch_norm.forward(x, weight, bias, running, clients, 0.3, 1e-3)
+                (wide, by_weight), (also, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
+                dx = batch_norm.backward(g, x, weight, mean, inverse, by_weight, by_bias)
+                untouched(wide)
+                untouched(also)
+                for i, (own, slope) in enumerate(
+                    zip(x.double().chunk(clients), g.double().chunk(clients), strict=True)
+                ):
+                    own.requires_grad_()
+                    scales = [p.double().requires_grad_() for p in (weight, bias) if p is not None]
+                    expected = F.batch_norm(own, before[0][i], before[1][i], *(scales or (None, None)), True, 0.3, 1e-3)  # type: ignore[misc]
+                    slopes = torch.autograd.grad(expected, [own, *scales], slope)
+                    what = (dtype, shape, affine, i)
+                    near(y.chunk(clients)[i], expected.detach(), close, ("forward", *what))
+                    near(dx.chunk(clients)[i], slopes[0], 2 * close, ("data", *what))
+                    for rows, slope_of in zip((by_weight, by_bias), slopes[1:], strict=False):
+                        near(rows[i], slope_of, 1e-5, ("scales", *what))
+                    for found, statistic in zip(running, before, strict=True):
+                        near(found[i], statistic[i], 1e-5, ("running", *what))
+
+
+def check_group_norm(device: str) -> None:
+    """Both ways, image by image."""
+    from normec.kernels import group_norm
+
+    assert not group_norm.fits(6, 3)
+    assert not group_norm.fits(8, 16)
+    for dtype, close in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        for images, channels, groups, height, width in (
+            (3, 8, 4, 3, 5),
+            (2, 16, 4, 1, 1),
+            (2, 4, 1, 40, 33),
+            (3, 8, 8, 2, 7),
+        ):
+            assert group_norm.fits(channels, groups)
+            for affine in (True, False):
+                torch.manual_seed(0)
+                x = (torch.randn(images, channels, height, width, device=device) + 2).to(dtype)
+                x, g = x.contiguous(memory_format=LAST), torch.randn_like(x, memory_format=LAST)
+                weight, bias = torch.rand(2, channels, device=device) + 0.5 if affine else (None, None)
+                y, mean, inverse = group_norm.forward(x, groups, weight, bias, 1e-4)
+                dx, sums = group_norm.backward(g, x, groups, weight, mean, inverse)
+                own = x.double().requires_grad_()
+                scales = [p.double().requires_grad_() for p in (weight, bias) if p is not None]
+                expected = F.group_norm(own, groups, *(scales or (None, None)), 1e-4)
+                slopes = torch.autograd.grad(expected, [own, *scales], g.double())
+                what = (dtype, channels, groups, affine)
+                near(y, expected.detach(), close, ("forward", *what))
+                near(dx, slopes[0], 2 * close, ("data", *what))
+                for found, slope in zip(sums.sum(0), slopes[1:], strict=False):
+                    near(found, slope, 1e-5, ("scales", *what))
+
+
+METHODS = (
+    NormEC(0.5, 0.4),
+    NormEC(0.0, 0.4, decay=0.1),
+    Clip21(2.0),
+    Method("identity", Identity(), beta=0.7, decay=0.5),
+    DPSGD(Clip(2.0)),
+    GD(),
+)
+
+
+def check_update(device: str) -> None:
+    """Against `client_step` in float64: all rows, rows by number, one row; float32 and bfloat16 memories."""
+    for count, dim in ((37, 1001), (3, 20001)):
+        torch.manual_seed(0)
+        grads = torch.randn(count, dim, device=device) * torch.logspace(-2, 2, count, device=device)[:, None]
+        table = torch.randn(2 * count, dim, device=device)
+        for clients in (torch.arange(count), torch.arange(count) * 2):
+            for method in METHODS:
+                for dtype in (torch.float32, torch.bfloat16):
+                    memory, losses = table.to(dtype), grads.new_zeros(count)
+                    before = memory.double()
+                    sent = update.scaled(method, Block.of(clients, grads.clone(), losses), memory, 5)
+                    rows = clients.to(device)
+                    messages, after = method.client_step(grads.double(), before[rows])
+                    what = (method.name, count, dtype)
+                    near(sent.total, messages.sum(0), 1e-5, ("sum", *what))
+                    near(sent.lengths, messages.norm(dim=1, keepdim=True), 1e-5, ("lengths", *what))
+                    others = torch.ones(2 * count, dtype=torch.bool, device=device)
+                    others[rows] = False
+                    assert torch.equal(memory[others].double(), before[others]), what
+                    if method.feedback:
+                        near(memory[rows], after, 1e-6 if dtype == torch.float32 else 5e-3, ("memory", *what))
+                        away = (grads.double() - before[rows]).norm(dim=1, keepdim=True)
+                        near(sent.distances, away, 1e-5, ("distances", *what))
+
+
+def check_rounding(device: str) -> None:
+    """To one of the two neighbours, right on average, by the seed; what is broken stays so."""
+    memory = torch.full((33, 1000), 1.0, dtype=torch.bfloat16, device=device)
+    grads = torch.full((33, 1000), 1.0 + 2**-9, device=device)  # a quarter of the way to the next one up
+    method, rows = Method("identity", Identity()), torch.arange(33)
+    found = []
+    for seed in (1, 1, 2):
+        held = memory.clone()
+        update.scaled(method, Block.of(rows, grads.clone(), grads.new_zeros(33)), held, seed)
+        up = held.float() == 1 + 2**-7
+        assert ((held.float() == 1) | up).all()
+        assert abs(float(up.double().mean()) - 0.25) < 5 * (0.25 * 0.75 / 33000) ** 0.5
+        found.append(up)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert not torch.equal(found[0][0], found[0][1])  # rows differ
+    for bits in (0x7FFFFFFF, 0x7FC00000, -1):
+        broken = torch.full((33, 1000), bits, dtype=torch.int32, device=device).view(torch.float32)
+        held = memory.clone()
+        update.scaled(method, Block.of(rows, broken, grads.new_zeros(33)), held, 1)
+        assert held.isnan().all()
+
+
+def check_shared_pass(device: str) -> None:
+    """The engine with its kernels in float32 against the loop in float64."""
+    for name in ("small", "batch norms", "norms", "convolutions", "partly frozen or unused"):
+        of, fine = problem(name, device, torch.float32), problem(name)
+        with products("float32"):
+            _, shared, _ = engines(of, BATCH)
+            found = everything(shared, of, 2)
+        expected = everything(engines(fine, BATCH)[0], fine, 2)
+        near(found.grads.cpu(), expected.grads, 1e-4, name)
+        near(found.losses.cpu(), expected.losses, 1e-5, name)
+        for key, rows in expected.buffers.items():
+            near(found.buffers[key].cpu(), rows, 1e-5, (name, key))
+
+
+CHECKS: tuple[Callable[[str], None], ...] = (
+    check_convolution,
+    check_batch_norm,
+    check_group_norm,
+    check_update,
+    check_rounding,
+    check_shared_pass,
+)
+
+
+def main() -> int:
+    device, failed = (sys.argv[1] if len(sys.argv) > 1 else "cpu"), 0
+    assert kernels.usable(torch.zeros(1, device=device)), "the kernels would not be used"
+    for check in CHECKS:
+        try:
+            check(device)
+            print(f"ok {check.__name__}", flush=True)
+        except Exception:
+            failed = 1
+            print(f"failed {check.__name__}: {traceback.format_exc()}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Whole runs: every method ends alike under every engine, reruns are equal to the bit, a run may change engines."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normec import FixedSize, NormEC, Poisson, Privacy, Run, UsageError, train
+from normec.gradients import choose
+from normec.sampling import PoissonBatches
+
+from ..core.runs import StopAt, same
+from .cases import BATCH, METHODS, problem
+
+ENGINES = ("loop", "batched", "shared")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "batches": {"batch_size": BATCH},
+    "sampled": {"batch_size": BATCH, "participation": FixedSize(3)},
+    "full": {},
+}
+SOME = ("normec", "clip21-decay", "ef21-rand-k", "dpsgd-norm")
+RUNS = [(name, "batches") for name in METHODS] + [(name, "sampled") for name in SOME] + [("normec-decay", "full")]
+
+
+def run(engine: str, method: Any, name: str = "small", **options: Any) -> Run:
+    options = {"lr": 0.2, "rounds": 20, "seed": 3, "log_every": 7, "evaluate_every": 100} | options
+    found = train(problem(name), method, engine=engine, **options)
+    assert found.engine == engine
+    return found
+
+
+def close(found: Run, expected: Run) -> None:
+    for part in ("x", "memory", "estimate"):
+        torch.testing.assert_close(getattr(found.state, part), getattr(expected.state, part), rtol=1e-9, atol=1e-9)
+    for key, rows in expected.state.buffers.items():
+        torch.testing.assert_close(found.state.buffers[key], rows, rtol=1e-9, atol=1e-9)
+    assert found.state.messages == expected.state.messages
+    assert [row.keys() for row in found.history] == [row.keys() for row in expected.history]
+    for row, other in zip(found.history, expected.history, strict=True):
+        assert row == pytest.approx(other, rel=1e-8, abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "setting"), RUNS)
+def test_every_method_ends_alike(name: str, setting: str) -> None:
+    expected = run("loop", METHODS[name], **SETTINGS[setting])
+    for engine in ("batched", "shared"):
+        close(run(engine, METHODS[name], **SETTINGS[setting]), expected)
+
+
+@pytest.mark.parametrize("name", ["text", "augmented pixels", "penalty"])
+def test_other_problems_end_alike_with_every_kind_of_row(name: str) -> None:
+    options: dict[str, Any] = {"batch_size": BATCH, "full_gradient": True, "participation": Poisson(0.6)}
+    expected = run("loop", NormEC(0.1, 0.3), name, **options, initial_memory="gradient")
+    for engine in ("batched", "shared"):
+        close(run(engine, NormEC(0.1, 0.3), name, **options, initial_memory="gradient"), expected)
+
+
+@pytest.mark.parametrize("trust", ["secure-sum", "local"])
+def test_private_runs_end_alike(trust: Any) -> None:
+    privacy = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust=trust)
+    expected = run("loop", NormEC(0.1, 0.3, decay=0.1), "norms", privacy=privacy, batch_size=BATCH)
+    for engine in ("batched", "shared"):
+        close(run(engine, NormEC(0.1, 0.3, decay=0.1), "norms", privacy=privacy, batch_size=BATCH), expected)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_reruns_are_equal_to_the_bit(engine: str, setting: str) -> None:
+    options = SETTINGS[setting] | {"dtype": torch.float32}
+    same(run(engine, NormEC(0.1, 0.3), **options), run(engine, NormEC(0.1, 0.3), **options))
+
+
+@pytest.mark.parametrize(("before", "after"), list(permutations(ENGINES, 2)))
+def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": BATCH, "log_every": 1}
+    halted = run(before, NormEC(0.1, 0.3), out=tmp_path / "run", callbacks=[StopAt(7)], **options)
+    assert halted.state.round == 7
+    close(run(after, NormEC(0.1, 0.3), out=tmp_path / "run", **options), run("loop", NormEC(0.1, 0.3), **options))
+
+
+@pytest.mark.parametrize(("before", "after"), [("linear", "shared"), ("batched", "linear"), ("linear", "loop")])
+def test_so_it_does_with_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
+    from normec.lab import build, config
+
+    of = build.problem(config.make({"clients": 5, "model": "softmax"})).to(torch.device("cpu"), torch.float64)
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": 9, "log_every": 100}
+    alone = train(of, NormEC(0.1, 0.3), engine="loop", **options)
+    train(of, NormEC(0.1, 0.3), engine=before, out=tmp_path / "run", callbacks=[StopAt(7)], **options)
+    close(train(of, NormEC(0.1, 0.3), engine=after, out=tmp_path / "run", **options), alone)
+
+
+def test_what_no_fast_engine_does_is_done_by_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    of = problem("small")
+    assert of.sizes is not None
+    assert choose("shared", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"
+    assert choose("batched", of, None, 0, record_clip=1.0).name == "loop"
+    assert "drawn by coins" in caplog.messages[0]
+    assert "record by record" in caplog.messages[1]
+    assert len(caplog.messages) == 2
+    assert choose("auto", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"  # nobody asked: nothing to say
+    assert len(caplog.messages) == 2
+
+
+def test_unknown_names_are_refused_in_one_line() -> None:
+    for wrong in ({"engine": "shard"}, {"precision": "fp8"}):
+        with pytest.raises(UsageError, match=r"did you mean|choose from") as error:
+            train(problem("small"), NormEC(0.1, 0.3), lr=0.1, rounds=1, **wrong)  # type: ignore[arg-type]
+        assert "\n" not in str(error.value)

@@ -1,0 +1,305 @@
+"""On a GPU: every engine against the loop in float64 on the CPU, graphs, syncs, bits, memory.
+
+Where there is no pytest, from the root of the repository, all checks or those named:
+
+    PYTHONPATH=src python -m tests.gradients.test_gpu [check_graphs …]
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import Callback, Clip21, FixedSize, NormEC, Privacy, Problem, Run, models, train, update
+from normec.data.augment import CropFlip, Normalize
+from normec.gradients import Block
+from normec.gradients.precision import products
+
+from ..core.runs import StopAt, same
+from . import engine_checks, kernel_checks
+from .cases import BATCH, METHODS, engines, problem
+from .kernel_checks import near
+
+DEVICE = "cuda"
+EQUAL_SIZES = (9,) * 6
+QUIET: dict[str, Any] = {"log_every": 10**6, "evaluate_every": 10**6}
+
+
+@contextmanager
+def lines() -> Iterator[list[str]]:
+    """What the logger "normec" says meanwhile."""
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    listener, logger = Listener(), logging.getLogger("normec")
+    logger.addHandler(listener)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(listener)
+
+
+def images(model: str, clients: int, records: int) -> Problem:
+    """Coloured pixels, cropped and flipped."""
+    generator = torch.Generator().manual_seed(0)
+    made = models.build(model, (3, 32, 32), 10)
+    parts = []
+    for _ in range(clients):
+        pixels = torch.randint(0, 256, (records, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        parts.append(TensorDataset(pixels, torch.randint(0, 10, (records,), generator=generator)))
+    normalise = Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    return Problem(made.model, made.loss, parts, augment=CropFlip(), transform=normalise).to(torch.device(DEVICE))
+
+
+def replay(name: str, sampled: bool) -> None:
+    """Ten rounds replayed are ten rounds launched one by one, to the bit."""
+    drawn = [torch.tensor(who) for who in ([0, 2, 5], [1, 3, 4], [0, 1, 5], [2, 4, 5], [0, 3, 5])]
+    of = problem(name, DEVICE, torch.float32, EQUAL_SIZES)
+    with products("tf32"):
+        (_, replayed, _), (_, eager, _) = engines(of, BATCH, "tf32"), engines(of, BATCH, "tf32")
+        eager._graphs = None
+        x, buffers, others = of.x0.clone(), of.initial_buffers(), of.initial_buffers()
+        for round in range(10):
+            clients = drawn[round % 5] if sampled else None
+            (one,), (other,) = replayed.blocks(x, buffers, round, clients), eager.blocks(x, others, round, clients)
+            assert torch.equal(one.grads, other.grads), (name, sampled, round)
+            assert torch.equal(one.losses, other.losses), (name, sampled, round)
+            for key, rows in buffers.items():
+                assert torch.equal(rows, others[key]), (name, sampled, round, key)
+            x -= 0.01 * other.grads.mean(0)
+        assert replayed._graphs is not None
+        assert replayed._graphs._kept, f"{name}: nothing was recorded"
+
+
+def check_graphs() -> None:
+    for name in ("resnet20", "resnet20-gn", "augmented pixels", "text", "penalty"):
+        for sampled in (False, True):
+            replay(name, sampled)
+
+
+class NoWaiting(Callback):
+    """From round 10 to 40 every wait for the device is an error."""
+
+    def round(self, round: int) -> None:
+        if round in (10, 40):
+            torch.cuda.set_sync_debug_mode("error" if round == 10 else "default")
+
+
+def unwaiting(of: Problem, method: Any, engine: str, **options: Any) -> None:
+    options = {"lr": 0.05, "rounds": 45, "batch_size": BATCH, "callbacks": [NoWaiting()], **QUIET} | options
+    try:
+        run = train(of, method, engine=engine, **options)
+        assert run.engine == engine
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def check_no_hidden_sync() -> None:
+    privacy = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="seeded")
+    batch, group = (problem(name, DEVICE, torch.float32, EQUAL_SIZES) for name in ("resnet20", "resnet20-gn"))
+    unwaiting(batch, NormEC(0.1, 0.3), "shared")
+    unwaiting(batch, Clip21(0.3, decay=0.1), "shared", precision="bf16", memory_dtype=torch.bfloat16)
+    unwaiting(batch, NormEC(0.1, 0.3), "shared", participation=FixedSize(3))
+    unwaiting(group, NormEC(0.1, 0.3), "shared", privacy=privacy)
+    unwaiting(group, METHODS["dpsgd-clip"], "shared", privacy=privacy, precision="bf16")
+    unwaiting(images("resnet20-gn", 4, 40), NormEC(0.1, 0.3), "shared", batch_size=8)  # augmented
+
+
+def check_no_hidden_sync_in_the_batched_engine() -> None:
+    unwaiting(problem("small", DEVICE, torch.float32, EQUAL_SIZES), NormEC(0.1, 0.3), "batched")
+
+
+def check_reruns() -> None:
+    """Thirty rounds of ResNet20 twice: the same bits."""
+    kinds = (("resnet20", "bf16", None), ("resnet20", "bf16", torch.bfloat16), ("resnet20-gn", "tf32", None))
+    for model, precision, dtype in kinds:
+        options: dict[str, Any] = {"precision": precision, "memory_dtype": dtype, "engine": "shared", "log_every": 10}
+        runs = [
+            train(images(model, 10, 64), NormEC(0.01, 0.1), lr=0.1, rounds=30, batch_size=32, **options)
+            for _ in range(2)
+        ]
+        assert runs[0].engine == "shared"
+        same(*runs)
+
+
+def check_resume() -> None:
+    """Stopped under one engine, gone on under another: in float64 to its rounding; under the same one to the bit."""
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": BATCH, "seed": 3, "log_every": 1}
+
+    def run(engine: str, dtype: torch.dtype, **more: Any) -> Run:
+        return train(problem("small", DEVICE, dtype), NormEC(0.1, 0.3), engine=engine, **options, **more)
+
+    with tempfile.TemporaryDirectory() as folder:
+        alone = run("loop", torch.float64)
+        for number, (before, after) in enumerate(permutations(("loop", "batched", "shared"), 2)):
+            out = Path(folder) / str(number)
+            assert run(before, torch.float64, out=out, callbacks=[StopAt(7)]).state.round == 7
+            on = run(after, torch.float64, out=out)
+            assert on.engine == after
+            near(on.x, alone.x, 1e-9, (before, after, "x"))
+            near(on.state.memory, alone.state.memory, 1e-9, (before, after, "memory"))
+            for key, rows in alone.state.buffers.items():
+                near(on.state.buffers[key], rows, 1e-9, (before, after, key))
+        run("shared", torch.float32, out=Path(folder) / "same", callbacks=[StopAt(7)])
+        same(run("shared", torch.float32, out=Path(folder) / "same"), run("shared", torch.float32))
+
+
+def check_homes() -> None:
+    """Memories on the host or on disk: the bits of those on the device, whoever is drawn."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for participation in (None, FixedSize(3)):
+            options = {"lr": 0.1, "rounds": 12, "batch_size": BATCH, "participation": participation, **QUIET}
+            runs = [
+                train(
+                    problem("norms", DEVICE, torch.float32, EQUAL_SIZES),
+                    NormEC(0.1, 0.3),
+                    engine="shared",
+                    memory_dtype=dtype,
+                    memory_home=home,  # type: ignore[arg-type]
+                    **options,  # type: ignore[arg-type]
+                )
+                for home in ("device", "host", "disk")
+            ]
+            for run in runs[1:]:
+                assert run.state.memory.device.type == "cpu"
+                assert torch.equal(run.x, runs[0].x), (dtype, participation)
+                assert torch.equal(run.state.memory, runs[0].state.memory.cpu()), (dtype, participation)
+
+
+class Looks(nn.Module):
+    """`item` in the forward pass, or a wait inside a function: neither can be recorded."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.last, self.how = nn.Linear(6, 8), nn.Linear(8, 4), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        if self.how == "item":
+            x = x * (1 + abs(x.mean().item()))
+        else:
+            rows, columns = (x > 0).nonzero(as_tuple=True)
+            x = torch.zeros_like(x).index_put((rows, columns), x[rows, columns])
+        found: Tensor = self.last(x)
+        return found
+
+
+def check_models_that_wait() -> None:
+    """They train, with one line, to the loop's numbers; and what follows in the process is not hurt by it."""
+    for how, words in (("item", "looks at values"), ("nonzero", "no CUDA graph")):
+        torch.manual_seed(0)
+        clients = [TensorDataset(torch.randn(9, 6), torch.arange(9) % 4) for _ in range(5)]
+        of = Problem(Looks(how), F.cross_entropy, clients)
+        options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "batch_size": 4, "device": DEVICE, "precision": "float32"}
+        with lines() as said:
+            run = train(of, NormEC(0.1, 0.3), engine="shared", **options, **QUIET)
+        assert len(said) == 1, said
+        assert words in said[0], said
+        assert run.engine == ("loop" if how == "item" else "shared")
+        near(run.x, train(of, NormEC(0.1, 0.3), engine="loop", **options, **QUIET).x, 1e-4, how)
+    dropping = Problem(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 4)), F.cross_entropy, clients)
+    train(dropping, NormEC(0.1, 0.3), engine="loop", **options)
+    replay("small", sampled=False)
+
+
+def check_too_little_memory() -> None:
+    """A real shortage: blocks shrink, and x, memories and every client's statistics are those of a run with room."""
+    # Two rounds: in the third one a graph would be recorded, and say that it has no room.
+    options: dict[str, Any] = {"lr": 0.1, "rounds": 2, "batch_size": 32, "precision": "float32", "engine": "shared"}
+    with lines() as said:
+        roomy = train(images("resnet20", 64, 32), NormEC(0.01, 0.1), **options, **QUIET)
+        short = images("resnet20", 64, 32)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        allowed = torch.cuda.memory_reserved() + 1.5 * 2**30
+        torch.cuda.set_per_process_memory_fraction(allowed / total)
+        try:
+            run = train(short, NormEC(0.01, 0.1), **options, **QUIET)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert run.engine == roomy.engine == "shared"
+        assert torch.cuda.memory_stats()["num_ooms"] > 0, "the memory was enough after all"
+        assert said == []
+    for key, rows in roomy.state.buffers.items():
+        near(run.state.buffers[key], rows, 1e-2, key)
+    near(run.x, roomy.x, 1e-2, "x")
+
+
+def check_the_update_s_memory() -> None:
+    """In place: what it takes beside gradients and memories is a few vectors."""
+    count, dim = 64, 1_000_000
+    grads, memory = torch.randn(count, dim, device=DEVICE), torch.zeros(count, dim, device=DEVICE)
+    for clients in (torch.arange(count), torch.arange(0, count, 2)):
+        block = Block.of(clients, grads[: len(clients)], grads.new_zeros(len(clients)))
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        update.scaled(NormEC(0.1, 0.3, decay=0.1), block, memory, 0)
+        extra = torch.cuda.max_memory_allocated() - before
+        assert extra < 8 * dim * 4, f"{extra / dim / 4:.0f} vectors"
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    check.__name__: partial(check, DEVICE) for check in (*kernel_checks.CHECKS, *engine_checks.CHECKS)
+} | {
+    check.__name__: check
+    for check in (
+        check_graphs,
+        check_no_hidden_sync,
+        check_no_hidden_sync_in_the_batched_engine,
+        check_reruns,
+        check_resume,
+        check_homes,
+        check_the_update_s_memory,
+        check_too_little_memory,
+        check_models_that_wait,
+    )
+}
+
+try:
+    import pytest
+except ImportError:  # the checks run without it
+    pass
+else:
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_on_a_gpu(check: str) -> None:
+        CHECKS[check]()
+
+
+def main(names: list[str]) -> int:
+    failed = 0
+    for name in names or CHECKS:
+        begun, word, trace = time.perf_counter(), "ok", ""
+        try:
+            CHECKS[name]()
+        except Exception as error:
+            failed, word = 1, f"FAILED {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            trace = traceback.format_exc(limit=-4)
+        print(f"{name} {time.perf_counter() - begun:.1f} s: {word}", flush=True)
+        if trace:
+            print(trace, file=sys.stderr, flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""Triton's kernels do what plain PyTorch does: on a GPU where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from .kernel_checks import CHECKS
+
+GPU = torch.cuda.is_available()
+
+
+def missing() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not GPU and tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4):
+        return f"no GPU, and Triton's interpreter does not work with NumPy {np.__version__}"
+    return None
+
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """What the checks say in a process of their own: the interpreter must be asked for before Triton is imported."""
+    command = [sys.executable, "-m", "tests.gradients.kernel_checks", "cuda" if GPU else "cpu"]
+    environment = os.environ | ({} if GPU else {"TRITON_INTERPRET": "1"})
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return (done.stdout + done.stderr).split("\n")
+
+
+@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
+def test_a_kernel_does_what_plain_pytorch_does(check: str, said: list[str]) -> None:
+    assert f"ok {check}" in said, "\n".join(said)

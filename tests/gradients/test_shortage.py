@@ -1,0 +1,91 @@
+"""Running out of memory: blocks shrink, or the loop takes over; gradients and statistics are as if nothing had been.
+
+The stand-in for a small device raises when a pass has done all its work, so that buffers have been touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normec import GD, FixedSize, NormEC, train
+from normec.gradients import choose
+from normec.gradients.shared import Shared
+from normec.sampling import Batches
+
+from ..core.runs import same
+from .cases import BATCH, apart, everything, problem
+from .test_engines import close
+from .test_guard import lines
+
+
+def narrow(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
+    """Room for `most` clients at a time; returns the sizes that were asked for."""
+    asked: list[int] = []
+    whole = Shared._pass
+
+    def passed(self: Shared, *args: Any) -> Tensor:
+        losses = whole(self, *args)
+        asked.append(len(losses))
+        if len(losses) > most:
+            raise torch.OutOfMemoryError("no room")
+        return losses
+
+    monkeypatch.setattr(Shared, "_pass", passed)
+    return asked
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("most", [1, 2])
+def test_blocks_shrink_until_they_fit(
+    most: int, sampled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"lr": 0.3, "rounds": 8, "batch_size": BATCH, "seed": 2}
+    if sampled:
+        options["participation"] = FixedSize(4)
+    loop = train(problem("batch norms"), NormEC(0.1, 0.3), engine="loop", **options)
+    asked = narrow(monkeypatch, most)
+    run = train(problem("batch norms"), NormEC(0.1, 0.3), engine="shared", **options)
+    assert max(asked) > most
+    assert max(asked[-5:]) <= most
+    assert run.engine == "shared"
+    assert lines(caplog) == []
+    close(run, loop)
+
+
+def test_without_room_for_one_client_the_loop_takes_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"lr": 0.3, "rounds": 4, "batch_size": BATCH}
+    loop = train(problem("batch norms"), GD(), engine="loop", **options)
+    narrow(monkeypatch, 0)
+    run = train(problem("batch norms"), GD(), engine="shared", **options)
+    assert lines(caplog) == ["engine shared is not used, the loop is: the device has too little memory for it"]
+    same(run, loop)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("cannot\nbe done")])
+def test_what_fails_in_the_midst_of_a_round_is_done_by_the_loop(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The block of the short client is done, and taken; every other one fails, though the check went well."""
+    of = problem("batch norms")
+    assert of.sizes is not None
+    engine = choose("shared", of, Batches(of.sizes, BATCH, 1), 1)
+    expected = everything(choose("loop", of, Batches(of.sizes, BATCH, 1), 1), of)
+    whole = Shared._pass
+
+    def passed(self: Shared, x: Tensor, buffers: Any, rows: Any, grads: Tensor, numbers: Tensor, *more: Any) -> Tensor:
+        losses = whole(self, x, buffers, rows, grads, numbers, *more)
+        if self._problem is of and numbers.shape[1] == BATCH:
+            raise error
+        return losses
+
+    monkeypatch.setattr(Shared, "_pass", passed)
+    assert apart(everything(engine, of), expected) < 1e-10
+    assert engine.name == "loop"
+    assert len(lines(caplog)) == 1
+    assert "\n" not in lines(caplog)[0]
