@@ -114,7 +114,8 @@ class Observer:
             else:
                 key = Key(Stream(self._plan.seed, "operator"), state.round, block.clients)
                 meter.add_messages(norms(self._method.message(block.grads, own, key)))
-        return row, meter, clients
+        order = sorted(range(len(clients["client"])), key=clients["client"].__getitem__)
+        return row, meter, {name: [column[i] for i in order] for name, column in clients.items()}
 
     def _exact(self, drawn: Tensor | None) -> bool:
         """Whether the round's gradients are those of f: all clients, all records."""

@@ -175,10 +175,7 @@ class Rounds:
                 return reason
             total = self.mechanism.total(total)
         if method.decay and drawn is not None:
-            idle = torch.ones(n, dtype=torch.bool)
-            idle[drawn] = False
-            idle = idle.to(state.memory.device)
-            state.memory[idle] = method.idle_step(state.memory[idle])
+            self._forget(state, drawn)
         self.faults.note_sum(total, k)
         if row is not None or self._on_host:
             self._check(state)
@@ -192,6 +189,17 @@ class Rounds:
         state.messages += count
         state.round += 1
         return None
+
+    def _forget(self, state: State, drawn: Tensor) -> None:
+        """What clients that were not drawn do, in place."""
+        factors = torch.full((len(state.memory), 1), 1 - self.method.decay, dtype=state.x.dtype)
+        factors[drawn] = 1.0
+        factors = gradients.upload(factors, state.memory.device)
+        if state.memory.dtype == state.x.dtype:
+            state.memory *= factors
+        else:
+            seed = derive_seed(self.plan.seed, "forgetting", state.round)
+            state.memory.copy_(update.rounded(state.memory * factors, state.memory.dtype, seed))
 
     def _fused(self, state: State, block: gradients.Block) -> update.Sent | str:
         """Messages that are scaled differences, never written out: their sum, and the new memories."""
@@ -225,6 +233,8 @@ class Rounds:
             seed = derive_seed(self.plan.seed, "rounding", k, int(block.clients[0]))
             new = update.rounded(method.remember(memory, message), state.memory.dtype, seed)
             state.memory[block.clients.to(state.memory.device)] = new.to(state.memory.device)
+            if self.mechanism is None and new.dtype != memory.dtype:  # what the memory took is what is sent
+                total = (new.to(memory) - method.idle_step(memory)).sum(0) / method.beta
         return total
 
     def _released(self, state: State) -> str | None:

@@ -198,6 +198,11 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy)
             f"with noise={privacy.noise!r} no gain from sampling is claimed: the coins come from the run's seed, "
             "which is no secret; drop sampling and batch_rate"
         )
+    if plan.memory.dtype == torch.bfloat16:
+        raise UsageError(
+            "memory_dtype=bfloat16 rounds memories, and messages rounded alike would leave their bound; "
+            "private runs keep their memories in float32 or float64"
+        )
     if privacy.record_clip is not None:
         if problem.sizes is None:
             raise UsageError("record_clip needs records; plain functions have none")

@@ -21,7 +21,7 @@ from .gradients import Block
 from .methods import Method
 from .operators import norms
 
-_TILE = 2**19  # numbers of a tile of rows: gradients and memory of a tile stay in a core's cache between the passes
+_TILE = 2**22  # numbers of a tile of rows: gradients and memory of a tile stay in the cache between the passes
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,16 @@ def _update(method: Method, grads: Tensor, memory: Tensor | None, index: Tensor 
             v -= held[tile]
         distances = norms(v)
         factor = _scale(method, distances).to(v.dtype)
-        total.addmv_(v.T, factor[:, 0])
-        if held is not None:
-            step = method.beta * factor
-            if held.dtype == v.dtype:
+        if held is not None and held.dtype != v.dtype:
+            kept = keep * held[tile].to(v.dtype)
+            held[tile] = rounded(kept + method.beta * factor * v, held.dtype, seed + start)
+            # What the memory took is what is sent, so that ĝ stays the memories' mean.
+            total += (held[tile].to(v.dtype) - kept).sum(0) / method.beta
+        else:
+            total.addmv_(v.T, factor[:, 0])
+            if held is not None:
                 own = held[tile]
-                (own.mul_(keep) if method.decay else own).addcmul_(v, step)
-            else:
-                held[tile] = rounded(keep * held[tile].to(v.dtype) + step * v, held.dtype, seed + start)
+                (own.mul_(keep) if method.decay else own).addcmul_(v, method.beta * factor)
         found.append((distances, factor * distances))
     if memory is not None and index is not None and held is not None:
         memory[index] = held

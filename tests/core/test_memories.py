@@ -133,6 +133,32 @@ def test_a_bfloat16_run_ends_near_the_float32_one(method: Any) -> None:
     assert coarse.history["loss"][-1] == pytest.approx(fine.history["loss"][-1], rel=0.02)
 
 
+@pytest.mark.parametrize("sampled", [None, FixedSize(2)], ids=["everyone", "sampled"])
+@pytest.mark.parametrize("method", [NormEC(0.1, 0.3), Clip21(0.2), EF21(TopK(12))], ids=lambda m: m.name)
+def test_the_estimate_stays_the_mean_of_rounded_memories(method: Any, sampled: Any) -> None:
+    """What a memory takes is what is sent: roundings do not add up between the two."""
+    found = run(method, rounds=400, lr=0.05, participation=sampled, memory_dtype=torch.bfloat16).state
+    away = float((found.memory.float().mean(0) - found.estimate).norm())
+    assert away < 1e-4 * float(found.estimate.norm())
+
+
+def test_forgetting_wears_rounded_memories_down() -> None:
+    """Rounded to the nearest, a step of a thousandth would never move a bfloat16."""
+    method = Clip21(1e-6, decay=0.001)
+    start = torch.ones(len(problem("batchnorm").x0))
+    kept = run(
+        method, rounds=500, lr=0.0, initial_memory=start, participation=FixedSize(1), memory_dtype=torch.bfloat16
+    ).state.memory
+    assert float(kept.float().mean()) == pytest.approx(0.999**500, rel=0.02)
+
+
+def test_private_runs_keep_exact_memories() -> None:
+    from normec import Privacy
+
+    with pytest.raises(UsageError, match="private runs keep their memories"):
+        train(problem("linear"), NormEC(0.1, 0.3), lr=0.1, rounds=2, privacy=Privacy(8.0), memory_dtype=torch.bfloat16)
+
+
 def test_unknown_homes_and_precisions_are_refused_in_one_line() -> None:
     wrong: list[dict[str, Any]] = [
         {"memory_home": "disc"},

@@ -142,7 +142,8 @@ def check_group_norm(device: str) -> None:
                 slopes = torch.autograd.grad(expected, [own, *scales], g.double())
                 what = (dtype, channels, groups, affine)
                 near(y, expected.detach(), close, ("forward", *what))
-                near(dx, slopes[0], 2 * close, ("data", *what))
+                # A group of two numbers hardly has a slope: what is left of it is the rounding of its terms.
+                near(dx, slopes[0], (2 if height * width > 1 else 20) * close, ("data", *what))
                 for found, slope in zip(sums.sum(0), slopes[1:], strict=False):
                     near(found, slope, 1e-5, ("scales", *what))
 
@@ -172,7 +173,11 @@ def check_update(device: str) -> None:
                     rows = clients.to(device)
                     messages, after = method.client_step(grads.double(), before[rows])
                     what = (method.name, count, dtype)
-                    near(sent.total, messages.sum(0), 1e-5, ("sum", *what))
+                    if method.feedback and dtype == torch.bfloat16:  # what the memories took is what is sent
+                        messages_sum = (memory[rows].double() - (1 - method.decay) * before[rows]).sum(0) / method.beta
+                    else:
+                        messages_sum = messages.sum(0)
+                    near(sent.total, messages_sum, 1e-5, ("sum", *what))
                     near(sent.lengths, messages.norm(dim=1, keepdim=True), 1e-5, ("lengths", *what))
                     others = torch.ones(2 * count, dtype=torch.bool, device=device)
                     others[rows] = False

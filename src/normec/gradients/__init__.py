@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .choice import choose
-from .engine import Block, Engine
+from .engine import Block, Engine, upload
 
-__all__ = ["Block", "Engine", "choose"]
+__all__ = ["Block", "Engine", "choose", "upload"]

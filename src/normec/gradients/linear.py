@@ -50,7 +50,7 @@ class Linear:
     @property
     def threads(self) -> int:
         work = 2 * len(self._problem.x0) * float(self._divisors.sum())
-        return 1 if work < 1e7 else torch.get_num_threads()
+        return 1 if work < 1e9 else torch.get_num_threads()  # some ms: less than two threads lose by waiting
 
     def blocks(
         self,

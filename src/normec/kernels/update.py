@@ -48,13 +48,15 @@ def _move(
         s = tl.load(factor + row)
         if MEMORY:
             held = tl.load(m + where * m_stride + at, mask=mask, other=0.0).to(tl.float32)
+            kept = keep * held
             message = s * (v - held)
-            held = keep * held + beta * message
+            held = kept + beta * message
             if ROUND:  # to bfloat16, up or down with the probability that keeps the mean
                 bits = held.to(tl.int32, bitcast=True)
                 draw = tl.randint(seed, (row * d + at).to(tl.int32)).to(tl.int32, bitcast=True) & 0xFFFF
                 moved = ((bits + draw) & -65536).to(tl.float32, bitcast=True)
                 held = tl.where(held == held, moved, held)  # the bits of a NaN would wrap around to a number
+                message = (held - kept) / beta  # what the memory took is what is sent: ĝ stays the memories' mean
             tl.store(m + where * m_stride + at, held.to(m.dtype.element_ty), mask=mask)
             found += message
         else:

@@ -20,7 +20,7 @@ from ..graphs import Graphs
 from ..precision import Precision, autocast
 from .rules import Blind, convert
 
-_BLOCK_FLOATS = {"cpu": 2**21, "cuda": 2**28}  # numbers in a block of gradients: on a CPU they should stay in its cache
+_BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
 
 
