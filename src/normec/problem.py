@@ -216,14 +216,17 @@ class Problem:
         """Whether the model keeps running statistics of the data (BatchNorm), which no noise covers."""
         return any(name.rpartition(".")[2].startswith("running_") for name, _ in self.model.named_buffers())
 
-    def outputs(self, x: Tensor, inputs: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The model's outputs at x; `buffers` in place of its own."""
+    def prepared(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Records as the model takes them: transformed, in its precision, images with their channels last."""
         if self.transform is not None:
             inputs = self.transform(inputs)
         if inputs.is_floating_point():
-            inputs = inputs.to(x.dtype)
-        if inputs.ndim == 4:  # images: convolutions are faster with their channels last
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+            inputs = inputs.to(dtype)
+        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+
+    def outputs(self, x: Tensor, inputs: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The model's outputs at x; `buffers` in place of its own."""
+        inputs = self.prepared(inputs, x.dtype)
         outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **(buffers or {})}, (inputs,))
         return outputs
 

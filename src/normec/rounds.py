@@ -175,7 +175,8 @@ class Rounds:
                 return reason
             total = self.mechanism.total(total)
         if method.decay and drawn is not None:
-            self._forget(state, drawn)
+            seed = derive_seed(self.plan.seed, "forgetting", k)
+            update.forget(method, state.memory, drawn, seed)
         self.faults.note_sum(total, k)
         if row is not None or self._on_host:
             self._check(state)
@@ -189,17 +190,6 @@ class Rounds:
         state.messages += count
         state.round += 1
         return None
-
-    def _forget(self, state: State, drawn: Tensor) -> None:
-        """What clients that were not drawn do, in place."""
-        factors = torch.full((len(state.memory), 1), 1 - self.method.decay, dtype=state.x.dtype)
-        factors[drawn] = 1.0
-        factors = gradients.upload(factors, state.memory.device)
-        if state.memory.dtype == state.x.dtype:
-            state.memory *= factors
-        else:
-            seed = derive_seed(self.plan.seed, "forgetting", state.round)
-            state.memory.copy_(update.rounded(state.memory * factors, state.memory.dtype, seed))
 
     def _fused(self, state: State, block: gradients.Block) -> update.Sent | str:
         """Messages that are scaled differences, never written out: their sum, and the new memories."""

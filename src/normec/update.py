@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .gradients import Block
+from .gradients import Block, upload
 from .methods import Method
 from .operators import norms
 
@@ -84,6 +84,18 @@ def _update(method: Method, grads: Tensor, memory: Tensor | None, index: Tensor 
     if memory is not None and index is not None and held is not None:
         memory[index] = held
     return Sent(total, torch.cat([a for a, _ in found]), torch.cat([b for _, b in found]))
+
+
+def forget(method: Method, memory: Tensor, drawn: Tensor, seed: int) -> None:
+    """What clients that were not drawn do, in place; `drawn` on the host."""
+    wide = torch.float32 if memory.dtype == torch.bfloat16 else memory.dtype
+    factors = torch.full((len(memory), 1), 1 - method.decay, dtype=wide)
+    factors[drawn] = 1.0
+    factors = upload(factors, memory.device)
+    if memory.dtype == wide:
+        memory *= factors
+    else:
+        memory.copy_(rounded(memory * factors, memory.dtype, seed))
 
 
 def _scale(method: Method, distances: Tensor) -> Tensor:

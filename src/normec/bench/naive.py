@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -42,5 +44,4 @@ def run(material: Material, clock: Clock) -> str:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+    return cast(Tensor, parameter.grad)

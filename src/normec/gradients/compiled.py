@@ -40,9 +40,8 @@ class Compiled:
     ) -> None:
         self._problem, self._records, self._seed, self._precision = problem, records, seed, precision
         self._feed = Feed(problem, records, batches, seed)
-        self._images = records.inputs.ndim == 4
         self._model = copy.deepcopy(problem.model)
-        if self._images:
+        if records.inputs.ndim == 4:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._buffers = dict(self._model.named_buffers())
@@ -84,12 +83,7 @@ class Compiled:
         inputs, targets = self._records.inputs.index_select(0, numbers), self._records.targets[numbers]
         if self._problem.augment is not None and uniforms is not None:
             inputs = self._problem.augment(inputs, uniforms)
-        if self._problem.transform is not None:
-            inputs = self._problem.transform(inputs)
-        if inputs.is_floating_point():
-            inputs = inputs.to(grad.dtype)
-        if self._images:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = self._problem.prepared(inputs, grad.dtype)
         with torch.no_grad():
             for name, held in self._buffers.items():
                 held.copy_(buffers[name])

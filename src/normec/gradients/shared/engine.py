@@ -52,7 +52,6 @@ class Shared:
         self._seen = False  # whether the model was seen to run without looking at values
         self._grads = torch.empty(0, 0)
         self._graphs = Graphs() if device.type == "cuda" else None
-        self._images = records.inputs.ndim == 4 and any(isinstance(m, torch.nn.Conv2d) for m in problem.model.modules())
 
     @property
     def threads(self) -> int:
@@ -111,12 +110,7 @@ class Shared:
         targets = self._records.targets[numbers]
         if problem.augment is not None and uniforms is not None:
             inputs = problem.augment(inputs, uniforms.flatten(0, 1))
-        if problem.transform is not None:
-            inputs = problem.transform(inputs)
-        if inputs.is_floating_point():
-            inputs = inputs.to(x.dtype)
-        if self._images:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = problem.prepared(inputs, x.dtype)
         own = {name: values[rows] for name, values in buffers.items()}
         sink.fill(x, grads, own)
         self._model.train()
