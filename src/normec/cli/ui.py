@@ -14,16 +14,24 @@ def ui(
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> int:
     """Watch runs in a browser: this machine only, nothing is written; Ctrl-C ends it."""
+    import signal
+    import threading
+
     from ..report.server import Server
 
+    asked = threading.Event()
     with Server(folder, port) as server:
+        # A flag, not an exception: an exception may be raised where it is swallowed, and the page would go on.
+        before = signal.signal(signal.SIGINT, lambda *_: asked.set())
+        serving = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
+        serving.start()
         print(f"watching {folder} on {server.address} (Ctrl-C ends it)", flush=True)
         if open_:
             import webbrowser
 
             webbrowser.open(server.address)
-        try:
-            server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            print()
+        asked.wait()
+        signal.signal(signal.SIGINT, before)
+        server.shutdown()
+        print()
     return 0
