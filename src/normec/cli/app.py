@@ -6,7 +6,7 @@ import sys
 from typing import Annotated
 
 import typer
-from typer.exceptions import TyperException
+from click import ClickException
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, UsageError
@@ -49,7 +49,7 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(str(error), 2)
     except Diverged as error:
         return _fail(str(error), 2 if error.round == 0 else 1)
-    except TyperException as error:
+    except ClickException as error:
         return _fail(error.format_message(), 2)
     except (typer.Abort, KeyboardInterrupt, Interrupted):
         return _fail("interrupted; the same command goes on where it stopped", 130)

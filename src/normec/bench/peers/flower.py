@@ -25,7 +25,7 @@ def run(material: Material, clock: Clock) -> str:
     setting = case.to_dict()
     server, client = ServerApp(), ClientApp()
 
-    @client.train()  # type: ignore[untyped-decorator]
+    @client.train()
     def train(message: Any, context: Any) -> Any:
         own = _records(**setting)
         state = message.content["arrays"].to_torch_state_dict()
@@ -33,7 +33,7 @@ def run(material: Material, clock: Clock) -> str:
         content = RecordDict({"arrays": ArrayRecord(gradient), "metrics": MetricRecord({"num-examples": 1})})
         return Message(content=content, reply_to=message)
 
-    @server.main()  # type: ignore[untyped-decorator]
+    @server.main()
     def main(grid: Any, context: Any) -> None:  # noqa: ARG001
         state = {name: p.detach().clone() for name, p in material.built.model.named_parameters()}
         nodes: list[int] = []
