@@ -32,7 +32,7 @@ class State:
 
     round: int
     x: Tensor
-    memory: Tensor  # [n, d]; a stateless method's is one row of zeros, expanded
+    memory: Tensor  # [n, d], on a rank its own clients' rows; a stateless method's is one row of zeros, expanded
     estimate: Tensor
     buffers: Buffers
     messages: int = 0
@@ -49,6 +49,7 @@ class Run:
     timings: dict[str, float]
     engine: str
     rounds: int
+    n: int  # clients
     privacy: Spent | None = None
     stopped: str | None = None  # why it ended early: "interrupted", or the ledger's word
     clients: ClientTable = field(default_factory=dict)  # each client at the end, one by one

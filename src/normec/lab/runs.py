@@ -130,7 +130,7 @@ def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
         "best_accuracy": best,
         "best_accuracy_round": run.history.rounds("accuracy")[accuracies.index(best)] if best is not None else None,
         "smallest_grad_norm": min(norms, default=None),
-        "clients": len(run.state.memory),
+        "clients": run.n,
         "dimension": len(run.x),
         "message_bound": run.method.operator.bound if math.isfinite(run.method.operator.bound) else None,
         "engine": run.engine,
