@@ -119,7 +119,8 @@ class Faults:
         found = [said for said in world.gather(self._findings(first, blame)) if said is not None]
         kind, how, _ = found[0]
         clients = sorted({client for other, _, named in found if other == kind for client in named})
-        raise Diverged(first, clients, kind, how)
+        cure = "its operator does not keep the bound it states" if kind == "the message" else ""
+        raise Diverged(first, clients, kind, how, cure)
 
     def _first(self) -> Tensor:
         return torch.minimum(torch.minimum(self._loss.min(), self._long.min()), self._sum)

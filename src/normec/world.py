@@ -32,6 +32,10 @@ class World(Protocol):
         """Σ over ranks; `part` is used up."""
         ...
 
+    def sum_later(self, part: Tensor) -> Callable[[], Tensor]:
+        """`sum`, begun now; calling what is returned waits for it."""
+        ...
+
     def largest(self, part: Tensor) -> Tensor:
         """The largest over ranks, entry by entry; `part` is used up."""
         ...
@@ -63,6 +67,9 @@ class Alone:
 
     def sum(self, part: Tensor) -> Tensor:
         return part
+
+    def sum_later(self, part: Tensor) -> Callable[[], Tensor]:
+        return lambda: part
 
     def largest(self, part: Tensor) -> Tensor:
         return part

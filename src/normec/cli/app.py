@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 from click import ClickException
 
 from .. import __version__
-from ..errors import Diverged, Interrupted, UsageError
+from ..errors import Diverged, Interrupted, RankLost, UsageError
 from . import bench, compare, data, privacy, report, reproduce, results, sweep, theory, train, ui
 
 app = typer.Typer(
@@ -51,6 +52,8 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(str(error), 2 if error.round == 0 else 1)
     except ClickException as error:
         return _fail(error.format_message(), 2)
+    except RankLost as error:
+        return _fail(str(error), 1)
     except (typer.Abort, KeyboardInterrupt, Interrupted):
         return _fail("interrupted; the same command goes on where it stopped", 130)
     except OSError as error:
@@ -59,5 +62,6 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    print(f"rank {rank}: " * (rank != "0") + "error: " + " ".join(message.split()), file=sys.stderr)
     return code
