@@ -87,7 +87,7 @@ def train(
             print(f"{key} = {'(not set)' if value is None else json.dumps(value)}")
         return 0
 
-    from ..cluster import joining
+    from ..cluster import joining, launch
     from ..lab import build, runs
     from .progress import watcher
 
@@ -96,7 +96,8 @@ def train(
         at_least(1, processes=processes)
         at_least(0, max_restarts=max_restarts)
         if processes > 1:
-            return _launched(processes, max_restarts)
+            return launch.launch([sys.executable, "-m", "normec", *sys.argv[1:]], processes, max_restarts)
+    launch.tie_to_parent()
     with ExitStack() as stack:
         world = stack.enter_context(joining.join(build.device(chosen.device), timeout))
         asked = _trackers(track, folder, chosen.known_by()) if world.rank == 0 else []
@@ -117,13 +118,6 @@ def train(
         print(f"stopped after round {result.summary['round']}; to go on: {again}", file=sys.stderr)
         return 130
     return 0
-
-
-def _launched(processes: int, max_restarts: int) -> int:
-    """The same command line as so many ranks."""
-    from ..cluster.launch import launch
-
-    return launch([sys.executable, "-m", "normec", *sys.argv[1:]], processes, max_restarts)
 
 
 def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -> list[Tracker]:

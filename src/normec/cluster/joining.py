@@ -43,13 +43,14 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
         torch.cuda.set_device(local)
         device = torch.device("cuda", local)
     limit = timedelta(seconds=timeout)
+    patience = timedelta(seconds=max(timeout, DEFAULT_TIMEOUT))  # hosts start at their own pace
     try:
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=limit)))
-        store.set_timeout(limit)
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience)))
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit
         )
+        store.set_timeout(limit)
     except (RuntimeError, ValueError) as error:
         raise RankLost(f"the ranks did not find one another: {' '.join(str(error).split())[:300]}") from error
     meeting = Meeting(dist.PrefixStore("meeting", store), rank, size, timeout)

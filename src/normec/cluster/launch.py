@@ -23,13 +23,13 @@ import torch.distributed as dist
 
 _PATIENCE = 20.0  # seconds for the ranks to end by themselves once one has
 _PR_SET_PDEATHSIG = 1
+_PARENT = "NORMEC_LAUNCHER"
 
 
 def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
     """Run `command` as so many ranks; their exit code. Ctrl-C is passed on to them once for each time it is pressed."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for attempt in range(max_restarts + 1):
-        codes = _attempt(command, processes, store.port, attempt)
+        codes = _attempt(command, processes, attempt)
         killed = [rank for rank, code in enumerate(codes) if code < 0]
         if not killed:
             return next((code for code in codes if code), 0)
@@ -40,15 +40,17 @@ def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
     return 1
 
 
-def _attempt(command: Sequence[str], processes: int, port: int, attempt: int) -> list[int]:
+def _attempt(command: Sequence[str], processes: int, attempt: int) -> list[int]:
     """One life of the job: every rank's exit code, negative where something else than we killed it."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # the last life's knows old addresses
     shared = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the parent's, and outlives the ranks
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        _PARENT: str(os.getpid()),
     }
     threads = max(1, (os.cpu_count() or 1) // processes)
     shared["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(threads))
@@ -62,7 +64,6 @@ def _attempt(command: Sequence[str], processes: int, port: int, attempt: int) ->
                 stdout=None if rank == 0 else subprocess.DEVNULL,
                 stderr=None if rank == 0 else notes[rank],
                 start_new_session=True,  # Ctrl-C reaches them through us, once
-                preexec_fn=_die_with_parent,
             )
             for rank in range(processes)
         ]
@@ -118,6 +119,12 @@ def _relay(rank: int, notes: IO[bytes]) -> None:
         print(f"rank {rank}: {text.splitlines()[-1]}", file=sys.stderr)
 
 
-def _die_with_parent() -> None:
+def tie_to_parent() -> None:
+    """In a rank: end when the process that started it does, however that comes about."""
+    parent = os.environ.get(_PARENT)
+    if parent is None:
+        return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        sys.exit("the process that started this rank is gone")
