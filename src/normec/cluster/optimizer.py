@@ -140,7 +140,7 @@ class ClientOptimizer(Optimizer):
         lengths, bound = norms(self._messages)[:, 0], self.method.operator.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
         if not bool(finite.all()):
-            return f"the gradient of client {int(self._clients[int((~finite).nonzero()[0])])} is not finite, or missing"
+            return f"the gradient of client {int(self._clients[int((~finite).nonzero()[0])])} is missing or not finite"
         longest = float(lengths.max())
         if longest > bound * (1 + _ROUNDING):
             whose = int(self._clients[int(lengths.argmax())])
@@ -166,7 +166,7 @@ class ClientOptimizer(Optimizer):
             broken = bool((total.abs() >= _BROKEN // 2).any())
         if broken:
             said = [f"rank {rank}: {what}" for rank, what in enumerate(self.world.gather(fault)) if what is not None]
-            raise Diverged(self.round, [], "; ".join(said) or "the sum of messages", "stopped the step")
+            raise Diverged(self.round, [], "; ".join(said) or "the sum of messages", "(no step was made)")
 
     def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None) -> None:
         """All ranks with one method, one model's sizes, one seed: else the sums mean nothing."""
