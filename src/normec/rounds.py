@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -27,6 +26,7 @@ from .observing import Observer, broken_rows, copied, here, whole
 from .paying import Payments
 from .run import ClientTable, Plan, Run, State, batches_of
 from .sending import Sending
+from .stopwatch import Stopwatch
 from .storage import RunStorage
 from .streams import derive_seed
 from .world import Alone, World
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
 
 Result = TypeVar("Result")
-TIMINGS = ("gradients", "update", "communication", "evaluation", "checkpoint", "total")
 
 
 def finished(steps: Generator[None, None, Result]) -> Result:
@@ -74,7 +73,7 @@ class Rounds:
         self.world, self.kept, self.own = world, kept, world.own(problem.clients)
         self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism, world)
         self.faults = Faults(self.own, problem.x0.device)
-        self.timings: dict[str, float] = dict.fromkeys(TIMINGS, 0.0)
+        self.watch = Stopwatch()
         self.payments = Payments(mechanism, world, problem.initial_buffers()) if mechanism is not None else None
         self.sending = Sending(method, plan.seed, mechanism, self.faults, self._released)
         self.begun = False
@@ -124,7 +123,7 @@ class Rounds:
             self._open_ledger()  # what was spent is in there, even if no round is left to run
         else:
             state = self.initial()
-        self.before, self.started = self.timings["total"], time.monotonic()
+        self.watch.start()
         self.saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
         return state
 
@@ -163,7 +162,7 @@ class Rounds:
             state=state,
             model=model,
             history=self.storage.history,
-            timings=self.timings,
+            timings=self.watch.seconds,
             engine=self.engine.name,
             rounds=self.plan.rounds,
             n=self.problem.clients,
@@ -181,11 +180,11 @@ class Rounds:
         drawn = self.plan.participation.draw(n, k, self.plan.seed)
         row, meter = None, None
         if self.observer.due(k):
-            with self._timed("evaluation"):
+            with self.watch.timed("evaluation"):
                 row, meter = self.observer.observe(state, drawn), Meter(state.x)
         total = torch.zeros_like(state.x)
-        for block in self._timed_blocks(self._blocks(state.x, state.buffers, k, drawn)):
-            with self._timed("update"):
+        for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn)):
+            with self.watch.timed("update"):
                 if meter is not None:
                     meter.add(block)
                 self.faults.note_losses(block, k)
@@ -207,7 +206,7 @@ class Rounds:
             self._begin(state)
         if row is not None and meter is not None:
             self.observer.record(row, meter, drawn, self.begun)
-        with self._timed("update"):
+        with self.watch.timed("update"):
             direction, state.estimate = method.server_step(total / n, state.estimate)
             state.x -= self._step_size(k) * direction
         state.messages += count
@@ -228,7 +227,7 @@ class Rounds:
         if self._on_host and bool(broken):
             total = torch.zeros_like(total)  # what is broken stays here
         signs = torch.stack([broken, torch.tensor(self.asked(), device=total.device)])
-        with self._timed("communication"):
+        with self.watch.timed("communication"):
             packed = self.world.sum(torch.cat([total, signs.to(total.dtype)]))
         if self._on_host or looked_at:
             self.faulty, self.stopping = (packed[-2:] > 0).tolist()
@@ -249,7 +248,7 @@ class Rounds:
 
     def _last_row(self, state: State) -> None:
         drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.seed)
-        with self._timed("evaluation"):
+        with self.watch.timed("evaluation"):
             row, meter, self.clients = self.observer.last(
                 state, drawn, lambda block: self.faults.note_losses(block, state.round)
             )
@@ -316,20 +315,20 @@ class Rounds:
         return state
 
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
-        self.timings |= facts["timings"]
+        self.watch.seconds |= facts["timings"]
         self.ledger_head = facts.get("ledger")
         memory, folder = self.plan.memory, self.storage.out
         return start.restored(self.problem, self.method, memory, tensors, facts, folder, self.world)
 
     def _save(self, state: State) -> None:
-        self.timings["total"] = self.before + time.monotonic() - self.started
+        self.watch.stop()
         if not self.kept:
             return
         self._check(state)
         if not bool(torch.isfinite(state.x).all()):
             raise Diverged(state.round, [], "x")
-        with self._timed("checkpoint"):
-            facts = {"messages": state.messages, "timings": self.timings}
+        with self.watch.timed("checkpoint"):
+            facts = {"messages": state.messages, "timings": self.watch.seconds}
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
             tensors = start.tensors_of(state, self.method, self.problem.clients, self.world)
@@ -339,17 +338,3 @@ class Rounds:
     def _on_host(self) -> bool:
         """Where looking at a value costs no wait for a device."""
         return self.problem.x0.device.type == "cpu"
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.timings[part] += time.perf_counter() - start
-
-    def _timed_blocks(self, blocks: Iterator[gradients.Block]) -> Iterator[gradients.Block]:
-        while True:
-            with self._timed("gradients"):
-                block = next(blocks, None)
-            if block is None:
-                return
-            yield block
