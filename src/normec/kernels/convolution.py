@@ -1,89 +1,100 @@
-"""Weight gradients of a two-dimensional convolution, one a client: dW[o, i, tap] = Σ g[pixel, o] x[pixel at tap, i]."""
+"""3×3 convolutions of few channels in half precision: forward, and the gradient of the input, by one kernel.
+
+See `tiles` for the product that it is. cuDNN, which does all other convolutions, is the definition.
+"""
 
 # mypy: ignore-errors
 # (Triton's kernels are a language of their own inside Python)
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .tiles import Tiles
+
+_MANY = 1024  # programs, at which each may be larger
+
 
 @triton.jit
-def _weights(
-    x, g, part, B, H, W, HO, WO, CI, CO, SH, SW, PH, PW, DH, DW, span, KW, TAPS,
-    SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+def _pack(x, table, packed, size, BLOCK: tl.constexpr):
+    """Numbers of x where the table says, zero where it says −1."""
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(table + e, mask=e < size, other=-1)
+    value = tl.load(x + at, mask=at >= 0, other=0.0)
+    tl.store(packed + e, value.to(packed.dtype.element_ty), mask=e < size)
+
+
+@triton.jit
+def _convolve(
+    source, weights, out, count,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
+    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
+    ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """gᵀ · patches over a span of one client's output pixels: [CO, TAPS · CI]; x and g are channels last."""
-    client, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
-    o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # a column: (tap, input channel)
-    tap, i = n // CI, n % CI
-    down, right = tap // KW * DH - PH, tap % KW * DW - PW
-    column = (down * W + right) * CI + i
-    own_g = g + client.to(tl.int64) * B * HO * WO * CO
-    own_x = x + client.to(tl.int64) * B * H * W * CI
-    found = tl.zeros((BLOCK_O, BLOCK_N), tl.float32)
-    end = tl.minimum((split + 1) * span, B * HO * WO)
-    for start in range(split * span, end, BLOCK_K):
-        p = start + tl.arange(0, BLOCK_K)
-        q = p % (HO * WO)
-        h, w = q // WO * SH, q % WO * SW
-        row = (p // (HO * WO) * H * W + h * W + w) * CI
-        y, z = h[:, None] + down[None, :], w[:, None] + right[None, :]
-        inside = (y >= 0) & (y < H) & (z >= 0) & (z < W) & (p < end)[:, None] & (n < TAPS * CI)[None, :]
-        slope = tl.load(own_g + p[:, None] * CO + o[None, :], mask=(p < end)[:, None] & (o < CO)[None, :], other=0.0)
-        value = tl.load(own_x + row[:, None] + column[None, :], mask=inside, other=0.0)
-        if PRECISION == "split":  # float32 as two bfloat16 each: finer than TF32, and products that need no transposing
-            slope_high, value_high = slope.to(tl.bfloat16), value.to(tl.bfloat16)
-            slope_low = tl.trans((slope - slope_high.to(tl.float32)).to(tl.bfloat16))
-            value_low = (value - value_high.to(tl.float32)).to(tl.bfloat16)
-            slope_high = tl.trans(slope_high)
-            found = tl.dot(slope_low, value_high, found)
-            found = tl.dot(slope_high, value_low, found)
-            found = tl.dot(slope_high, value_high, found)
-        else:
-            found = tl.dot(tl.trans(slope), value, found, input_precision="ieee")
-    at = (tl.program_id(0).to(tl.int64) * CO + o[:, None]) * TAPS * CI + n[None, :]
-    tl.store(part + at, found, mask=(o < CO)[:, None] & (n < TAPS * CI)[None, :])
+    """The seen pixels of `BLOCK_M` tiles times `BLOCK_N` columns of the weights."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # a tile
+    image, r, s = m // (GH * GW), m // GW % GH, m % GW
+    k = tl.arange(0, CHUNK * LANES)  # a seen pixel and channel
+    u, i = k // LANES, k % LANES
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # a pixel of the tile and channel
+    top, left = r * DOWN + OFFSET, s * RIGHT + OFFSET
+    corner = ((image * H + top) * W + left) * READS
+    found = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # Unrolled, not a loop that is pipelined: its copies would pass by the cache where neighbours' pixels lie.
+    for part in tl.static_range(ROWS * CHUNKS):
+        y, z = top + part // CHUNKS, left[:, None] + part % CHUNKS * CHUNK + u[None, :]
+        inside = ((m < count) & (y >= 0) & (y < H))[:, None] & (z >= 0) & (z < W)
+        if READS < LANES:
+            inside = inside & (i < READS)[None, :]
+        ahead = (part // CHUNKS * W + part % CHUNKS * CHUNK + u) * READS + i
+        value = tl.load(source + corner[:, None] + ahead[None, :], mask=inside, other=0.0)
+        weight = tl.load(weights + (part * CHUNK * LANES + k)[:, None] * (TALL * WIDE * PLACES) + n[None, :])
+        found = tl.dot(value, weight, found)
+    y, z = r[:, None] * TALL + (n // (WIDE * PLACES))[None, :], s[:, None] * WIDE + (n // PLACES % WIDE)[None, :]
+    inside = (m < count)[:, None] & (y < OH) & (z < OW) & (n % PLACES < WRITES)[None, :]
+    at = ((image[:, None] * OH + y) * OW + z) * WRITES + (n % PLACES)[None, :]
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _gather(part, rows, stride, CI, size, TAPS, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum the spans and put taps last, as the parameter has them."""
-    client = tl.program_id(0)
-    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # (o, tap, i) as the spans have them
-    spans = (client * SPLITS + tl.arange(0, SPLITS)).to(tl.int64)
-    total = tl.sum(tl.load(part + spans[:, None] * size + e[None, :], mask=(e < size)[None, :], other=0.0), 0)
-    o, tap, i = e // (TAPS * CI), e // CI % TAPS, e % CI
-    tl.store(rows + client.to(tl.int64) * stride + (o * CI + i) * TAPS + tap, total, mask=e < size)
+def pack(x: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """x at the numbers of `table`, and zero where those are −1."""
+    packed = x.new_empty(table.shape, dtype=dtype)
+    _pack[(triton.cdiv(len(table), 1024),)](x, table, packed, len(table), BLOCK=1024)
+    return packed
 
 
-def weight_gradients(
-    x: Tensor, g: Tensor, rows: Tensor, stride: list[int], padding: list[int], dilation: list[int], exact: bool
-) -> None:
-    """Fill rows ``[clients, CO, CI, KH, KW]`` (rows contiguous, any distance apart) from channels-last x and g."""
-    clients, CO, CI, KH, KW = rows.shape
-    images, _, H, W = x.shape
-    _, _, HO, WO = g.shape
-    pixels = images // clients * HO * WO
-    taps, size = KH * KW, CO * CI * KH * KW
-    block_o = min(64, max(16, triton.next_power_of_2(CO)))
-    block_n = min(64, max(16, triton.next_power_of_2(CI * taps)))
-    half = x.dtype != rows.dtype
-    block_k = 128 if half else 64
-    tiles = triton.cdiv(CI * taps, block_n) * triton.cdiv(CO, block_o)
-    splits = 1
-    while splits < 64 and clients * tiles * splits < 1024 and pixels > 4 * splits * block_k:
-        splits *= 2
-    span = triton.cdiv(triton.cdiv(pixels, splits), block_k) * block_k
-    part = rows.new_empty(clients * splits, CO, taps * CI)
-    precision = "ieee" if exact or half else "split"  # half precisions multiply exactly as they are
-    _weights[(clients * splits, triton.cdiv(CI * taps, block_n), triton.cdiv(CO, block_o))](
-        x, g, part, images // clients, H, W, HO, WO, CI, CO, *stride, *padding, *dilation, span, KW, taps,
-        SPLITS=splits, BLOCK_K=block_k, BLOCK_O=block_o, BLOCK_N=block_n, PRECISION=precision,
-        num_warps=4, num_stages=2 if half else 3,
-    )  # fmt: skip
-    block = max(32, 2048 // splits)
-    _gather[(clients, triton.cdiv(size, block))](part, rows, rows.stride(0), CI, size, taps, SPLITS=splits, BLOCK=block)
+def convolve(source: Tensor, weights: Tensor, tiles: Tiles, size: tuple[int, int]) -> Tensor:
+    """Images of this size, channels last as `source` is; weights as `Tiles.table` orders them."""
+    images, _, height, width = source.shape
+    out = source.new_empty(images, tiles.writes, *size).contiguous(memory_format=torch.channels_last)
+    meta, grid, options = settings(tiles, images, (height, width), size)
+    _convolve[grid](source, weights, out, images * meta["GH"] * meta["GW"], **meta, **options)
+    return out
+
+
+def settings(
+    tiles: Tiles, images: int, seen: tuple[int, int], size: tuple[int, int]
+) -> tuple[dict[str, int], tuple[int, int], dict[str, int]]:
+    """The kernel's constants, its grid and its options, from sizes alone."""
+    meta = geometry(tiles, seen, size)
+    count = images * meta["GH"] * meta["GW"]
+    wide = min(128, tiles.breadth)
+    deep = tiles.chunk * tiles.lanes
+    tall = 128 if count >= 128 * _MANY and deep <= 64 else 64
+    meta |= {"BLOCK_M": tall, "BLOCK_N": wide}
+    return meta, (triton.cdiv(count, tall), triton.cdiv(tiles.breadth, wide)), {"num_warps": 4}
+
+
+def geometry(tiles: Tiles, seen: tuple[int, int], size: tuple[int, int]) -> dict[str, int]:
+    """What a kernel must know of tiles, the images they see and those that they make up."""
+    across = tiles.grid(*size)
+    return {
+        "H": seen[0], "W": seen[1], "OH": size[0], "OW": size[1], "GH": across[0], "GW": across[1],
+        "READS": tiles.reads, "LANES": tiles.lanes, "WRITES": tiles.writes, "PLACES": tiles.places,
+        "TALL": tiles.tall, "WIDE": tiles.wide, "DOWN": tiles.step[0], "RIGHT": tiles.step[1],
+        "OFFSET": tiles.offset, "ROWS": tiles.rows, "CHUNKS": tiles.chunks, "CHUNK": tiles.chunk,
+    }  # fmt: skip
