@@ -11,7 +11,7 @@ from normec import train
 from normec.gradients.precision import products
 
 from .cases import BATCH, CASES, METHODS, Found, engines, everything, problem
-from .kernel_checks import near
+from .nearness import near
 
 
 def alike(found: Found, expected: Found, clients: Tensor | None, close: float, kinks: bool, what: object) -> None:

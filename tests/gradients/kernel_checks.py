@@ -12,35 +12,16 @@ import traceback
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from normec import DPSGD, GD, Clip, Clip21, Identity, Method, NormEC, kernels, update
 from normec.gradients import Block
 from normec.gradients.precision import products
 
+from . import tile_checks
 from .cases import BATCH, engines, everything, problem
-
-LAST = torch.channels_last
-
-
-def near(found: Tensor, expected: Tensor, close: float, what: object) -> None:
-    """Within `close` of the expected tensor's norm."""
-    error = float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
-    assert error < close, f"{what}: off by {error:.1e} of its norm"
-
-
-def framed(clients: int, *shape: int, device: str) -> tuple[Tensor, Tensor]:
-    """Rows inside a wider matrix of NaN, as one parameter's rows lie among those of all; (matrix, rows)."""
-    size = torch.Size(shape).numel()
-    matrix = torch.full((clients, size + 7), torch.nan, device=device)
-    return matrix, matrix[:, 3:-4].view(clients, *shape)
-
-
-def untouched(matrix: Tensor) -> None:
-    assert matrix[:, :3].isnan().all()
-    assert matrix[:, -4:].isnan().all()
-
+from .nearness import LAST, framed, near, untouched
 
 # clients, records, channels in and out, kernel, stride, padding, dilation, height, width
 SHAPES = [
@@ -54,7 +35,7 @@ SHAPES = [
 
 def check_convolution(device: str) -> None:
     """Weight gradients in float32, and on a GPU with split float32 and bfloat16 inputs."""
-    from normec.kernels.convolution import weight_gradients
+    from normec.kernels.weight_gradients import weight_gradients
 
     for clients, records, ci, co, size, stride, padding, dilation, height, width in SHAPES:
         torch.manual_seed(0)
@@ -232,6 +213,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_update,
     check_rounding,
     check_shared_pass,
+    *tile_checks.CHECKS,
 )
 
 

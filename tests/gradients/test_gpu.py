@@ -32,7 +32,7 @@ from normec.gradients.precision import products
 from ..core.runs import StopAt, same
 from . import engine_checks, kernel_checks
 from .cases import BATCH, METHODS, engines, problem
-from .kernel_checks import near
+from .nearness import near
 
 DEVICE = "cuda"
 EQUAL_SIZES = (9,) * 6

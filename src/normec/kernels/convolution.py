@@ -70,7 +70,9 @@ def pack(x: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
 def convolve(source: Tensor, weights: Tensor, tiles: Tiles, size: tuple[int, int]) -> Tensor:
     """Images of this size, channels last as `source` is; weights as `Tiles.table` orders them."""
     images, _, height, width = source.shape
-    out = source.new_empty(images, tiles.writes, *size).contiguous(memory_format=torch.channels_last)
+    out = torch.empty(
+        (images, tiles.writes, *size), dtype=source.dtype, device=source.device, memory_format=torch.channels_last
+    )
     meta, grid, options = settings(tiles, images, (height, width), size)
     _convolve[grid](source, weights, out, images * meta["GH"] * meta["GW"], **meta, **options)
     return out

@@ -1,9 +1,9 @@
 """3×3 convolutions as products of matrices that a GPU's matrix units like: a row is a tile of output pixels.
 
 With few channels a single pixel makes a thin product, and every input pixel is read nine times. A row of the product
-here is a tile of `tall` × `wide` output pixels; its columns on the left are the `rows` × `columns` input pixels that the
-tile sees, times their channels, and on the right the tile's pixels, times their channels. The weights between them are
-the layer's, repeated along the tile, with zeros where a pixel does not see another. Channels last, padding 1.
+here is a tile of `tall` × `wide` output pixels. Its columns on the left are the `rows` × `columns` input pixels that a
+tile sees, times their channels; on the right the tile's pixels, times their channels. The weights between them are the
+layer's, repeated along the tile, with zeros where a pixel does not see another. Channels last, padding 1.
 """
 
 from __future__ import annotations
@@ -107,3 +107,8 @@ def gathering(inputs: int, outputs: int, stride: int) -> Tiles:
 def suits(kernel: tuple[int, ...], stride: tuple[int, ...], padding: object, dilation: tuple[int, ...]) -> bool:
     """Whether a layer is one of these, whatever its channels: 3×3, padding 1, every pixel or every second one."""
     return kernel == (3, 3) and stride in ((1, 1), (2, 2)) and padding == (1, 1) and dilation == (1, 1)
+
+
+def size(seen: tuple[int, ...], stride: int) -> tuple[int, int]:
+    """Height and width of what such a convolution makes of an image."""
+    return (seen[0] - 1) // stride + 1, (seen[1] - 1) // stride + 1

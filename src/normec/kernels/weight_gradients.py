@@ -1,4 +1,8 @@
-"""Weight gradients of a two-dimensional convolution, one a client: dW[o, i, tap] = Σ g[pixel, o] x[pixel at tap, i]."""
+"""Weight gradients of a two-dimensional convolution, one a client: dW[o, i, tap] = Σ g[pixel, o] x[pixel at tap, i].
+
+Pixels are cut into spans, and the spans' sums added up by a second kernel in a fixed order: a rerun has the same bits.
+`of_tiles` is for 3×3 convolutions of few channels in half precision, `weight_gradients` for all others.
+"""
 
 # mypy: ignore-errors
 # (Triton's kernels are a language of their own inside Python)
@@ -8,6 +12,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .convolution import geometry
+from .tiles import Tiles, gathering
+
+_PROCESSORS = 132  # of the GPU that sizes were chosen for; another one computes the same
 
 
 @triton.jit
@@ -87,3 +96,101 @@ def weight_gradients(
     )  # fmt: skip
     block = max(32, 2048 // splits)
     _gather[(clients, triton.cdiv(size, block))](part, rows, rows.stride(0), CI, size, taps, SPLITS=splits, BLOCK=block)
+
+
+@triton.jit
+def _tiles(
+    x, g, part, count, span,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
+    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
+    ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr, TAKEN: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """seenᵀ · g over a span of a client's tiles: [TAKEN chunks of seen pixels and channels, the tile's own]."""
+    client, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
+    k = tl.program_id(1) * TAKEN * CHUNK * LANES + tl.arange(0, TAKEN * CHUNK * LANES)
+    chunk, i = k // (CHUNK * LANES), k % LANES
+    row, column = chunk // CHUNKS, chunk % CHUNKS * CHUNK + k // LANES % CHUNK
+    ahead = (row * W + column) * READS + i
+    real = (chunk < ROWS * CHUNKS) & (i < READS)
+    n = tl.arange(0, TALL * WIDE * PLACES)
+    down, right, o = n // (WIDE * PLACES), n // PLACES % WIDE, n % PLACES
+    own_x = x + client.to(tl.int64) * (count // (GH * GW)) * H * W * READS
+    own_g = g + client.to(tl.int64) * (count // (GH * GW)) * OH * OW * WRITES
+    found = tl.zeros((TAKEN * CHUNK * LANES, TALL * WIDE * PLACES), tl.float32)
+    end = tl.minimum((split + 1) * span, count)
+    for start in range(split * span, end, BLOCK_K):
+        t = start + tl.arange(0, BLOCK_K)
+        image, r, s = t // (GH * GW), t // GW % GH, t % GW
+        top, left = r * DOWN + OFFSET, s * RIGHT + OFFSET
+        y, z = top[:, None] + row[None, :], left[:, None] + column[None, :]
+        inside = (t < end)[:, None] & real[None, :] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        corner = ((image * H + top) * W + left) * READS
+        seen = tl.load(own_x + corner[:, None] + ahead[None, :], mask=inside, other=0.0)
+        y, z = r[:, None] * TALL + down[None, :], s[:, None] * WIDE + right[None, :]
+        inside = (t < end)[:, None] & (y < OH) & (z < OW) & (o < WRITES)[None, :]
+        slope = tl.load(own_g + ((image[:, None] * OH + y) * OW + z) * WRITES + o[None, :], mask=inside, other=0.0)
+        found = tl.dot(tl.trans(seen), slope, found)
+    groups = (ROWS * CHUNKS + TAKEN - 1) // TAKEN
+    at = tl.program_id(0).to(tl.int64) * groups * TAKEN * CHUNK * LANES + k
+    upper = row[:, None] - down[None, :] * (DOWN // TALL)
+    left_tap = column[:, None] - right[None, :] * (RIGHT // WIDE)
+    needed = real[:, None] & (upper >= 0) & (upper < 3) & (left_tap >= 0) & (left_tap < 3)
+    tl.store(part + at[:, None] * (TALL * WIDE * PLACES) + n[None, :], found, mask=needed)
+
+
+@triton.jit
+def _collect(
+    part, rows, row_stride, depth,
+    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum the spans and the tile's pixels, each of which has all taps; taps last, as the parameter has them."""
+    client = tl.program_id(0)
+    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # (tap, i, o)
+    tap, i, o = e // (READS * WRITES), e // WRITES % READS, e % WRITES
+    real = e < 9 * READS * WRITES
+    spans = (client * SPLITS + tl.arange(0, SPLITS)) * depth
+    total = tl.zeros((SPLITS, BLOCK), tl.float32)
+    for pixel in tl.static_range(TALL * WIDE):
+        row, column = tap // 3 + pixel // WIDE * STRIDE, tap % 3 + pixel % WIDE * STRIDE
+        k = ((row * CHUNKS + column // CHUNK) * CHUNK + column % CHUNK) * LANES + i
+        at = (spans[:, None] + k[None, :]).to(tl.int64) * (TALL * WIDE * PLACES) + (pixel * PLACES + o)[None, :]
+        total += tl.load(part + at, mask=real[None, :], other=0.0)
+    at = client.to(tl.int64) * row_stride + (o * READS + i) * 9 + tap
+    tl.store(rows + at, tl.sum(total, 0), mask=real)
+
+
+def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
+    """Fill rows ``[clients, CO, CI, 3, 3]`` as `weight_gradients` does, for a convolution that `tiles` suits."""
+    clients, outputs, inputs = rows.shape[:3]
+    tiles = gathering(inputs, outputs, stride)
+    meta, grid, options = settings(tiles, clients, len(x) // clients, x.shape[2:], g.shape[2:])
+    count, splits = len(x) // clients * meta["GH"] * meta["GW"], meta["SPLITS"]
+    span = triton.cdiv(triton.cdiv(count, splits), meta["BLOCK_K"]) * meta["BLOCK_K"]
+    depth = grid[1] * meta["TAKEN"] * tiles.chunk * tiles.lanes
+    part = rows.new_empty(clients * splits, depth, tiles.breadth)
+    _tiles[grid](x, g, part, count, span, **meta, **options)
+    kept = ("READS", "LANES", "WRITES", "PLACES", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")
+    block = max(32, 1024 // splits)
+    _collect[(clients, triton.cdiv(9 * inputs * outputs, block))](
+        part, rows, rows.stride(0), depth, **{key: meta[key] for key in kept}, STRIDE=stride, BLOCK=block
+    )
+
+
+def settings(
+    tiles: Tiles, clients: int, images: int, seen: tuple[int, int], size: tuple[int, int]
+) -> tuple[dict[str, int], tuple[int, int], dict[str, int]]:
+    """The first kernel's constants, its grid and its options, from sizes alone."""
+    meta = geometry(tiles, seen, size)
+    parts, deep = tiles.rows * tiles.chunks, tiles.chunk * tiles.lanes
+    taken = 4 if 4 * deep <= 256 and tiles.chunks == 1 else 1  # all rows that a tile sees, or one
+    groups, block = triton.cdiv(parts, taken), 64
+    count, splits = images * meta["GH"] * meta["GW"], 1
+    while splits < 64 and clients * groups * splits < _PROCESSORS and count > 2 * splits * block:
+        splits *= 2
+    meta |= {"SPLITS": splits, "TAKEN": taken, "BLOCK_K": block}
+    large = taken * deep * tiles.breadth > 8192
+    return meta, (clients * splits, groups), {"num_warps": 8 if large else 4, "num_stages": 3}

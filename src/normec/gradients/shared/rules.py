@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...problem import Problem
-from .layers import AffineRows, BatchNormRows, ConvRows, EmbeddingRows, GroupNormRows, LinearRows
+from .convolution import ConvRows, TiledConvRows
+from .layers import AffineRows, EmbeddingRows, LinearRows
+from .norms import BatchNormRows, GroupNormRows
 from .slots import Sink, Slot
 
 Slots = dict[str, Slot | None]
@@ -58,6 +60,8 @@ def convert(problem: Problem) -> tuple[nn.Module, Sink]:
         if isinstance(module, nn.modules.batchnorm._NormBase) or any(p.requires_grad for p in own.values()):
             rule = _rule(module)
             slots = {key: starts.get(parameter) for key, parameter in own.items()}
+            if rule is _conv and TiledConvRows.prepare(module, slots.get("weight")):
+                rule = _tiled_conv
             # An instance's own `forward` comes before its class's: the layer stays what it was in all else.
             module.forward = partial(rule, module, slots, sink, f"{name}." if name else "")
     return model, sink
@@ -95,6 +99,13 @@ def _conv(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor
     geometry = (list(module.stride), list(padding), list(module.dilation), module.groups)
     where = (slots.get("weight"), slots.get("bias"))
     return ConvRows.apply(x, weight, bias, where, geometry)
+
+
+def _tiled_conv(module: nn.Conv2d, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:
+    slot = slots["weight"]
+    if slot is None or not TiledConvRows.fits(x, sink, module.out_channels):
+        return _conv(module, slots, sink, name, x)
+    return TiledConvRows.apply(x, slot.value, slot, module.stride[0])
 
 
 def _embedding(module: nn.Embedding, slots: Slots, sink: Sink, name: str, numbers: Tensor) -> Tensor:  # noqa: ARG001

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ...kernels.tiles import Tiles
 from ...objective import Buffers
+from .packing import Packing
 
 
 @dataclass
@@ -25,12 +27,18 @@ class Sink:
     grads: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     buffers: Buffers = field(default_factory=dict)  # the block's rows
     slots: list[Slot] = field(default_factory=list)
+    packing: Packing = field(default_factory=Packing)
 
     def fill(self, x: Tensor, grads: Tensor, buffers: Buffers) -> None:
         """Make ready for a forward pass at `x` whose backward pass fills `grads`."""
         self.x, self.grads, self.buffers, self.clients = x.detach(), grads, buffers, len(grads)
+        self.packing.forget()
         for slot in self.slots:
             slot.written = False
+
+    def packed(self, dtype: torch.dtype, slot: Slot, tiles: Tiles) -> Tensor:
+        """A convolution's weights as its kernel wants them."""
+        return self.packing.weights(self.x, dtype, slot.start, tiles)
 
     def finish(self) -> None:
         """A parameter that took no part has gradient zero; nothing of the block is kept alive."""
@@ -41,6 +49,7 @@ class Sink:
 
     def clear(self) -> None:
         self.x, self.grads, self.buffers = torch.empty(0), torch.empty(0, 0), {}
+        self.packing.forget()
 
 
 class Slot:

@@ -1,0 +1,122 @@
+"""Convolutions with one weight gradient a client: any of them, and 3×3 ones of few channels by kernels of their own."""
+
+# mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
+# (autograd's Function is untyped: forward and backward take what each layer needs)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from ... import kernels
+from ...kernels import tiles
+from .layers import channels_last, precision
+from .slots import Sink, Slot
+
+aten = torch.ops.aten
+
+
+class ConvRows(Function):
+    """Convolution over 1, 2 or 3 dimensions, groups and dilation included."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        slots: tuple[Slot | None, Slot | None],
+        geometry: tuple[list[int], list[int], list[int], int],
+    ):
+        x = x.to(precision(x))
+        weight = weight.to(x.dtype)
+        if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            weight = weight.contiguous(memory_format=torch.channels_last)
+        ctx.save_for_backward(x, weight)
+        ctx.slots, ctx.geometry = slots, geometry
+        stride, padding, dilation, groups = geometry
+        bias = None if bias is None else bias.to(x.dtype)
+        return aten.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        x, weight = ctx.saved_tensors
+        for_weight, for_bias = ctx.slots
+        stride, padding, dilation, groups = ctx.geometry
+        settings = (None, stride, padding, dilation, False, [0] * len(stride), groups)
+        if for_weight is not None:
+            c = for_weight.sink.clients
+
+            def write(rows: Tensor) -> None:
+                if _kernel_for_weights(x, g, rows, groups):
+                    from ...kernels.weight_gradients import weight_gradients
+
+                    exact = not torch.backends.cudnn.allow_tf32
+                    weight_gradients(channels_last(x), channels_last(g), rows, stride, padding, dilation, exact)
+                    return
+                for row, own_g, own_x in zip(rows, g.chunk(c), x.chunk(c), strict=True):
+                    row.copy_(aten.convolution_backward(own_g, own_x, weight, *settings, [False, True, False])[1])
+
+            for_weight.put(write)
+        if for_bias is not None:
+            per_client = g.reshape(for_bias.sink.clients, -1, *g.shape[1:]).flatten(3)
+            for_bias.put(lambda rows: rows.copy_(per_client.sum((1, 3), dtype=rows.dtype)))
+        data = None
+        if ctx.needs_input_grad[0]:  # not the first layer's
+            data = aten.convolution_backward(g, x, weight, *settings, [True, False, False])[0]
+        return data, None, None, None, None
+
+
+class TiledConvRows(Function):
+    """A 3×3 convolution of few channels in half precision on a GPU; its weights are taken from the sink, packed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slot: Slot, stride: int):  # noqa: ARG004
+        """`weight` is there to be asked for a gradient, see `Slot.value`."""
+        from ...kernels.convolution import convolve
+
+        x = x.to(precision(x), memory_format=torch.channels_last)
+        ctx.save_for_backward(x)
+        ctx.slot, ctx.stride = slot, stride
+        way = tiles.forward(slot.shape[1], slot.shape[0], stride)
+        return convolve(x, slot.sink.packed(x.dtype, slot, way), way, tiles.size(x.shape[2:], stride))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        from ...kernels.convolution import convolve
+        from ...kernels.weight_gradients import of_tiles
+
+        (x,), slot, g = ctx.saved_tensors, ctx.slot, channels_last(g)
+        slot.put(lambda rows: of_tiles(x, g, rows, ctx.stride))
+        data = None
+        if ctx.needs_input_grad[0]:  # not the first layer's
+            way = tiles.backward(slot.shape[1], slot.shape[0], ctx.stride)
+            data = convolve(g, slot.sink.packed(g.dtype, slot, way), way, tuple(x.shape[2:]))
+        return data, None, None, None
+
+    @staticmethod
+    def prepare(module: nn.Module, slot: Slot | None) -> bool:
+        """Whether the layer is one of these; if so, its weights will be packed."""
+        if slot is None or not isinstance(module, nn.Conv2d) or module.bias is not None or module.groups > 1:
+            return False
+        if module.padding_mode != "zeros" or max(module.in_channels, module.out_channels) > tiles.MOST:
+            return False
+        if not tiles.suits(module.kernel_size, module.stride, module.padding, module.dilation):
+            return False
+        for way in (tiles.forward, tiles.backward):
+            slot.sink.packing.add(slot.start, way(module.in_channels, module.out_channels, module.stride[0]))
+        return True
+
+    @staticmethod
+    def fits(x: Tensor, sink: Sink, outputs: int) -> bool:
+        """Whether the kernels may run on these images."""
+        half = precision(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
+        numbers = x[:, 0].numel() * max(x.shape[1], outputs) if x.ndim == 4 else 0
+        return half and 0 < numbers < 2**31 and kernels.usable(x)
+
+
+def _kernel_for_weights(x: Tensor, g: Tensor, rows: Tensor, groups: int) -> bool:
+    return x.ndim == 4 and groups == 1 and rows.dtype == torch.float32 and kernels.usable(x, g)

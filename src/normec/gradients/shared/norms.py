@@ -1,0 +1,124 @@
+"""GroupNorm and BatchNorm with one scale's gradient a client; BatchNorm with every client's own statistics."""
+
+# mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
+# (autograd's Function is untyped: forward and backward take what each layer needs)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ... import kernels
+from .layers import channels_last
+from .slots import Slot
+
+aten = torch.ops.aten
+
+
+class GroupNormRows(Function):
+    """GroupNorm by one kernel each way; for channels-last images on a GPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        slots: tuple[Slot | None, Slot | None],
+        groups: int,
+        eps: float,
+    ):
+        from ...kernels import group_norm
+
+        x = channels_last(x)
+        y, mean, inverse = group_norm.forward(x, groups, weight, bias, eps)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        ctx.slots, ctx.groups = slots, groups
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        from ...kernels import group_norm
+
+        x, weight, mean, inverse = ctx.saved_tensors
+        data, sums = group_norm.backward(channels_last(g), x, ctx.groups, weight, mean, inverse)
+        for part, slot in enumerate(ctx.slots):
+            if slot is not None:
+                own = sums.view(slot.sink.clients, -1, *sums.shape[1:])[:, :, part]
+                slot.put(lambda rows, own=own: torch.sum(own, 1, out=rows))
+        return data, None, None, None, None, None
+
+    @staticmethod
+    def fits(x: Tensor, groups: int) -> bool:
+        if x.ndim != 4 or not kernels.usable(x):
+            return False
+        from ...kernels import group_norm
+
+        return group_norm.fits(x.shape[1], groups)
+
+
+class BatchNormRows(Function):
+    """BatchNorm in training with every client's own statistics; running statistics are updated row by row."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        slots: tuple[Slot | None, Slot | None],
+        running: tuple[Tensor, Tensor] | None,
+        clients: int,
+        momentum: float,
+        eps: float,
+    ):
+        ctx.slots, ctx.clients, ctx.eps = slots, clients, eps
+        if _kernel_for_norm(x):
+            from ...kernels import batch_norm
+
+            x = channels_last(x)
+            y, mean, inverse = batch_norm.forward(x, weight, bias, running, clients, momentum, eps)
+        else:
+            y, means, inverses = torch.empty_like(x), [], []
+            for client, (own, out) in enumerate(zip(x.chunk(clients), y.chunk(clients), strict=True)):
+                rows = (running[0][client], running[1][client]) if running is not None else (None, None)
+                normed, own_mean, own_inverse = torch.native_batch_norm(own, weight, bias, *rows, True, momentum, eps)
+                out.copy_(normed)
+                means.append(own_mean)
+                inverses.append(own_inverse)
+            mean, inverse = torch.stack(means), torch.stack(inverses)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        x, weight, mean, inverse = ctx.saved_tensors
+        c = ctx.clients
+        by_weight, by_bias = (slot.rows if slot is not None else torch.empty_like(mean) for slot in ctx.slots)
+        before = [slot.rows.clone() if slot is not None and slot.written else None for slot in ctx.slots]
+        if _kernel_for_norm(x):
+            from ...kernels import batch_norm
+
+            data = batch_norm.backward(channels_last(g), x, weight, mean, inverse, by_weight, by_bias)
+        else:
+            data = torch.empty_like(x)
+            for client, (own_g, own_x, out) in enumerate(zip(g.chunk(c), x.chunk(c), data.chunk(c), strict=True)):
+                found = aten.native_batch_norm_backward(
+                    own_g, own_x, weight, None, None, mean[client], inverse[client], True, ctx.eps, [True, True, True]
+                )
+                out.copy_(found[0])
+                if weight is not None:
+                    by_weight[client], by_bias[client] = found[1], found[2]
+        for slot, earlier in zip(ctx.slots, before, strict=True):
+            if slot is not None:
+                slot.written = True
+                if earlier is not None:  # a parameter used twice
+                    slot.rows.add_(earlier)
+        return data, None, None, None, None, None, None, None
+
+
+def _kernel_for_norm(x: Tensor) -> bool:
+    return x.ndim in (2, 4) and kernels.usable(x)

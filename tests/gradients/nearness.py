@@ -1,0 +1,26 @@
+"""How near a kernel's numbers are to the expected ones, and whether it wrote nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LAST = torch.channels_last
+
+
+def near(found: Tensor, expected: Tensor, close: float, what: object) -> None:
+    """Within `close` of the expected tensor's norm."""
+    error = float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+    assert error < close, f"{what}: off by {error:.1e} of its norm"
+
+
+def framed(clients: int, *shape: int, device: str) -> tuple[Tensor, Tensor]:
+    """Rows inside a wider matrix of NaN, as one parameter's rows lie among those of all; (matrix, rows)."""
+    size = torch.Size(shape).numel()
+    matrix = torch.full((clients, size + 7), torch.nan, device=device)
+    return matrix, matrix[:, 3:-4].view(clients, *shape)
+
+
+def untouched(matrix: Tensor) -> None:
+    assert matrix[:, :3].isnan().all()
+    assert matrix[:, -4:].isnan().all()
