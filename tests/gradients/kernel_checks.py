@@ -13,13 +13,12 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from normec import DPSGD, GD, Clip, Clip21, Identity, Method, NormEC, kernels, update
 from normec.gradients import Block
 from normec.gradients.precision import products
 
-from . import tile_checks
+from . import norm_checks, tile_checks
 from .cases import BATCH, engines, everything, problem
 from .nearness import LAST, framed, near, untouched
 
@@ -57,76 +56,6 @@ def check_convolution(device: str) -> None:
             )  # type: ignore[misc]
             near(rows, torch.stack(grads), close, (dtype, exact, layer))
             untouched(matrix)
-
-
-def check_batch_norm(device: str) -> None:
-    """Both ways, with every client's statistics, running and affine or not."""
-    from normec.kernels import batch_norm
-
-    for dtype, close in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        for clients, records, shape in ((3, 5, (5,)), (2, 4, (17, 3, 5)), (2, 3, (70, 9, 11)), (1, 3, (64, 1, 1))):
-            for affine in (True, False):
-                torch.manual_seed(0)
-                channels = shape[0]
-                x = (torch.randn(clients * records, *shape, device=device) + 3).to(dtype)
-                g = torch.randn_like(x)
-                if x.ndim == 4:
-                    x, g = x.contiguous(memory_format=LAST), g.contiguous(memory_format=LAST)
-                weight, bias = torch.rand(2, channels, device=device) + 0.5 if affine else (None, None)
-                running = (torch.randn(clients, channels, device=device), torch.rand(clients, channels, device=device))
-                before = [part.double() for part in running]
-                y, mean, inverse = batch_norm.forward(x, weight, bias, running, clients, 0.3, 1e-3)
-                (wide, by_weight), (also, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
-                dx = batch_norm.backward(g, x, weight, mean, inverse, by_weight, by_bias)
-                untouched(wide)
-                untouched(also)
-                for i, (own, slope) in enumerate(
-                    zip(x.double().chunk(clients), g.double().chunk(clients), strict=True)
-                ):
-                    own.requires_grad_()
-                    scales = [p.double().requires_grad_() for p in (weight, bias) if p is not None]
-                    expected = F.batch_norm(own, before[0][i], before[1][i], *(scales or (None, None)), True, 0.3, 1e-3)  # type: ignore[misc]
-                    slopes = torch.autograd.grad(expected, [own, *scales], slope)
-                    what = (dtype, shape, affine, i)
-                    near(y.chunk(clients)[i], expected.detach(), close, ("forward", *what))
-                    near(dx.chunk(clients)[i], slopes[0], 2 * close, ("data", *what))
-                    for rows, slope_of in zip((by_weight, by_bias), slopes[1:], strict=False):
-                        near(rows[i], slope_of, 1e-5, ("scales", *what))
-                    for found, statistic in zip(running, before, strict=True):
-                        near(found[i], statistic[i], 1e-5, ("running", *what))
-
-
-def check_group_norm(device: str) -> None:
-    """Both ways, image by image."""
-    from normec.kernels import group_norm
-
-    assert not group_norm.fits(6, 3)
-    assert not group_norm.fits(8, 16)
-    for dtype, close in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        for images, channels, groups, height, width in (
-            (3, 8, 4, 3, 5),
-            (2, 16, 4, 1, 1),
-            (2, 4, 1, 40, 33),
-            (3, 8, 8, 2, 7),
-        ):
-            assert group_norm.fits(channels, groups)
-            for affine in (True, False):
-                torch.manual_seed(0)
-                x = (torch.randn(images, channels, height, width, device=device) + 2).to(dtype)
-                x, g = x.contiguous(memory_format=LAST), torch.randn_like(x, memory_format=LAST)
-                weight, bias = torch.rand(2, channels, device=device) + 0.5 if affine else (None, None)
-                y, mean, inverse = group_norm.forward(x, groups, weight, bias, 1e-4)
-                dx, sums = group_norm.backward(g, x, groups, weight, mean, inverse)
-                own = x.double().requires_grad_()
-                scales = [p.double().requires_grad_() for p in (weight, bias) if p is not None]
-                expected = F.group_norm(own, groups, *(scales or (None, None)), 1e-4)
-                slopes = torch.autograd.grad(expected, [own, *scales], g.double())
-                what = (dtype, channels, groups, affine)
-                near(y, expected.detach(), close, ("forward", *what))
-                # A group of two numbers hardly has a slope: what is left of it is the rounding of its terms.
-                near(dx, slopes[0], (2 if height * width > 1 else 20) * close, ("data", *what))
-                for found, slope in zip(sums.sum(0), slopes[1:], strict=False):
-                    near(found, slope, 1e-5, ("scales", *what))
 
 
 METHODS = (
@@ -208,11 +137,10 @@ def check_shared_pass(device: str) -> None:
 
 CHECKS: tuple[Callable[[str], None], ...] = (
     check_convolution,
-    check_batch_norm,
-    check_group_norm,
     check_update,
     check_rounding,
     check_shared_pass,
+    *norm_checks.CHECKS,
     *tile_checks.CHECKS,
 )
 

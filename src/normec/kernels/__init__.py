@@ -24,3 +24,15 @@ def usable(*tensors: Tensor) -> bool:
     known = (torch.float32, torch.bfloat16, torch.float16)
     somewhere = all(t.is_cuda for t in tensors) or os.environ.get("TRITON_INTERPRET") == "1"
     return somewhere and _installed() and all(t.dtype in known for t in tensors)
+
+
+def pointer(given: Tensor | None, other: Tensor) -> Tensor:
+    """A kernel wants a tensor for every argument, also for one that it does not use."""
+    return other if given is None else given
+
+
+def scales(weight: Tensor | None, bias: Tensor | None, other: Tensor) -> tuple[Tensor, Tensor]:
+    """A norm's weight and bias as its kernels take them: both, or neither is used; a lone weight's bias is zero."""
+    if weight is None:
+        return other, other
+    return weight, torch.zeros_like(weight) if bias is None else bias

@@ -1,4 +1,8 @@
-"""BatchNorm with every client's own statistics, on rows ``[clients · P, C]`` (channels last): two passes each way."""
+"""BatchNorm with every client's own statistics, on rows ``[clients · P, C]`` (channels last): two passes each way.
+
+With it, where asked for: ReLU, and before that the addition of a shortcut. The slope that ReLU lets through is then
+found on the way back: from the output where there is a shortcut, whose slope it is as well, else from x once more.
+"""
 
 # mypy: ignore-errors
 # (Triton's kernels are a language of their own inside Python)
@@ -9,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from . import pointer, scales
 
 _BLOCK_P = 128
 
@@ -36,9 +42,21 @@ def _moments(x, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, B
 
 
 @triton.jit
+def _scales(weight, bias, inverse_in, c, C, AFFINE: tl.constexpr):
+    """What a centred x is multiplied by, and what is added then."""
+    scale = tl.load(inverse_in + c, mask=c < C, other=0.0)
+    offset = tl.zeros_like(scale)
+    if AFFINE:
+        scale *= tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+        offset = tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
+    return scale, offset
+
+
+@triton.jit
 def _normalise(
-    x, y, weight, bias, part, mean_out, inverse_out, running_mean, running_var, P, C, span, momentum, eps,
-    AFFINE: tl.constexpr, RUNNING: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, y, shortcut, weight, bias, part, mean_out, inverse_out, running_mean, running_var, P, C, span, momentum, eps,
+    AFFINE: tl.constexpr, RUNNING: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     client, split = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -72,16 +90,26 @@ def _normalise(
         at = own + r[:, None] * C + c[None, :]
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         value = (value - mean[None, :]) * scale[None, :] + offset[None, :]
+        if SHORTCUT:
+            value += tl.load(shortcut + at, mask=mask, other=0.0).to(tl.float32)
+        if RELU:
+            value = tl.where(value <= 0, 0.0, value)  # NaN stays
         tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _slopes(g, x, mean_in, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Σ g and Σ g (x − mean) over a span of a client's rows."""
+def _slopes(
+    g, x, y, passed, weight, bias, mean_in, inverse_in, part, P, C, span,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Σ g and Σ g (x − mean) over a span of a client's rows; with a shortcut also the g that ReLU lets through."""
     client, split = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     own = client.to(tl.int64) * P * C
     mean = tl.load(mean_in + client * C + c, mask=c < C, other=0.0)
+    if RELU and not SHORTCUT:
+        scale, offset = _scales(weight, bias, inverse_in + client * C, c, C, AFFINE)
     total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     along = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     end = tl.minimum((split + 1) * span, P)
@@ -91,6 +119,11 @@ def _slopes(g, x, mean_in, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.c
         at = own + r[:, None] * C + c[None, :]
         slope = tl.load(g + at, mask=mask, other=0.0).to(tl.float32)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+        if SHORTCUT:
+            slope = tl.where(tl.load(y + at, mask=mask, other=0.0).to(tl.float32) <= 0, 0.0, slope)
+            tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=mask)
+        elif RELU:
+            slope = tl.where(value * scale[None, :] + offset[None, :] <= 0, 0.0, slope)
         total += slope
         along += slope * value
     out = part + (client * SPLITS + split) * 2 * C + c
@@ -100,8 +133,8 @@ def _slopes(g, x, mean_in, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.c
 
 @triton.jit
 def _apply(
-    g, x, dx, weight, mean_in, inverse_in, part, by_weight, by_bias, weight_stride, bias_stride, P, C, span,
-    AFFINE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    g, x, dx, weight, bias, mean_in, inverse_in, part, by_weight, by_bias, weight_stride, bias_stride, P, C, span,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     client, split = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -113,19 +146,20 @@ def _apply(
     sums = part + (client * SPLITS + s[:, None]) * 2 * C + c[None, :]
     total = tl.sum(tl.load(sums, mask=valid[None, :], other=0.0), 0)
     along = tl.sum(tl.load(sums + C, mask=valid[None, :], other=0.0), 0) * inverse
-    scale = inverse
-    if AFFINE:
-        scale = inverse * tl.load(weight + c, mask=valid, other=0.0).to(tl.float32)
-        if split == 0:
-            tl.store(by_weight + client.to(tl.int64) * weight_stride + c, along, mask=valid)
-            tl.store(by_bias + client.to(tl.int64) * bias_stride + c, total, mask=valid)
+    scale, offset = _scales(weight, bias, inverse_in + client * C, c, C, AFFINE)
+    if AFFINE and split == 0:
+        tl.store(by_weight + client.to(tl.int64) * weight_stride + c, along, mask=valid)
+        tl.store(by_bias + client.to(tl.int64) * bias_stride + c, total, mask=valid)
     end = tl.minimum((split + 1) * span, P)
     for start in range(split * span, end, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         mask = (r < end)[:, None] & valid[None, :]
         at = own + r[:, None] * C + c[None, :]
         slope = tl.load(g + at, mask=mask, other=0.0).to(tl.float32)
-        value = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+        if RELU:
+            slope = tl.where(value * scale[None, :] + offset[None, :] <= 0, 0.0, slope)
+        value *= inverse[None, :]
         slope = scale[None, :] * (slope - total[None, :] / P - value * (along[None, :] / P))
         tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=mask)
 
@@ -138,6 +172,8 @@ def forward(
     clients: int,
     momentum: float,
     eps: float,
+    relu: bool = False,
+    shortcut: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, 1/std) of x ``[clients · P, C]`` in memory; running statistics ``[clients, C]`` change in place."""
     C = x.shape[1]
@@ -149,27 +185,44 @@ def forward(
     _moments[grid](x, part, P, C, span, **blocks)
     means, variances = running if running is not None else (mean, mean)
     _normalise[grid](
-        x, y, x if weight is None else weight, x if bias is None else bias, part, mean, inverse, means, variances,
-        P, C, span, momentum, eps, AFFINE=weight is not None, RUNNING=running is not None, **blocks,
+        x, y, pointer(shortcut, x), *scales(weight, bias, x), part, mean, inverse, means, variances,
+        P, C, span, momentum, eps, AFFINE=weight is not None, RUNNING=running is not None,
+        RELU=relu, SHORTCUT=shortcut is not None, **blocks,
     )  # fmt: skip
     return y, mean, inverse
 
 
 def backward(
-    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, inverse: Tensor, by_weight: Tensor, by_bias: Tensor
-) -> Tensor:
-    """The data gradient; weight and bias gradients ``[clients, C]`` are written, whatever their row stride."""
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    inverse: Tensor,
+    by_weight: Tensor,
+    by_bias: Tensor,
+    relu: bool = False,
+    y: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The data gradient, and the shortcut's where `y`, what came out with one, is given.
+
+    Weight and bias gradients ``[clients, C]`` are written, whatever their row stride.
+    """
     clients, C = mean.shape
     P = x.numel() // (clients * C)
     grid, span, blocks = _grid(clients, P, C)
     part = x.new_empty(clients, blocks["SPLITS"], 2, C, dtype=torch.float32)
-    dx = torch.empty_like(x)
-    _slopes[grid](g, x, mean, part, P, C, span, **blocks)
-    _apply[grid](
-        g, x, dx, x if weight is None else weight, mean, inverse, part, by_weight, by_bias,
-        by_weight.stride(0), by_bias.stride(0), P, C, span, AFFINE=weight is not None, **blocks,
+    dx, passed = torch.empty_like(x), torch.empty_like(x) if y is not None else None
+    affine = weight is not None
+    _slopes[grid](
+        g, x, pointer(y, x), pointer(passed, x), *scales(weight, bias, x), mean, inverse, part, P, C, span,
+        AFFINE=affine, RELU=relu, SHORTCUT=y is not None, **blocks,
     )  # fmt: skip
-    return dx
+    _apply[grid](
+        pointer(passed, g), x, dx, *scales(weight, bias, x), mean, inverse, part, by_weight, by_bias,
+        by_weight.stride(0), by_bias.stride(0), P, C, span, AFFINE=affine, RELU=relu and y is None, **blocks,
+    )  # fmt: skip
+    return dx, passed
 
 
 def _grid(clients: int, P: int, C: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:

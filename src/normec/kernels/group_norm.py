@@ -1,4 +1,7 @@
-"""GroupNorm on channels-last images: one program an image, each way; sums over a client's images come after."""
+"""GroupNorm on channels-last images: one program an image, each way; sums over a client's images come after.
+
+With it, where asked for: ReLU, and before that the addition of a shortcut, as in `batch_norm`.
+"""
 
 # mypy: ignore-errors
 # (Triton's kernels are a language of their own inside Python)
@@ -10,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import pointer, scales
+
 
 @triton.jit
 def _by_group(values, G: tl.constexpr, C: tl.constexpr):
@@ -20,8 +25,9 @@ def _by_group(values, G: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, y, weight, bias, mean_out, inverse_out, P, eps,
-    AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
+    x, y, shortcut, weight, bias, mean_out, inverse_out, P, eps,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
+    G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
     c = tl.arange(0, C)
@@ -50,44 +56,58 @@ def _forward(
         at = own + r[:, None] * C + c[None, :]
         value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
         value = (value - mean[None, :]) * scale[None, :] + offset[None, :]
+        if SHORTCUT:
+            value += tl.load(shortcut + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
+        if RELU:
+            value = tl.where(value <= 0, 0.0, value)  # NaN stays
         tl.store(y + at, value.to(y.dtype.element_ty), mask=(r < P)[:, None])
 
 
 @triton.jit
 def _backward(
-    g, x, dx, weight, mean_in, inverse_in, sums, P,
-    AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
+    g, x, y, dx, passed, weight, bias, mean_in, inverse_in, sums, P,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
+    G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
     c = tl.arange(0, C)
     own = image.to(tl.int64) * P * C
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
+    scale, offset = tl.full((C,), 1.0, tl.float32), tl.zeros((C,), tl.float32)
+    if AFFINE:
+        scale, offset = tl.load(weight + c).to(tl.float32), tl.load(bias + c).to(tl.float32)
     total = tl.zeros((BLOCK_P, C), tl.float32)
     along = tl.zeros((BLOCK_P, C), tl.float32)
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         at = own + r[:, None] * C + c[None, :]
         slope = tl.load(g + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
-        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) - mean[None, :]
+        if SHORTCUT:
+            slope = tl.where(tl.load(y + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) <= 0, 0.0, slope)
+        elif RELU:
+            slope = tl.where(value * (inverse * scale)[None, :] + offset[None, :] <= 0, 0.0, slope)
         total += slope
-        along += slope * (value - mean[None, :]) * inverse[None, :]
+        along += slope * value * inverse[None, :]
     channel_total, channel_along = tl.sum(total, 0), tl.sum(along, 0)
     tl.store(sums + image * 2 * C + c, channel_along)
     tl.store(sums + image * 2 * C + C + c, channel_total)
-    scale = tl.full((C,), 1.0, tl.float32)
-    if AFFINE:
-        scale = tl.load(weight + c).to(tl.float32)
     count = P * (C // G)
     by_total = _by_group(channel_total * scale, G, C) / count
     by_along = _by_group(channel_along * scale, G, C) / count
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         at = own + r[:, None] * C + c[None, :]
-        slope = tl.load(g + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) * scale[None, :]
-        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
-        value = (value - mean[None, :]) * inverse[None, :]
-        slope = inverse[None, :] * (slope - by_total[None, :] - value * by_along[None, :])
+        slope = tl.load(g + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) - mean[None, :]
+        if SHORTCUT:
+            slope = tl.where(tl.load(y + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) <= 0, 0.0, slope)
+            tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=(r < P)[:, None])
+        elif RELU:
+            slope = tl.where(value * (inverse * scale)[None, :] + offset[None, :] <= 0, 0.0, slope)
+        value *= inverse[None, :]
+        slope = inverse[None, :] * (slope * scale[None, :] - by_total[None, :] - value * by_along[None, :])
         tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=(r < P)[:, None])
 
 
@@ -97,31 +117,49 @@ def fits(channels: int, groups: int) -> bool:
 
 
 def forward(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    relu: bool = False,
+    shortcut: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, 1/std) of channels-last x; the two ``[images, C]``, a group's value at each of its channels."""
     images, C = x.shape[:2]
     mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
     y = torch.empty_like(x)
     _forward[(images,)](
-        x, y, x if weight is None else weight, x if bias is None else bias, mean, inverse, x[0, 0].numel(), eps,
-        AFFINE=weight is not None, G=groups, C=C, BLOCK_P=_tall(C),
+        x, y, pointer(shortcut, x), *scales(weight, bias, x), mean, inverse, x[0, 0].numel(), eps,
+        AFFINE=weight is not None, RELU=relu, SHORTCUT=shortcut is not None, G=groups, C=C, BLOCK_P=_tall(C),
     )  # fmt: skip
     return y, mean, inverse
 
 
 def backward(
-    g: Tensor, x: Tensor, groups: int, weight: Tensor | None, mean: Tensor, inverse: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The data gradient, and each image's weight and bias gradients ``[images, 2, C]``."""
+    g: Tensor,
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    inverse: Tensor,
+    relu: bool = False,
+    y: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The data gradient, each image's weight and bias gradients ``[images, 2, C]``, and the shortcut's gradient.
+
+    The last where `y`, what came out with a shortcut, is given.
+    """
     images, C = x.shape[:2]
     sums = x.new_empty(images, 2, C, dtype=torch.float32)
-    dx = torch.empty_like(x)
+    dx, passed = torch.empty_like(x), torch.empty_like(x) if y is not None else None
     _backward[(images,)](
-        g, x, dx, x if weight is None else weight, mean, inverse, sums, x[0, 0].numel(),
-        AFFINE=weight is not None, G=groups, C=C, BLOCK_P=_tall(C),
+        g, x, pointer(y, x), dx, pointer(passed, x), *scales(weight, bias, x), mean, inverse, sums,
+        x[0, 0].numel(), AFFINE=weight is not None, RELU=relu, SHORTCUT=y is not None,
+        G=groups, C=C, BLOCK_P=_tall(C),
     )  # fmt: skip
-    return dx, sums
+    return dx, sums, passed
 
 
 def _tall(channels: int) -> int:

@@ -1,4 +1,7 @@
-"""GroupNorm and BatchNorm with one scale's gradient a client; BatchNorm with every client's own statistics."""
+"""GroupNorm and BatchNorm with one scale's gradient a client; BatchNorm with every client's own statistics.
+
+By their kernels they also do what often follows them, `models.norm_relu`: the addition of a shortcut, and ReLU.
+"""
 
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
 # (autograd's Function is untyped: forward and backward take what each layer needs)
@@ -25,31 +28,35 @@ class GroupNormRows(Function):
     def forward(
         ctx: Any,
         x: Tensor,
+        shortcut: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
         slots: tuple[Slot | None, Slot | None],
         groups: int,
         eps: float,
+        relu: bool,
     ):
         from ...kernels import group_norm
 
         x = channels_last(x)
-        y, mean, inverse = group_norm.forward(x, groups, weight, bias, eps)
-        ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.slots, ctx.groups = slots, groups
+        y, mean, inverse = group_norm.forward(x, groups, weight, bias, eps, relu, _maybe_last(shortcut))
+        ctx.save_for_backward(x, weight, bias, mean, inverse, y if shortcut is not None else None)
+        ctx.slots, ctx.groups, ctx.relu = slots, groups, relu
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):
         from ...kernels import group_norm
 
-        x, weight, mean, inverse = ctx.saved_tensors
-        data, sums = group_norm.backward(channels_last(g), x, ctx.groups, weight, mean, inverse)
+        x, weight, bias, mean, inverse, y = ctx.saved_tensors
+        data, sums, passed = group_norm.backward(
+            channels_last(g), x, ctx.groups, weight, bias, mean, inverse, ctx.relu, y
+        )
         for part, slot in enumerate(ctx.slots):
             if slot is not None:
                 own = sums.view(slot.sink.clients, -1, *sums.shape[1:])[:, :, part]
                 slot.put(lambda rows, own=own: torch.sum(own, 1, out=rows))
-        return data, None, None, None, None, None
+        return data, passed, None, None, None, None, None, None
 
     @staticmethod
     def fits(x: Tensor, groups: int) -> bool:
@@ -67,6 +74,7 @@ class BatchNormRows(Function):
     def forward(
         ctx: Any,
         x: Tensor,
+        shortcut: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
         slots: tuple[Slot | None, Slot | None],
@@ -74,13 +82,17 @@ class BatchNormRows(Function):
         clients: int,
         momentum: float,
         eps: float,
+        relu: bool,
     ):
-        ctx.slots, ctx.clients, ctx.eps = slots, clients, eps
-        if _kernel_for_norm(x):
+        """`shortcut` and `relu`: only where `BatchNormRows.fits` the kernel."""
+        ctx.slots, ctx.clients, ctx.eps, ctx.relu = slots, clients, eps, relu
+        if BatchNormRows.fits(x):
             from ...kernels import batch_norm
 
             x = channels_last(x)
-            y, mean, inverse = batch_norm.forward(x, weight, bias, running, clients, momentum, eps)
+            y, mean, inverse = batch_norm.forward(
+                x, weight, bias, running, clients, momentum, eps, relu, _maybe_last(shortcut)
+            )
         else:
             y, means, inverses = torch.empty_like(x), [], []
             for client, (own, out) in enumerate(zip(x.chunk(clients), y.chunk(clients), strict=True)):
@@ -90,19 +102,21 @@ class BatchNormRows(Function):
                 means.append(own_mean)
                 inverses.append(own_inverse)
             mean, inverse = torch.stack(means), torch.stack(inverses)
-        ctx.save_for_backward(x, weight, mean, inverse)
+        ctx.save_for_backward(x, weight, bias, mean, inverse, y if shortcut is not None else None)
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):
-        x, weight, mean, inverse = ctx.saved_tensors
-        c = ctx.clients
+        x, weight, bias, mean, inverse, y = ctx.saved_tensors
+        c, passed = ctx.clients, None
         by_weight, by_bias = (slot.rows if slot is not None else torch.empty_like(mean) for slot in ctx.slots)
         before = [slot.rows.clone() if slot is not None and slot.written else None for slot in ctx.slots]
-        if _kernel_for_norm(x):
+        if BatchNormRows.fits(x):
             from ...kernels import batch_norm
 
-            data = batch_norm.backward(channels_last(g), x, weight, mean, inverse, by_weight, by_bias)
+            data, passed = batch_norm.backward(
+                channels_last(g), x, weight, bias, mean, inverse, by_weight, by_bias, ctx.relu, y
+            )
         else:
             data = torch.empty_like(x)
             for client, (own_g, own_x, out) in enumerate(zip(g.chunk(c), x.chunk(c), data.chunk(c), strict=True)):
@@ -117,8 +131,12 @@ class BatchNormRows(Function):
                 slot.written = True
                 if earlier is not None:  # a parameter used twice
                     slot.rows.add_(earlier)
-        return data, None, None, None, None, None, None, None
+        return data, passed, None, None, None, None, None, None, None, None
+
+    @staticmethod
+    def fits(x: Tensor) -> bool:
+        return x.ndim in (2, 4) and kernels.usable(x)
 
 
-def _kernel_for_norm(x: Tensor) -> bool:
-    return x.ndim in (2, 4) and kernels.usable(x)
+def _maybe_last(x: Tensor | None) -> Tensor | None:
+    return None if x is None else channels_last(x)

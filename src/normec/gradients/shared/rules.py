@@ -64,6 +64,8 @@ def convert(problem: Problem) -> tuple[nn.Module, Sink]:
                 rule = _tiled_conv
             # An instance's own `forward` comes before its class's: the layer stays what it was in all else.
             module.forward = partial(rule, module, slots, sink, f"{name}." if name else "")
+            if rule in (_batch_norm, _group_norm):
+                module.then_relu = partial(_then_relu, module, rule, slots, sink, f"{name}." if name else "")
     return model, sink
 
 
@@ -116,13 +118,33 @@ def _embedding(module: nn.Embedding, slots: Slots, sink: Sink, name: str, number
     return EmbeddingRows.apply(numbers, weight, slots["weight"], padding)
 
 
-def _group_norm(module: nn.GroupNorm, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+def _group_norm(
+    module: nn.GroupNorm,
+    slots: Slots,
+    sink: Sink,  # noqa: ARG001
+    name: str,  # noqa: ARG001
+    x: Tensor,
+    shortcut: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
     if GroupNormRows.fits(x, module.num_groups):
         weight, bias = _values(module, slots, "weight", "bias")
         where = (slots.get("weight"), slots.get("bias"))
-        return GroupNormRows.apply(x, weight, bias, where, module.num_groups, module.eps)
+        return GroupNormRows.apply(x, shortcut, weight, bias, where, module.num_groups, module.eps, relu)
     normed = F.group_norm(x, module.num_groups, None, None, module.eps)
     return _affine(module, slots, normed, first=True)
+
+
+def _then_relu(
+    module: Any, rule: Any, slots: Slots, sink: Sink, name: str, x: Tensor, shortcut: Tensor | None
+) -> Tensor | None:
+    """`models.norm_relu` by a norm's own kernel, or None where it has none for these."""
+    fits = BatchNormRows.fits(x) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
+    alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    if not fits or not alike or hooked:  # a hook wants to see the norm alone
+        return None
+    return rule(module, slots, sink, name, x, shortcut, True)
 
 
 def _instance_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
@@ -150,7 +172,15 @@ def _affine(module: nn.Module, slots: Slots, normed: Tensor, first: bool) -> Ten
     return AffineRows.apply(normed, weight, bias, where, first)
 
 
-def _batch_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:
+def _batch_norm(
+    module: Any,
+    slots: Slots,
+    sink: Sink,
+    name: str,
+    x: Tensor,
+    shortcut: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
     if not module.training:
         raise NoRule("there is no rule for a BatchNorm that stays in evaluation mode")
     if module.track_running_stats and module.momentum is None:
@@ -164,8 +194,7 @@ def _batch_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> 
     weight, bias = _values(module, slots, "weight", "bias")
     where = (slots.get("weight"), slots.get("bias"))
     momentum = module.momentum if running is not None else 0.0
-    found: Tensor = BatchNormRows.apply(x, weight, bias, where, running, sink.clients, momentum, module.eps)
-    return found
+    return BatchNormRows.apply(x, shortcut, weight, bias, where, running, sink.clients, momentum, module.eps, relu)
 
 
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (

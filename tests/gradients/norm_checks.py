@@ -1,0 +1,177 @@
+"""The kernels of norms, alone and with a shortcut and ReLU, against autograd in float64; run by `kernel_checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normec import Problem
+from normec.gradients.precision import products
+from normec.gradients.shared.rules import convert
+from normec.models.resnet import Block, norm_relu
+
+from .nearness import LAST, framed, near, untouched
+
+PRECISIONS = ((torch.float32, 1e-5), (torch.bfloat16, 1e-2))
+AFTER = ("nothing", "relu", "shortcut and relu")
+
+
+class Given(nn.Module):
+    """A norm whose output is known, so that `norm_relu` is applied to it as it is."""
+
+    def forward(self, normed: Tensor) -> Tensor:
+        return normed
+
+
+def after(normed: Tensor, shortcut: Tensor, what: str) -> Tensor:
+    if what == "nothing":
+        return normed
+    return norm_relu(Given(), normed, shortcut if what.startswith("shortcut") else None)
+
+
+def images(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Tensor]:
+    """x, the slope of y, a shortcut."""
+    torch.manual_seed(0)
+    made = [(torch.randn(shape, device=device) + shift).to(dtype) for shift in (3, 0, 0)]
+    return [one.contiguous(memory_format=LAST) if one.ndim == 4 else one for one in made]
+
+
+def scales(channels: int, affine: str, device: str) -> tuple[Tensor | None, Tensor | None]:
+    weight, bias = torch.rand(2, channels, device=device) + 0.5
+    return (weight if affine != "none" else None), (bias - 1 if affine == "both" else None)
+
+
+def check_batch_norm(device: str) -> None:
+    """Both ways, with every client's statistics, running and affine or not."""
+    from normec.kernels import batch_norm
+
+    shapes = ((3, 5, (5,)), (2, 4, (17, 3, 5)), (2, 3, (70, 9, 11)), (1, 3, (64, 1, 1)))
+    cases = product(PRECISIONS, shapes, (("both", AFTER), ("weight", AFTER[:2]), ("none", AFTER[:2])))
+    for (dtype, close), (clients, records, shape), (affine, follows) in cases:
+        for what_follows in follows:
+            channels, what = shape[0], (dtype, shape, affine, what_follows)
+            relu, joined = what_follows != "nothing", what_follows.startswith("shortcut")
+            x, g, shortcut = images((clients * records, *shape), dtype, device)
+            weight, bias = scales(channels, affine, device)
+            running = (torch.randn(clients, channels, device=device), torch.rand(clients, channels, device=device))
+            before = [part.double() for part in running]
+            y, mean, inverse = batch_norm.forward(
+                x, weight, bias, running, clients, 0.3, 1e-3, relu, shortcut if joined else None
+            )
+            (wide, by_weight), (also, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
+            dx, passed = batch_norm.backward(
+                g, x, weight, bias, mean, inverse, by_weight, by_bias, relu, y if joined else None
+            )
+            untouched(wide)
+            untouched(also)
+            for i in range(clients):
+                own, slope, added = (part.double().chunk(clients)[i].requires_grad_() for part in (x, g, shortcut))
+                known = [None if p is None else p.double().requires_grad_() for p in (weight, bias)]
+                normed = F.batch_norm(own, before[0][i], before[1][i], *known, True, 0.3, 1e-3)  # type: ignore[arg-type]
+                expected = after(normed, added, what_follows)
+                near(y.chunk(clients)[i], expected.detach(), close, ("forward", *what, i))
+                wanted = [own, *(p for p in known if p is not None), *([added] if joined else [])]
+                slopes = list(torch.autograd.grad(expected, wanted, slope))
+                if passed is not None:
+                    near(passed.chunk(clients)[i], slopes.pop(), close, ("shortcut", *what, i))
+                near(dx.chunk(clients)[i], slopes[0], 2 * close, ("data", *what, i))
+                # What ReLU lets through of a number within rounding of zero may differ.
+                fine = 1e-5 if dtype == torch.float32 or not relu else 1e-2
+                for rows, expected_rows in zip((by_weight, by_bias), slopes[1:], strict=False):
+                    near(rows[i], expected_rows, fine, ("scales", *what, i))
+                for found, statistic in zip(running, before, strict=True):
+                    near(found[i], statistic[i], 1e-5, ("running", *what, i))
+
+
+def check_group_norm(device: str) -> None:
+    """Both ways, image by image."""
+    from normec.kernels import group_norm
+
+    assert not group_norm.fits(6, 3)
+    assert not group_norm.fits(8, 16)
+    shapes = ((3, 8, 4, 3, 5), (2, 16, 4, 1, 1), (2, 4, 1, 40, 33), (3, 8, 8, 2, 7))
+    for (dtype, close), shape, affine, what_follows in product(PRECISIONS, shapes, ("both", "weight", "none"), AFTER):
+        count, channels, groups, height, width = shape
+        what, relu, joined = (dtype, *shape, affine, what_follows), what_follows != "nothing", "cut" in what_follows
+        assert group_norm.fits(channels, groups)
+        x, g, shortcut = images((count, channels, height, width), dtype, device)
+        weight, bias = scales(channels, affine, device)
+        y, mean, inverse = group_norm.forward(x, groups, weight, bias, 1e-4, relu, shortcut if joined else None)
+        dx, sums, passed = group_norm.backward(g, x, groups, weight, bias, mean, inverse, relu, y if joined else None)
+        own, added = x.double().requires_grad_(), shortcut.double().requires_grad_()
+        known = [None if p is None else p.double().requires_grad_() for p in (weight, bias)]
+        expected = after(F.group_norm(own, groups, *known, 1e-4), added, what_follows)  # type: ignore[arg-type]
+        near(y, expected.detach(), close, ("forward", *what))
+        wanted = [own, *(p for p in known if p is not None), *([added] if joined else [])]
+        slopes = list(torch.autograd.grad(expected, wanted, g.double()))
+        if passed is not None:
+            near(passed, slopes.pop(), close, ("shortcut", *what))
+        # A group of two numbers hardly has a slope: what is left of it is the rounding of its terms.
+        near(dx, slopes[0], (2 if height * width > 1 else 20) * close, ("data", *what))
+        for found, slope in zip(sums.sum(0), slopes[1:], strict=False):
+            near(found, slope, 1e-5 if dtype == torch.float32 or not relu else 1e-2, ("scales", *what))
+
+
+def check_nan_stays(device: str) -> None:
+    """A run that diverges must show it: ReLU lets NaN through, also as part of a kernel."""
+    from normec.kernels import batch_norm, group_norm
+
+    x, _, shortcut = images((2, 8, 3, 5), torch.float32, device)
+    x[0, 0, 0, 0] = torch.nan
+    y, _, _ = batch_norm.forward(x, None, None, None, 2, 0.1, 1e-5, True, shortcut)
+    z, _, _ = group_norm.forward(x, 4, None, None, 1e-5, True, shortcut)
+    for out in (y, z):
+        assert out[0, 0].isnan().all()
+        assert out[1].isfinite().all()
+
+
+def check_norm_relu_in_a_model(device: str) -> None:
+    """Blocks of ResNet20 in one pass for all clients, the kernels at work, against autograd client by client."""
+    from torch.utils.data import TensorDataset
+
+    clients, records = 2, 3
+    for norm in (nn.BatchNorm2d, lambda channels: nn.GroupNorm(4, channels)):
+        torch.manual_seed(0)
+        layers = (Block(8, 8, 1, norm), Block(8, 16, 2, norm), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+        x, labels = torch.randn(clients * records, 8, 6, 4), torch.arange(clients * records) % 4
+        parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
+        of = Problem(nn.Sequential(*layers), F.cross_entropy, parts).to(torch.device(device), torch.float32)
+        model, sink = convert(of)
+        grads, buffers = torch.full((clients, len(of.x0)), torch.nan, device=device), of.initial_buffers()
+        sink.fill(of.x0, grads, buffers)
+        with products("float32"):
+            outputs = model.train()(x.to(device))
+            names = {type(node).__name__ for node in _nodes(outputs.grad_fn)}
+            assert not any("Relu" in name for name in names), names
+            (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
+        sink.finish()
+        reference = of.model.double().cpu().train()
+        for i, (own, label) in enumerate(zip(x.double().chunk(clients), labels.chunk(clients), strict=True)):
+            reference.zero_grad()
+            F.cross_entropy(reference(own), label).backward()  # type: ignore[no-untyped-call]
+            expected = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
+            near(grads[i].cpu(), expected, 1e-4, (norm, i))
+
+
+def _nodes(root: object) -> list[object]:
+    """Every step of a backward pass."""
+    found: dict[object, None] = {}
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found[node] = None
+            waiting.extend(before for before, _ in node.next_functions)  # type: ignore[attr-defined]
+    return list(found)
+
+
+CHECKS: tuple[Callable[[str], None], ...] = (
+    check_batch_norm,
+    check_group_norm,
+    check_nan_stays,
+    check_norm_relu_in_a_model,
+)
