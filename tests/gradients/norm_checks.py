@@ -50,9 +50,8 @@ def check_batch_norm(device: str) -> None:
     from normec.kernels import batch_norm
 
     shapes = ((3, 5, (5,)), (2, 4, (17, 3, 5)), (2, 3, (70, 9, 11)), (1, 3, (64, 1, 1)))
-    cases = product(PRECISIONS, shapes, (("both", AFTER), ("weight", AFTER[:2]), ("none", AFTER[:2])))
-    for (dtype, close), (clients, records, shape), (affine, follows) in cases:
-        for what_follows in follows:
+    for (dtype, close), (clients, records, shape), affine in product(PRECISIONS, shapes, ("both", "weight", "none")):
+        for what_follows in AFTER if affine == "both" else AFTER[1:2]:
             channels, what = shape[0], (dtype, shape, affine, what_follows)
             relu, joined = what_follows != "nothing", what_follows.startswith("shortcut")
             x, g, shortcut = images((clients * records, *shape), dtype, device)
@@ -94,7 +93,8 @@ def check_group_norm(device: str) -> None:
     assert not group_norm.fits(6, 3)
     assert not group_norm.fits(8, 16)
     shapes = ((3, 8, 4, 3, 5), (2, 16, 4, 1, 1), (2, 4, 1, 40, 33), (3, 8, 8, 2, 7))
-    for (dtype, close), shape, affine, what_follows in product(PRECISIONS, shapes, ("both", "weight", "none"), AFTER):
+    kinds = [*(("both", follows) for follows in AFTER), ("weight", "relu"), ("none", "nothing")]
+    for (dtype, close), shape, (affine, what_follows) in product(PRECISIONS, shapes, kinds):
         count, channels, groups, height, width = shape
         what, relu, joined = (dtype, *shape, affine, what_follows), what_follows != "nothing", "cut" in what_follows
         assert group_norm.fits(channels, groups)

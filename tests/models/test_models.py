@@ -105,3 +105,20 @@ def test_a_short_run_on_images_like_cifar_lowers_the_loss() -> None:
     run = normec.train(problem, normec.NormEC(0.01, 1.0, server_norm=False), lr=0.1, rounds=12, batch_size=8, seed=3)
     losses = run.history["loss"]
     assert sum(losses[-3:]) / 3 < 0.7 * losses[0]
+
+
+class Fused(torch.nn.BatchNorm2d):
+    """A norm that does ReLU itself where there is no shortcut, and says so by the number 7."""
+
+    def then_relu(self, x: torch.Tensor, shortcut: torch.Tensor | None) -> torch.Tensor | None:
+        return torch.full_like(x, 7.0) if shortcut is None else None
+
+
+def test_norm_relu_is_norm_shortcut_and_relu_unless_the_norm_does_it() -> None:
+    x, shortcut = torch.randn(2, 3, 4, 4, 4)[:, :, :3]
+    norm, fused = torch.nn.BatchNorm2d(3), Fused(3)
+    assert torch.equal(models.resnet.norm_relu(norm, x), torch.relu(norm(x)))
+    expected = torch.relu(norm(x) + shortcut)
+    assert torch.equal(models.resnet.norm_relu(norm, x, shortcut), expected)
+    assert torch.equal(models.resnet.norm_relu(fused, x, shortcut), expected)
+    assert bool((models.resnet.norm_relu(fused, x) == 7).all())
