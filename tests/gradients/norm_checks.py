@@ -8,6 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 from normec import Problem
 from normec.gradients.precision import products
@@ -131,8 +132,6 @@ def check_nan_stays(device: str) -> None:
 
 def check_norm_relu_in_a_model(device: str) -> None:
     """Blocks of ResNet20 in one pass for all clients, the kernels at work, against autograd client by client."""
-    from torch.utils.data import TensorDataset
-
     clients, records = 2, 3
     for norm in (nn.BatchNorm2d, lambda channels: nn.GroupNorm(4, channels)):
         torch.manual_seed(0)
@@ -157,6 +156,23 @@ def check_norm_relu_in_a_model(device: str) -> None:
             near(grads[i].cpu(), expected, 1e-4, (norm, i))
 
 
+def check_a_hooked_norm_stays_alone(device: str) -> None:
+    """A hook sees what the norm makes, before shortcut and ReLU."""
+    torch.manual_seed(0)
+    block, seen = Block(8, 8, 1, nn.BatchNorm2d), []
+    block.norm1.register_forward_hook(lambda *call: seen.append(call[2].detach()))
+    layers = nn.Sequential(block, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x, labels = torch.randn(4, 8, 5, 4), torch.arange(4)
+    of = Problem(layers, F.cross_entropy, [TensorDataset(x, labels)]).to(torch.device(device), torch.float32)
+    model, sink = convert(of)
+    sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
+    outputs = model.train()(x.to(device))
+    sink.clear()
+    assert len(seen) == 1
+    assert bool((seen[0] < 0).any())
+    assert sum("Relu" in type(node).__name__ for node in _nodes(outputs.grad_fn)) == 1
+
+
 def _nodes(root: object) -> list[object]:
     """Every step of a backward pass."""
     found: dict[object, None] = {}
@@ -174,4 +190,5 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_group_norm,
     check_nan_stays,
     check_norm_relu_in_a_model,
+    check_a_hooked_norm_stays_alone,
 )

@@ -1,7 +1,6 @@
 """BatchNorm with every client's own statistics, on rows ``[clients · P, C]`` (channels last): two passes each way.
 
-With it, where asked for: ReLU, and before that the addition of a shortcut. The slope that ReLU lets through is then
-found on the way back: from the output where there is a shortcut, whose slope it is as well, else from x once more.
+With it, where asked for, what `relu` does: the addition of a shortcut, and ReLU.
 """
 
 # mypy: ignore-errors
@@ -15,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import pointer, scales
+from .relu import back, follow
 
 _BLOCK_P = 128
 
@@ -90,10 +90,7 @@ def _normalise(
         at = own + r[:, None] * C + c[None, :]
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         value = (value - mean[None, :]) * scale[None, :] + offset[None, :]
-        if SHORTCUT:
-            value += tl.load(shortcut + at, mask=mask, other=0.0).to(tl.float32)
-        if RELU:
-            value = tl.where(value <= 0, 0.0, value)  # NaN stays
+        value = follow(value, shortcut, at, mask, RELU, SHORTCUT)
         tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
@@ -108,8 +105,7 @@ def _slopes(
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     own = client.to(tl.int64) * P * C
     mean = tl.load(mean_in + client * C + c, mask=c < C, other=0.0)
-    if RELU and not SHORTCUT:
-        scale, offset = _scales(weight, bias, inverse_in + client * C, c, C, AFFINE)
+    scale, offset = _scales(weight, bias, inverse_in + client * C, c, C, AFFINE)
     total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     along = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     end = tl.minimum((split + 1) * span, P)
@@ -117,13 +113,9 @@ def _slopes(
         r = start + tl.arange(0, BLOCK_P)
         mask = (r < end)[:, None] & (c < C)[None, :]
         at = own + r[:, None] * C + c[None, :]
-        slope = tl.load(g + at, mask=mask, other=0.0).to(tl.float32)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+        slope, value = back(g, x, y, at, mask, mean, scale, offset, RELU, SHORTCUT)
         if SHORTCUT:
-            slope = tl.where(tl.load(y + at, mask=mask, other=0.0).to(tl.float32) <= 0, 0.0, slope)
             tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=mask)
-        elif RELU:
-            slope = tl.where(value * scale[None, :] + offset[None, :] <= 0, 0.0, slope)
         total += slope
         along += slope * value
     out = part + (client * SPLITS + split) * 2 * C + c
@@ -155,10 +147,7 @@ def _apply(
         r = start + tl.arange(0, BLOCK_P)
         mask = (r < end)[:, None] & valid[None, :]
         at = own + r[:, None] * C + c[None, :]
-        slope = tl.load(g + at, mask=mask, other=0.0).to(tl.float32)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
-        if RELU:
-            slope = tl.where(value * scale[None, :] + offset[None, :] <= 0, 0.0, slope)
+        slope, value = back(g, x, x, at, mask, mean, scale, offset, RELU, False)
         value *= inverse[None, :]
         slope = scale[None, :] * (slope - total[None, :] / P - value * (along[None, :] / P))
         tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=mask)

@@ -1,6 +1,6 @@
 """GroupNorm on channels-last images: one program an image, each way; sums over a client's images come after.
 
-With it, where asked for: ReLU, and before that the addition of a shortcut, as in `batch_norm`.
+With it, where asked for, what `relu` does: the addition of a shortcut, and ReLU.
 """
 
 # mypy: ignore-errors
@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import pointer, scales
+from .relu import back, follow
 
 
 @triton.jit
@@ -56,10 +57,7 @@ def _forward(
         at = own + r[:, None] * C + c[None, :]
         value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
         value = (value - mean[None, :]) * scale[None, :] + offset[None, :]
-        if SHORTCUT:
-            value += tl.load(shortcut + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
-        if RELU:
-            value = tl.where(value <= 0, 0.0, value)  # NaN stays
+        value = follow(value, shortcut, at, (r < P)[:, None], RELU, SHORTCUT)
         tl.store(y + at, value.to(y.dtype.element_ty), mask=(r < P)[:, None])
 
 
@@ -82,12 +80,7 @@ def _backward(
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         at = own + r[:, None] * C + c[None, :]
-        slope = tl.load(g + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
-        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) - mean[None, :]
-        if SHORTCUT:
-            slope = tl.where(tl.load(y + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) <= 0, 0.0, slope)
-        elif RELU:
-            slope = tl.where(value * (inverse * scale)[None, :] + offset[None, :] <= 0, 0.0, slope)
+        slope, value = back(g, x, y, at, (r < P)[:, None], mean, inverse * scale, offset, RELU, SHORTCUT)
         total += slope
         along += slope * value * inverse[None, :]
     channel_total, channel_along = tl.sum(total, 0), tl.sum(along, 0)
@@ -99,13 +92,9 @@ def _backward(
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         at = own + r[:, None] * C + c[None, :]
-        slope = tl.load(g + at, mask=(r < P)[:, None], other=0.0).to(tl.float32)
-        value = tl.load(x + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) - mean[None, :]
+        slope, value = back(g, x, y, at, (r < P)[:, None], mean, inverse * scale, offset, RELU, SHORTCUT)
         if SHORTCUT:
-            slope = tl.where(tl.load(y + at, mask=(r < P)[:, None], other=0.0).to(tl.float32) <= 0, 0.0, slope)
             tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=(r < P)[:, None])
-        elif RELU:
-            slope = tl.where(value * (inverse * scale)[None, :] + offset[None, :] <= 0, 0.0, slope)
         value *= inverse[None, :]
         slope = inverse[None, :] * (slope * scale[None, :] - by_total[None, :] - value * by_along[None, :])
         tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=(r < P)[:, None])

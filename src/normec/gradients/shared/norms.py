@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from ... import kernels
@@ -20,28 +20,23 @@ from .slots import Slot
 
 aten = torch.ops.aten
 
+Maybe = Tensor | None
+Slots = tuple[Slot | None, Slot | None]  # of weight and bias
+
 
 class GroupNormRows(Function):
     """GroupNorm by one kernel each way; for channels-last images on a GPU."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        shortcut: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        slots: tuple[Slot | None, Slot | None],
-        groups: int,
-        eps: float,
-        relu: bool,
+        ctx: Any, x: Tensor, shortcut: Maybe, weight: Maybe, bias: Maybe, slots: Slots, norm: nn.GroupNorm, relu: bool
     ):
         from ...kernels import group_norm
 
         x = channels_last(x)
-        y, mean, inverse = group_norm.forward(x, groups, weight, bias, eps, relu, _maybe_last(shortcut))
+        y, mean, inverse = group_norm.forward(x, norm.num_groups, weight, bias, norm.eps, relu, _maybe_last(shortcut))
         ctx.save_for_backward(x, weight, bias, mean, inverse, y if shortcut is not None else None)
-        ctx.slots, ctx.groups, ctx.relu = slots, groups, relu
+        ctx.slots, ctx.groups, ctx.relu = slots, norm.num_groups, relu
         return y
 
     @staticmethod
@@ -56,7 +51,7 @@ class GroupNormRows(Function):
             if slot is not None:
                 own = sums.view(slot.sink.clients, -1, *sums.shape[1:])[:, :, part]
                 slot.put(lambda rows, own=own: torch.sum(own, 1, out=rows))
-        return data, passed, None, None, None, None, None, None
+        return data, passed, None, None, None, None, None
 
     @staticmethod
     def fits(x: Tensor, groups: int) -> bool:
@@ -74,10 +69,10 @@ class BatchNormRows(Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        shortcut: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        slots: tuple[Slot | None, Slot | None],
+        shortcut: Maybe,
+        weight: Maybe,
+        bias: Maybe,
+        slots: Slots,
         running: tuple[Tensor, Tensor] | None,
         clients: int,
         momentum: float,
@@ -138,5 +133,5 @@ class BatchNormRows(Function):
         return x.ndim in (2, 4) and kernels.usable(x)
 
 
-def _maybe_last(x: Tensor | None) -> Tensor | None:
+def _maybe_last(x: Maybe) -> Maybe:
     return None if x is None else channels_last(x)

@@ -130,7 +130,7 @@ def _group_norm(
     if GroupNormRows.fits(x, module.num_groups):
         weight, bias = _values(module, slots, "weight", "bias")
         where = (slots.get("weight"), slots.get("bias"))
-        return GroupNormRows.apply(x, shortcut, weight, bias, where, module.num_groups, module.eps, relu)
+        return GroupNormRows.apply(x, shortcut, weight, bias, where, module, relu)
     normed = F.group_norm(x, module.num_groups, None, None, module.eps)
     return _affine(module, slots, normed, first=True)
 
