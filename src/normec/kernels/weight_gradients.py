@@ -187,10 +187,11 @@ def settings(
     meta = geometry(tiles, seen, size)
     parts, deep = tiles.rows * tiles.chunks, tiles.chunk * tiles.lanes
     taken = 4 if 4 * deep <= 256 and tiles.chunks == 1 else 1  # all rows that a tile sees, or one
-    groups, block = triton.cdiv(parts, taken), 64
+    large = taken * deep * tiles.breadth > 8192  # then smaller steps, so that two programs fit on a multiprocessor
+    groups, block = triton.cdiv(parts, taken), 32 if large else 64
     count, splits = images * meta["GH"] * meta["GW"], 1
     while splits < 64 and clients * groups * splits < _PROCESSORS and count > 2 * splits * block:
         splits *= 2
     meta |= {"SPLITS": splits, "TAKEN": taken, "BLOCK_K": block}
-    large = taken * deep * tiles.breadth > 8192
-    return meta, (clients * splits, groups), {"num_warps": 8 if large else 4, "num_stages": 3}
+    options = {"num_warps": 8, "num_stages": 4} if large else {"num_warps": 4, "num_stages": 3}
+    return meta, (clients * splits, groups), options
