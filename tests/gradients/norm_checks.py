@@ -18,6 +18,7 @@ from normec.models.resnet import Block, norm_relu
 from .nearness import LAST, framed, near, untouched
 
 PRECISIONS = ((torch.float32, 1e-5), (torch.bfloat16, 1e-2))
+KINK = 1e-2  # what ReLU lets through of a number within rounding of zero may differ
 AFTER = ("nothing", "relu", "shortcut and relu")
 
 
@@ -77,12 +78,10 @@ def check_batch_norm(device: str) -> None:
                 wanted = [own, *(p for p in known if p is not None), *([added] if joined else [])]
                 slopes = list(torch.autograd.grad(expected, wanted, slope))
                 if passed is not None:
-                    near(passed.chunk(clients)[i], slopes.pop(), close, ("shortcut", *what, i))
-                near(dx.chunk(clients)[i], slopes[0], 2 * close, ("data", *what, i))
-                # What ReLU lets through of a number within rounding of zero may differ.
-                fine = 1e-5 if dtype == torch.float32 or not relu else 1e-2
+                    near(passed.chunk(clients)[i], slopes.pop(), KINK, ("shortcut", *what, i))
+                near(dx.chunk(clients)[i], slopes[0], 2 * (KINK if relu else close), ("data", *what, i))
                 for rows, expected_rows in zip((by_weight, by_bias), slopes[1:], strict=False):
-                    near(rows[i], expected_rows, fine, ("scales", *what, i))
+                    near(rows[i], expected_rows, KINK if relu else 1e-5, ("scales", *what, i))
                 for found, statistic in zip(running, before, strict=True):
                     near(found[i], statistic[i], 1e-5, ("running", *what, i))
 
@@ -110,11 +109,11 @@ def check_group_norm(device: str) -> None:
         wanted = [own, *(p for p in known if p is not None), *([added] if joined else [])]
         slopes = list(torch.autograd.grad(expected, wanted, g.double()))
         if passed is not None:
-            near(passed, slopes.pop(), close, ("shortcut", *what))
+            near(passed, slopes.pop(), KINK, ("shortcut", *what))
         # A group of two numbers hardly has a slope: what is left of it is the rounding of its terms.
-        near(dx, slopes[0], (2 if height * width > 1 else 20) * close, ("data", *what))
+        near(dx, slopes[0], (2 if height * width > 1 else 20) * (KINK if relu else close), ("data", *what))
         for found, slope in zip(sums.sum(0), slopes[1:], strict=False):
-            near(found, slope, 1e-5 if dtype == torch.float32 or not relu else 1e-2, ("scales", *what))
+            near(found, slope, KINK if relu else 1e-5, ("scales", *what))
 
 
 def check_nan_stays(device: str) -> None:

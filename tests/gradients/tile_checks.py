@@ -70,7 +70,7 @@ def check_tiled_convolution(device: str) -> None:
             untouched(matrix)
             for row, own, slope in zip(rows, x.chunk(clients), g.chunk(clients), strict=True):
                 made = F.conv2d(own.double(), weight, None, stride, 1)
-                near(row, torch.autograd.grad(made, weight, slope.double())[0], 1e-5, ("weights", *what))
+                near(row, torch.autograd.grad(made, weight, slope.double())[0], 5e-5, ("weights", *what))
             again = torch.empty_like(rows, memory_format=torch.contiguous_format)
             of_tiles(x, g, again, stride)
             assert torch.equal(again, rows), ("a rerun has other bits", *what)
