@@ -145,7 +145,9 @@ class Party:
             state = None
         record = request.record
         if state is not None and state.memory is None and record.token == state.token:
-            return self._granted(state, request, method)
+            granted = grant(state, request, method)
+            if granted is not None:
+                return granted
         if state is not None and state.memory is not None:
             agreed = agree(state, request, method)
             if agreed is not None:
@@ -159,18 +161,6 @@ class Party:
             party_state.save(path, state)
             self.journal.note("hello", run=request.run, node=request.node, round=request.round)
         return Refusal(request.run, request.node, request.round, "state", state.token)
-
-    def _granted(self, state: PartyState, request: Request, method: Method) -> PartyState:
-        """The server answered to our token: go on from its record."""
-        record = request.record
-        memory = torch.zeros(len(request.x), dtype=_tensor(request.x).dtype)
-        if method.feedback and record.accepted:
-            if record.row is None:
-                raise _Refused(Verdict("malformed", "the server's record comes without the memory's row"))
-            memory = _tensor(record.row)
-        return dataclasses.replace(
-            state, memory=memory, accepted=record.accepted, since=request.round, digest=record.digest
-        )
 
     def _message(
         self,
@@ -230,6 +220,19 @@ class Party:
             message=pending.sent.numpy(),
             loss=pending.loss,
         )
+
+
+def grant(state: PartyState, request: Request, method: Method) -> PartyState | None:
+    """The server answered to our token: the state goes on from its record. None while the memory's row is missing."""
+    record = request.record
+    memory = torch.zeros_like(_tensor(request.x))
+    if method.feedback and record.accepted:
+        if record.row is None:
+            return None
+        memory = _tensor(record.row)
+    return dataclasses.replace(
+        state, memory=memory, accepted=record.accepted, since=request.round, digest=record.digest
+    )
 
 
 def agree(state: PartyState, request: Request, method: Method) -> PartyState | None:
