@@ -129,6 +129,16 @@ class Coordinator:
         """Whether enough have answered for the round to close."""
         return not self.finished and len(self._taken) >= min(self.minimum, len(self._asked))
 
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Who refused in this round, and with which word."""
+        return dict(self._refusals)
+
+    @property
+    def answered(self) -> int:
+        """How many messages were taken in this round."""
+        return len(self._taken)
+
     def requests(self) -> dict[str, Request]:
         """What to send to everyone who has not answered in this round yet; call it again to ask again."""
         if self.finished:
@@ -187,6 +197,16 @@ class Coordinator:
         self._greeting.discard(node)
         return "taken"
 
+    def fault(self, node: str, why: str) -> Outcome:
+        """Something came from `node` that was no message at all."""
+        seat = self.state.seats.get(node)
+        return self._drop(node if seat is not None else "?", seat, why)
+
+    def stop(self, reason: str) -> None:
+        """No more rounds."""
+        self.stopped = reason
+        self.journal.note("stopped", round=self.round, reason=reason)
+
     def repeat_round(self) -> None:
         """Ask those who refused once more: for a round that too few have answered."""
         self.journal.note("repeated", round=self.round, answered=len(self._taken), refused=len(self._refusals))
@@ -209,8 +229,7 @@ class Coordinator:
             try:
                 self.mechanism.pay(k)
             except BudgetSpent as spent:
-                self.stopped = str(spent)
-                self.journal.note("stopped", round=k, reason=self.stopped)
+                self.stop(str(spent))
                 return
             if not self._local:
                 if messages is not None:

@@ -25,6 +25,7 @@ class Letter:
     """What came from a node: the fields of a message, or what was wrong with it."""
 
     node: int
+    round: int  # of the request it answers
     fields: Fields | None
     fault: str = ""
 
@@ -55,11 +56,11 @@ class Mailbox:
         if not messages:
             return
         for node, identifier in zip(nodes, self._grid.push_messages(messages), strict=True):
+            asked = (node, requests[node].round)
             if identifier:
-                watch = threading.Thread(target=self._watch, args=(node, identifier, ttl), daemon=True)
-                watch.start()
+                threading.Thread(target=self._watch, args=(*asked, identifier, ttl), daemon=True).start()
             else:
-                self._letters.put(Letter(node, None, "Flower did not take the request"))
+                self._letters.put(Letter(*asked, None, "Flower did not take the request"))
 
     def next(self, seconds: float) -> Letter | None:
         """The next letter, None if none comes in time."""
@@ -68,26 +69,26 @@ class Mailbox:
         except queue.Empty:
             return None
 
-    def _watch(self, node: int, identifier: str, ttl: float) -> None:
+    def _watch(self, node: int, round: int, identifier: str, ttl: float) -> None:
         waited = 0.0
         while not self._closed.wait(self._poll):
             waited += self._poll
             try:
                 for message in self._grid.pull_messages([identifier]):
-                    self._letters.put(self._opened(node, message))
+                    self._letters.put(self._opened(node, round, message))
                     return
             except Exception as error:  # Flower's own reader met what a stranger sent
-                self._letters.put(Letter(node, None, f"Flower cannot read it ({type(error).__name__})"))
+                self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
                 return
             if waited > ttl:
                 return
 
-    def _opened(self, node: int, message: Message) -> Letter:
+    def _opened(self, node: int, round: int, message: Message) -> Letter:
         if message.has_error():
-            return Letter(node, None, f"Flower's error {int(message.error.code)}")
+            return Letter(node, round, None, f"Flower's error {int(message.error.code)}")
         if message.metadata.src_node_id != node:
-            return Letter(node, None, "it comes from another node than the one that was asked")
+            return Letter(node, round, None, "it comes from another node than the one that was asked")
         try:
-            return Letter(node, from_records(message.content, self._largest))
+            return Letter(node, round, from_records(message.content, self._largest))
         except WireError as error:
-            return Letter(node, None, str(error))
+            return Letter(node, round, None, str(error))

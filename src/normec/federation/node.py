@@ -8,8 +8,11 @@ is not even fetched. It also keeps its process, and so starts no Python and load
 
 from __future__ import annotations
 
+import importlib
 import signal
+import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -73,6 +76,18 @@ def serve(
                 _push(reply, time.monotonic() - began, send, push_object)
             except RunNotRunningException:
                 time.sleep(poll_seconds)
+
+
+def load_client(app: Path) -> ClientApp:
+    """The ClientApp of a Flower app in a folder, as its pyproject.toml names it."""
+    try:
+        table = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+        module, _, name = table["tool"]["flwr"]["app"]["components"]["clientapp"].partition(":")
+    except (OSError, KeyError, TypeError, AttributeError, tomllib.TOMLDecodeError):
+        raise UsageError(f"{app} holds no Flower app; write one with: normec federation init {app}") from None
+    sys.path.insert(0, str(app.resolve()))
+    found: ClientApp = getattr(importlib.import_module(module), name)
+    return found
 
 
 def _push(reply: Any, seconds: float, send: Any, push_object: Any) -> None:

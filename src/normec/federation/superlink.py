@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..errors import UsageError
 
@@ -16,10 +15,14 @@ QUIET = {  # nothing leaves for Flower's servers, nothing is installed in the mi
 }
 
 
-def command(certificate: Path, key: Path, authority: Path, port: int, database: Path) -> list[str]:
-    """The command that starts a SuperLink on this machine: TLS on, only registered parties, state in a file."""
+def command(certificate: Path, key: Path, authority: Path, port: int, database: Path | None = None) -> list[str]:
+    """The command that starts a SuperLink on this machine: TLS on, only registered parties.
+
+    With a `database` it knows them again after a restart; without one it is quicker.
+    """
     return [
-        *("flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--database", str(database)),
+        *("flower-superlink", "--host", "127.0.0.1", "--port", str(port)),
+        *(() if database is None else ("--database", str(database))),
         *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
     ]
@@ -91,8 +94,3 @@ class Control:
         from flwr.proto.control_pb2 import StopRunRequest
 
         self._client.StopRun(StopRunRequest(run_id=run))
-
-
-def connection_file(address: str, authority: Path) -> dict[str, Any]:
-    """What Flower's own command needs in FLWR_HOME/config.toml to reach the SuperLink as `normec`."""
-    return {"superlink": {"default": "normec", "normec": {"address": address, "root-certificates": str(authority)}}}
