@@ -128,7 +128,9 @@ class Party:
         if privacy is None:
             return None
         if request.privacy.bound != method.operator.bound:
-            raise UsageError(f"the request claims a bound of {request.privacy.bound:g}, it is {method.operator.bound:g}")
+            raise UsageError(
+                f"the request claims a bound of {request.privacy.bound:g}, it is {method.operator.bound:g}"
+            )
         setting = Setting(clients=request.parties, rounds=request.plan.rounds, dimension=len(request.x))
         release = released(facts_of(method), privacy, setting)
         verdict = self.policy.check_noise(request, release)
@@ -154,7 +156,9 @@ class Party:
                 if state.pending is not None and agreed.pending is None and agreed.accepted == state.accepted:
                     self.journal.note("dropped", run=request.run, node=request.node, step=state.accepted + 1)
                 return agreed
-            self.journal.note("disagreed", run=request.run, node=request.node, ours=state.accepted, theirs=record.accepted)
+            self.journal.note(
+                "disagreed", run=request.run, node=request.node, ours=state.accepted, theirs=record.accepted
+            )
         if state is None or state.memory is not None:
             made, clean = (state.made, state.clean) if state is not None else (0, 0)
             state = PartyState(secrets.token_hex(16), made=made, clean=clean)

@@ -128,7 +128,9 @@ def taken(folder: Path) -> Iterator[None]:
                 break
             except OSError:
                 if time.monotonic() > limit:
-                    raise UsageError(f"{folder} has been in use for {_PATIENCE:g} s; is another party at work?") from None
+                    raise UsageError(
+                        f"{folder} has been in use for {_PATIENCE:g} s; is another party at work?"
+                    ) from None
                 time.sleep(0.02)
         yield
     finally:
