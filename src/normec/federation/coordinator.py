@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import Diverged, UsageError, at_least
+from ..errors import Diverged, UsageError
 from ..history import Row
 from ..methods import Method
 from ..privacy.ledger import BudgetSpent
@@ -32,6 +32,7 @@ from ..records import checksum
 from ..run import Plan, Run
 from ..storage import RunStorage
 from .journal import Journal
+from .observing import due, observed
 from .privacy import mechanism_of
 from .screening import longest, read, screened
 from .server_state import Seat, ServerState
@@ -63,9 +64,8 @@ class Coordinator:
         evaluate: Evaluate | None = None,
     ) -> None:
         check_names(run, parties)
-        at_least(1, minimum=minimum)
-        if minimum > len(parties):
-            raise UsageError(f"minimum must be at most the {len(parties)} parties, got {minimum}")
+        if not 1 <= minimum <= len(parties):
+            raise UsageError(f"minimum must lie between 1 and the {len(parties)} parties, got {minimum}")
         if plan.batch_rate is not None or plan.initial_memory != "zero":
             raise UsageError("a federation takes batch_size or full gradients, and starts with memories of zero")
         self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
@@ -220,7 +220,7 @@ class Coordinator:
                 "wait, or ask again"
             )
         state, method, k, n = self.state.run, self.method, self.round, len(self.parties)
-        row = self._observed(self._taken) if self._due(k) else None
+        row = self._observed(self._taken) if due(self.plan, k) else None
         taken = [node for node in self.parties if node in self._taken]
         messages = torch.from_numpy(np.stack([self._taken[node].message for node in taken])) if taken else None
         numbers = torch.tensor([self.parties.index(node) for node in taken], dtype=torch.int64)
@@ -318,30 +318,16 @@ class Coordinator:
             seat.faults += 1
         return self._note("dropped", node, why=why)
 
-    def _due(self, k: int) -> bool:
-        return k % self.plan.log_every == 0 or k % self.plan.evaluate_every == 0
-
     def _observed(self, taken: Mapping[str, Reply]) -> Row:
-        """x^k as the server sees it, before the step of round k."""
-        state, method, k = self.state.run, self.method, self.round
-        payload = method.operator.payload(len(state.x), state.x.element_size())
-        row: Row = {"round": k, "messages": state.messages, "bytes": payload * state.messages / len(self.parties)}
-        losses = [reply.loss for reply in taken.values() if reply.loss is not None]
-        if losses:
-            row["loss"] = math.fsum(losses) / len(losses)
-        if taken and not self._local:  # with noise in it a message's norm would say nothing
-            norms = [float(np.linalg.norm(reply.message)) for reply in taken.values()]
-            row |= {"message_norm": math.fsum(norms) / len(norms), "message_norm_max": max(norms)}
-        if self._evaluate is not None and (k % self.plan.evaluate_every == 0 or k == self.plan.rounds):
-            row |= self._evaluate(state.x)
-        row["parties"] = len(taken)
+        row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
+        evaluates = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
+        if self._evaluate is not None and evaluates:
+            row |= self._evaluate(self.state.run.x)
         return row
 
     def _record(self, row: Row) -> None:
         if self.mechanism is not None:
             row["epsilon"] = self.mechanism.epsilon()
-        if row["round"] == self.plan.rounds:
-            row.pop("parties")
         broken = [key for key, value in row.items() if not math.isfinite(value)]
         if broken:
             raise Diverged(row["round"], [], broken[0])

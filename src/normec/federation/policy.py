@@ -13,7 +13,8 @@
     allow_without_noise = false
     report_loss = false      # the training loss, which no noise covers
 
-A request that breaks a rule is refused. The server hears one of `wire.REASONS`; the exact reason is for the party's log.
+A request that breaks a rule is refused. The server hears one of `wire.REASONS`; the exact reason stays in the party's
+log.
 """
 
 from __future__ import annotations

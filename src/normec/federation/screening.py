@@ -1,4 +1,4 @@
-"""What a reply must be before it may touch x: of this run and party, in step, of the right size, and of a possible norm."""
+"""What a reply must be before it may touch x: next in its party's chain, of the right size, and of a possible norm."""
 
 from __future__ import annotations
 

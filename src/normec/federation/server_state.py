@@ -24,7 +24,7 @@ from .wire import Array, Record
 
 @dataclass
 class Seat:
-    """The server's book about one party; see `wire.Record`. `tokens`: every hello it ever said. `faults`: bad messages."""
+    """The server's book about one party; see `wire.Record`. `tokens`: its hellos. `faults`: its bad messages."""
 
     accepted: int = 0
     since: int = 0

@@ -201,7 +201,7 @@ def _scalar(name: str, item: Any, hint: Any) -> int | float | str | bool:
         raise WireError(f"{name} must be a whole number from 0 to 2^63 - 1")
     if wanted is float and not np.isfinite(item):
         raise WireError(f"{name} must be finite")
-    if wanted is str and (len(item) > _LONGEST or not _PATTERNS.get(name, _WORD).fullmatch(item)):
+    if isinstance(item, str) and (len(item) > _LONGEST or not _PATTERNS.get(name, _WORD).fullmatch(item)):
         raise WireError(f"{name} must be a short word of the expected form")
     return cast(int | float | str | bool, item)
 
