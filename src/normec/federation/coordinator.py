@@ -93,6 +93,7 @@ class Coordinator:
         self.storage.open()
         self.journal = Journal(self.storage.out / JOURNAL if self.storage.out is not None else None)
         self.stopped: str | None = None
+        self._unsaved = False
         self.timings = {"total": 0.0}
         self._since = time.monotonic()
         saved = self.storage.load()
@@ -143,7 +144,7 @@ class Coordinator:
         """What to send to everyone who has not answered in this round yet; call it again to ask again."""
         if self.finished:
             return {}
-        if self._unsaved:  # a token must outlive the server before a party may count on it
+        if self._unsaved:  # what a party is told of hellos and drops must outlive the server
             self._save()
         x = self.state.run.x.numpy().copy()
         method, privacy, plan = self._terms
@@ -187,8 +188,8 @@ class Coordinator:
             return self._note("duplicate", node, step=message.step)
         fault = screened(message, seat, self.state.run.x.numpy(), self._limit)
         if fault is not None:
-            if fault.known:
-                seat.dropped = message.digest
+            if fault.known and seat.dropped != message.digest:
+                seat.dropped, seat.drops, self._unsaved = message.digest, seat.drops + 1, True
             return self._drop(node, seat, fault.reason)
         if message.round != self.round:
             self._note("late", node, step=message.step, computed=message.round)
@@ -301,7 +302,7 @@ class Coordinator:
             if refusal.token not in seat.tokens:
                 seat.tokens.append(refusal.token)
                 self._unsaved = True
-                self._note("hello", node, lives=len(seat.tokens))
+                self._note("hello", node, life=len(seat.tokens))
             self._greeting.add(node)
             return "hello"
         if refusal.round != self.round or node in self._taken:

@@ -55,7 +55,7 @@ class _Refused(Exception):  # noqa: N818  (a verdict on its way to the answer)
 
 @dataclass(frozen=True)
 class _Price:
-    """What one message of this request costs; None events where the run has no noise."""
+    """What one message of this request costs; there is none where the run has no noise."""
 
     release: Release
     event: Event
@@ -112,7 +112,7 @@ class Party:
         if price is None:
             return self._reply(request, state) if state.pending else self._message(path, request, method, state, None)
         with PartyAccount(self.folder, self.policy.unit, self.policy.relation) as account:
-            due = max(state.made - state.clean, request.record.accepted + request.record.lives - 1)
+            due = max(state.paid, request.record.accepted + request.record.lost - state.clean)
             sigma = request.privacy.sigma
             charged = account.recover(request.run, request.node, due, price.event, sigma)
             if charged:
@@ -160,8 +160,8 @@ class Party:
                 "disagreed", run=request.run, node=request.node, ours=state.accepted, theirs=record.accepted
             )
         if state is None or state.memory is not None:
-            made, clean = (state.made, state.clean) if state is not None else (0, 0)
-            state = PartyState(secrets.token_hex(16), made=made, clean=clean)
+            paid, clean = (state.paid, state.clean) if state is not None else (0, 0)
+            state = PartyState(secrets.token_hex(16), paid=paid, clean=clean)
             party_state.save(path, state)
             self.journal.note("hello", run=request.run, node=request.node, round=request.round)
         return Refusal(request.run, request.node, request.round, "state", state.token)
@@ -198,7 +198,7 @@ class Party:
             state,
             memory=memory,
             since=request.round,
-            made=state.made + 1,
+            paid=paying[0].releases.count(request.run, request.node) if paying is not None else state.paid,
             clean=state.clean + (paying is None),
             pending=Pending(
                 round=request.round,

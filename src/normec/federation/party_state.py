@@ -44,7 +44,7 @@ class Pending:
 class PartyState:
     """`memory` holds at the beginning of round `since`. A `token` without a memory: the party has said hello and waits.
 
-    `made`: messages ever made in this run; `clean`: those of them without noise.
+    `paid`: what the account had for this run when the state was written; `clean`: messages made without noise.
     """
 
     token: str
@@ -52,7 +52,7 @@ class PartyState:
     accepted: int = 0
     since: int = 0
     digest: str = ""
-    made: int = 0
+    paid: int = 0
     clean: int = 0
     pending: Pending | None = None
 
@@ -65,7 +65,7 @@ def save(path: Path, state: PartyState) -> None:
     from safetensors.torch import save as packed
 
     facts: dict[str, Any] = {
-        name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "made", "clean")
+        name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "paid", "clean")
     }
     tensors: dict[str, Tensor] = {}
     if state.memory is not None:

@@ -24,18 +24,22 @@ from .wire import Array, Record
 
 @dataclass
 class Seat:
-    """The server's book about one party; see `wire.Record`. `tokens`: its hellos. `faults`: its bad messages."""
+    """The server's book about one party; see `wire.Record`. `tokens`: its hellos.
+
+    `drops`: messages that continued its chain and were dropped all the same; `faults`: all its bad messages.
+    """
 
     accepted: int = 0
     since: int = 0
     digest: str = ""
     dropped: str = ""
     tokens: list[str] = field(default_factory=list)
+    drops: int = 0
     faults: int = 0
 
     def record(self, row: Array | None) -> Record:
-        last = self.tokens[-1] if self.tokens else ""
-        return Record(self.accepted, self.since, self.digest, self.dropped, len(self.tokens), last, row)
+        last, lost = (self.tokens[-1], len(self.tokens) - 1) if self.tokens else ("", 0)
+        return Record(self.accepted, self.since, self.digest, self.dropped, self.drops + lost, last, row)
 
     def accept(self, digest: str, round: int) -> None:
         self.accepted, self.since, self.digest, self.dropped = self.accepted + 1, round + 1, digest, ""

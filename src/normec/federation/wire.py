@@ -41,16 +41,16 @@ class Record:
     """What the server has of a party.
 
     `accepted`: how many of its messages are in ĝ; `since`: the round after the last of them (0: none); `digest`: the
-    chain of them (`chained`). `dropped`: digest of the last message that was refused. `lives`: how many different
-    tokens the party has said hello with; `token`: the last. `row`: g_i as the server knows it, sent to a party that
-    lost its own.
+    chain of them (`chained`). `dropped`: digest of the message that was refused since. `lost`: how many messages may
+    have been made and were not accepted: one for each that was dropped, and one for each hello but the first.
+    `token`: of the last hello. `row`: g_i as the server knows it, for a party that lost its own.
     """
 
     accepted: int = 0
     since: int = 0
     digest: str = ""
     dropped: str = ""
-    lives: int = 0
+    lost: int = 0
     token: str = ""
     row: Array | None = None
 

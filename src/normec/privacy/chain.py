@@ -94,7 +94,7 @@ class Chain:
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
             if self.lines and not _side(self.path).exists():
-                _save_head(self.path, self.head)  # killed between the first line and its head; twice would look like a cut
+                _save_head(self.path, self.head)  # killed before the first head: a second time would look like a cut
         except BaseException:
             os.close(self._file)
             raise
