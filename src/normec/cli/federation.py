@@ -13,6 +13,7 @@ from . import options as o
 
 app = typer.Typer(help="Real parties over Flower, each enforcing its own privacy.", no_args_is_help=True)
 
+PRIVATE_SETTINGS = ("epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory")
 Superlink = Annotated[str, typer.Option(help="HOST:PORT of the server's SuperLink.", show_default=False)]
 Authority = Annotated[Path, typer.Option(help="Certificate of the authority that signed the server's.")]
 
@@ -112,21 +113,31 @@ def party(
 @app.command()
 def ledger(
     folder: Annotated[Path, typer.Argument(help="The party's folder.", show_default=False)],
-    delta: Annotated[float | None, typer.Option(help="Report ε at this δ instead of the policy's.")] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="The party's policy, for what is left.", show_default=False)
+        Path | None, typer.Option(help="The party's policy; FOLDER/policy.toml by default.", show_default=False)
     ] = None,
     as_json: o.Json = False,
 ) -> int:
     """What a party has spent: ε, δ and messages, in all and by run."""
-    from ..federation.spending import spent
+    from ..federation.policy import load_policy
+    from ..federation.spending import spending
     from .tables import show
 
-    found = spent(folder, policy, delta)
+    found = spending(folder, load_policy(policy if policy is not None else folder / "policy.toml"))
     if as_json:
         print(json.dumps(found))
         return 0
-    show([(name, str(value)) for name, value in found.items() if name != "runs"], title=str(folder))
+    budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
+    rows = [
+        ("ε spent", f"{found['epsilon']:.4g} {budget}, at δ = {found['delta']:g}"),
+        ("protected", f"{found['unit']}, {found['relation']}"),
+        ("messages with noise", f"{found['releases']}, of which {found['recovered']} charged after a lost disk"),
+        ("messages without noise", str(found["without_noise"])),
+        ("requests refused", ", ".join(f"{why}: {n}" for why, n in found["refusals"].items()) or "none"),
+    ]
+    for run, part in found["runs"].items():
+        rows.append((f"run {run}", f"ε = {part['epsilon']:.4g}, {part['releases']} messages with noise"))
+    show(rows, title=found["ledger"])
     return 0
 
 

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Letter:
-    """What came from a node: the fields of a message, or what was wrong with it."""
+    """What came from a node: the fields of a message, or what was wrong with it; or word that nothing will come."""
 
     node: int
     round: int  # of the request it answers
     fields: Fields | None
     fault: str = ""
+    lost: bool = False
 
 
 class Mailbox:
@@ -84,8 +85,13 @@ class Mailbox:
                 return
 
     def _opened(self, node: int, round: int, message: Message) -> Letter:
+        from flwr.common.constant import ErrorCode
+
         if message.has_error():
-            return Letter(node, round, None, f"Flower's error {int(message.error.code)}")
+            # Flower's own word, not the node's: it went away, or the request became too old.
+            gone = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+            lost = message.error.code in gone
+            return Letter(node, round, None, f"Flower's error {int(message.error.code)}", lost)
         if message.metadata.src_node_id != node:
             return Letter(node, round, None, "it comes from another node than the one that was asked")
         try:

@@ -80,9 +80,9 @@ class Processes:
 
     def stop(self, patience: float = 5.0) -> None:
         """End all that was started, and all that those started; the first one last, since the others need it."""
-        first, *others = [*self._started.values()] or [None]
-        for group in (others, [first]):
-            _end([process for process in group if process is not None], patience)
+        started = list(self._started.values())
+        for group in (started[1:], started[:1]):
+            _end(group, patience)
         # What is left was started by them and has a session of its own. A process killed here may have just forked.
         while left := self.marked():
             for pid in left:

@@ -45,7 +45,7 @@ class Roster:
     def present(self) -> dict[str, Present]:
         """The parties that Flower counts as online."""
         found = {}
-        for node in self._grid.get_nodes():  # type: ignore[attr-defined]  # of the Grid that a ServerApp is given
+        for node in self._grid.get_nodes():
             name = name_of(node.public_key)
             if name in self.names:
                 found[name] = Present(int(node.node_id), str(node.last_activated_at))
@@ -66,7 +66,7 @@ def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable
         return Roster(grid, names)
     until, seen = time.monotonic() + seconds, -1
     while True:
-        nodes: list[Any] = sorted(grid.get_nodes(), key=lambda node: (node.registered_at, node.node_id))  # type: ignore[attr-defined]
+        nodes: list[Any] = sorted(grid.get_nodes(), key=lambda node: (node.registered_at, node.node_id))
         if len(nodes) >= parties:
             break
         if len(nodes) != seen:

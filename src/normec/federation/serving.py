@@ -82,6 +82,11 @@ class _Round:
 
     def _take(self, letter: Letter, k: int) -> None:
         name = self._roster.name(letter.node)
+        if letter.lost:
+            if letter.round == k:
+                self._silent.discard(name)
+                self._asked.pop(name, None)
+            return
         if letter.fields is None:
             outcome = self._coordinator.fault(name, letter.fault)
         else:

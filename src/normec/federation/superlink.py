@@ -32,12 +32,11 @@ class Control:
     """The control side of a SuperLink, by Flower's own client."""
 
     def __init__(self, address: str, authority: Path) -> None:
-        from flwr.cli.auth_plugin.noop_auth_plugin import NoOpCliAuthPlugin
-        from flwr.cli.typing import SuperLinkConnection
-        from flwr.cli.utils import init_http_client_from_connection
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-        connection = SuperLinkConnection("normec", address, str(authority))
-        self._client = init_http_client_from_connection(connection, NoOpCliAuthPlugin())
+        interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+        self._client = ControlHttpClient.from_server_address(address, False, authority.read_bytes(), interceptors)
 
     def __enter__(self) -> Control:
         return self

@@ -4,6 +4,8 @@ As it stands: scikit-learn's handwritten digits, sorted by digit and cut into as
 that no two parties see the same digits.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
@@ -22,13 +24,13 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets)
 
 
-def data(partition: int, partitions: int) -> Dataset:
+def data(partition: int, partitions: int) -> Dataset[Any]:
     """This party's records, pairs of (input, target). A real party reads its own files here, whatever its number."""
     train = normec.data.load("digits").train
     order = train.tensors[1].sort(stable=True).indices
     return Subset(train, order.tensor_split(partitions)[partition].tolist())
 
 
-def test() -> Dataset | None:
+def test() -> Dataset[Any] | None:
     """What the server measures the model with, or None. Public data, or the server's own: never a party's."""
     return normec.data.load("digits").test
