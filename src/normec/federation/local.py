@@ -1,7 +1,7 @@
 """A whole federation on this machine: a SuperLink, a process a party, a run; over TLS, and nothing left behind.
 
 OUT/            the run's folder, as any other run's
-OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ app/ (if none was given) parties/party-I/
+OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ digits/ (an app, if none was given) parties/party-I/
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Federation:
     def __init__(self, asked: Asked) -> None:
         self.out, self.home = asked.out.resolve(), asked.out.resolve() / "federation"
         self._asked = asked
-        self.app = asked.app.resolve() if asked.app is not None else self.home / "app"
+        self.app = asked.app.resolve() if asked.app is not None else self.home / "digits"
         if asked.app is None and not self.app.exists():
             write_app(self.app)
         self.config = {**asked.config, "out": str(self.out), "parties": asked.parties}
@@ -114,9 +114,10 @@ class Federation:
             command += ["--partition", str(i), "--partitions", str(self._asked.parties)]
         self.processes.start(self.name(i), command, environment)
 
-    def start_run(self) -> int:
+    def start_run(self, **config: Any) -> int:
+        """Start a run, with settings on top of what was asked for; returns Flower's number of it."""
         with self.control() as control:
-            return control.start(self.app, self.config)
+            return control.start(self.app, {**self.config, **config})
 
     def check(self, names: Sequence[str] | None = None) -> None:
         """Raise if one of the processes has ended."""
