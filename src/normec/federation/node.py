@@ -99,7 +99,7 @@ def _arrived(superlink: str, trusted: bytes, private: Any, number: Path, patienc
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     signed = NodeAuthHttpInterceptor(private, private.public_key())
-    interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
+    interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
     hello = ActivateNodeRequest(
         public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
