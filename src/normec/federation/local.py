@@ -21,7 +21,7 @@ from ..atomic import write_atomic
 from ..callbacks import Callback
 from ..errors import Interrupted, UsageError
 from ..history import History
-from ..lab import methods, runs
+from ..lab import build, methods, runs
 from ..lab.config import load
 from . import certificates, superlink
 from .processes import Processes, free_port
@@ -203,8 +203,8 @@ def agreeing(settings: Settings) -> dict[str, Any]:
         "allow_without_noise": not config.private,
         "report_loss": not config.private,
     }
-    if config.private:  # a given sigma is a run without a target: the party then keeps no budget, only its account
-        policy["epsilon"] = (config.epsilon or 8.0) * (1 + 1e-6) if config.sigma is None else 1e6
+    if config.private:  # twice the run's: a message that a kill left paid for and unsent counts all the same
+        policy["epsilon"] = 2 * (config.epsilon or build.DEFAULT_EPSILON) if config.sigma is None else 1e6
     return policy
 
 
