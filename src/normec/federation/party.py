@@ -16,6 +16,7 @@ message → pay in the account, synced to the disk → the new state with the no
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,8 +79,9 @@ class Party:
             self._check_policy(asked)
             with party_state.taken(self.folder):
                 return self._answer(asked)
-        except _Refused as refused:
-            verdict = refused.verdict
+        except (_Refused, UsageError, OSError) as error:  # a full disk, a damaged ledger: the server hears no details
+            verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", str(error))
+            logging.getLogger("normec").warning("refused (%s): %s", verdict.reason, verdict.exact)
             self.journal.note("refused", run=run, node=node, round=round, reason=verdict.reason, exact=verdict.exact)
             return Refusal(run, node, round, verdict.reason)
 
