@@ -76,7 +76,7 @@ class Quadratic:
     """∇f_i(x) = x − b_i: parties that disagree."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
-        grad = x - torch.linspace(-3, 3, DIMENSION, dtype=x.dtype) * (index + 1)
+        grad = x - torch.linspace(-3, 3, len(x), dtype=x.dtype) * (index + 1)
         return grad, float(grad.square().sum() / 2)
 
 

@@ -23,7 +23,7 @@ from normec.federation.terms import MethodTerms, PlanTerms
 from normec.federation.wire import REASONS, Refusal, Reply, Request, to_fields
 from normec.privacy import gaussian
 
-from .stories import Quadratic
+from .stories import DIMENSION, Quadratic
 from .village import plan
 
 SECURE = Privacy(sigma=2.0, noise="secure", memory="noisy")
@@ -31,7 +31,9 @@ CAREFUL = Policy(epsilon=8.0)
 
 
 def server(method: Method, privacy: Privacy | None, run: str = "trial", rounds: int = 1000) -> Coordinator:
-    return Coordinator(method, torch.zeros(4, dtype=torch.float64), ["a"], plan(rounds), run=run, privacy=privacy)
+    return Coordinator(
+        method, torch.zeros(DIMENSION, dtype=torch.float64), ["a"], plan(rounds), run=run, privacy=privacy
+    )
 
 
 def asked(party: Party, coordinator: Coordinator) -> Reply | Refusal:
@@ -204,7 +206,7 @@ def test_a_damaged_ledger_stops_the_party(tmp_path: Path) -> None:
 
 def test_what_a_partys_code_says_in_its_errors_stays_there(tmp_path: Path) -> None:
     class Broken:
-        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
+        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
             raise KeyError("patient 4711")
 
     class Endless:
