@@ -25,7 +25,7 @@ from normec.federation.coordinator import Coordinator
 from normec.federation.party import Party, agree, forgotten
 from normec.federation.policy import Policy
 from normec.federation.terms import PlanTerms
-from normec.federation.wire import Reply, from_fields, to_fields
+from normec.federation.wire import Reply, Request, to_fields
 
 from .village import plan
 
@@ -87,6 +87,7 @@ class Story:
     privacy: Privacy | None = None
     minimum: int = 1
     left: dict[str, set[str]] = field(default_factory=lambda: {node: set() for node in NODES})
+    asked: list[Request] = field(default_factory=list)
     flying: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -114,8 +115,17 @@ class Story:
     def ask(self, node: str, point: int | None = None) -> None:
         """One request travels to the party, its answer starts on its way back; at `point` the party dies."""
         request = self.server.requests().get(node)
-        if request is None:
-            return
+        if request is not None:
+            self.asked.append(request)
+            self.carry(request, point)
+
+    def ask_late(self, number: int) -> None:
+        """A request of any age reaches its party, perhaps for the second time."""
+        if self.asked:
+            self.carry(self.asked[-1 - number % len(self.asked)])
+
+    def carry(self, request: Request, point: int | None = None) -> None:
+        node = request.node
         party = Party(self.home(node), POLICY, Quadratic(), node=node)
         try:
             with dying(10**9 if point is None else point):
@@ -193,7 +203,3 @@ class Story:
                 torch.testing.assert_close(own, rows[number], rtol=1e-12 if self.method.decay else 0, atol=0)
             if self.privacy is not None:
                 assert read_releases(self.home(node)).count("story", node) >= len(self.left[node])
-
-
-def parsed(fields: dict[str, Any]) -> Any:
-    return from_fields(fields)

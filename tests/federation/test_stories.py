@@ -33,6 +33,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("ask"), node),
     st.tuples(st.just("ask"), node),
     st.tuples(st.just("ask"), node, point),
+    st.tuples(st.just("ask_late"), some),
     st.tuples(st.just("deliver"), some),
     st.tuples(st.just("deliver"), some),
     st.tuples(st.just("repeat"), some),
@@ -167,6 +168,22 @@ def test_two_lives_in_one_round(tmp_path: Path) -> None:
     story.settle()
     assert len(story.left["a"]) == accepted + 3  # two in the loop, the second of them again, and one more
     assert read_releases(story.home("a")).count() == accepted + 4  # the first life may have had one under way
+    story.server.close()
+
+
+def test_an_overtaken_request_changes_nothing(tmp_path: Path) -> None:
+    method, privacy = SETTINGS["noisy memory"]
+    story = Story(tmp_path, method, privacy)
+    story.settle()
+    old = story.server.requests()["a"]
+    story.settle()
+    story.ask("a")
+    sent, paid = story.flying.pop()[1]["message"].tobytes(), read_releases(story.home("a")).count()
+    story.carry(old)
+    assert story.flying.pop()[1]["reason"] == "late"
+    story.ask("a")
+    assert story.flying.pop()[1]["message"].tobytes() == sent
+    assert read_releases(story.home("a")).count() == paid
     story.server.close()
 
 

@@ -153,6 +153,8 @@ class Party:
             if granted is not None:
                 return granted
         if state is not None and state.memory is not None:
+            if request.round < state.newest:
+                raise _Refused(Verdict("late", f"a request of round {request.round} after one of {state.newest}"))
             agreed = agree(state, request, method)
             if agreed is not None:
                 if state.pending is not None and agreed.pending is None and agreed.accepted == state.accepted:
