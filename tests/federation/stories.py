@@ -22,8 +22,9 @@ from normec import Method, Privacy
 from normec.federation import party_state
 from normec.federation.account import FILE, read_releases
 from normec.federation.coordinator import Coordinator
-from normec.federation.party import Party, agree, forgotten
+from normec.federation.party import Party
 from normec.federation.policy import Policy
+from normec.federation.reconciling import agree, forgotten
 from normec.federation.terms import PlanTerms
 from normec.federation.wire import Reply, Request, to_fields
 

@@ -244,11 +244,12 @@ def test_a_message_past_its_bound_is_dropped_and_replaced(tmp_path: Path) -> Non
     """A party whose noise came out impossible, or that cheats: it is told, and makes another message."""
     story = Story(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
     story.settle()
-    story.server._limit, honest = 1e-9, story.server._limit
+    intake = story.server.intake
+    intake.limit, honest = 1e-9, intake.limit
     story.ask("a")
     story.deliver(0)
     assert story.server.state.seats["a"].drops == 1
-    story.server._limit = honest
+    intake.limit = honest
     story.ask("a")
     story.deliver(0)
     assert "a" not in story.server.waiting

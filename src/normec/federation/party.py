@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..errors import UsageError
 from ..methods import Method
@@ -42,6 +41,7 @@ from .digests import chained
 from .journal import Journal
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
+from .reconciling import agree, forgotten, grant, tensor_of
 from .wire import Refusal, Reply, Request, WireError, from_fields
 from .work import Work
 
@@ -179,7 +179,7 @@ class Party:
         paying: tuple[PartyAccount, _Price] | None,
     ) -> Reply:
         """Compute, pay, write down; then the message may leave."""
-        x, terms, step = _tensor(request.x), request.privacy, state.accepted + 1
+        x, terms, step = tensor_of(request.x), request.privacy, state.accepted + 1
         try:
             grad, loss = self.work.gradient(x, request.index, request.round, request.plan)
         except Exception as error:  # whatever the party's own code says in its errors, it stays here
@@ -228,47 +228,3 @@ class Party:
             message=pending.sent.numpy(),
             loss=pending.loss,
         )
-
-
-def grant(state: PartyState, request: Request, method: Method) -> PartyState | None:
-    """The server answered to our token: the state goes on from its record. None while the memory's row is missing."""
-    record = request.record
-    memory = torch.zeros_like(_tensor(request.x))
-    if method.feedback and record.accepted:
-        if record.row is None:
-            return None
-        memory = _tensor(record.row)
-    return dataclasses.replace(
-        state, memory=memory, accepted=record.accepted, since=request.round, digest=record.digest
-    )
-
-
-def agree(state: PartyState, request: Request, method: Method) -> PartyState | None:
-    """The state once the server's record is taken into account; None where the two do not fit together."""
-    record, pending, memory = request.record, state.pending, state.memory
-    if memory is None or memory.dtype != _tensor(request.x).dtype or len(memory) != len(request.x):
-        return None
-    if (record.accepted, record.digest) == (state.accepted, state.digest) and state.since <= request.round:
-        if pending is not None and pending.digest == record.dropped:
-            return dataclasses.replace(state, pending=None)
-        return state
-    if pending is None or (record.accepted, record.digest) != (state.accepted + 1, pending.digest):
-        return None
-    if not state.since < record.since <= request.round:
-        return None
-    memory = method.remember(forgotten(method, state, record.since - 1), pending.taken)
-    return dataclasses.replace(
-        state, memory=memory, accepted=record.accepted, since=record.since, digest=record.digest, pending=None
-    )
-
-
-def forgotten(method: Method, state: PartyState, round: int) -> Tensor:
-    """g_i at the beginning of `round`: all forget alike, also those who were away."""
-    if state.memory is None:
-        raise TypeError("a party that waits for the server's record has no memory")
-    rounds = round - state.since
-    return state.memory * (1 - method.decay) ** rounds if method.decay and rounds else state.memory
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    return torch.from_numpy(np.array(array))  # a copy: what came in is never written to
