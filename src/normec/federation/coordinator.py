@@ -134,6 +134,16 @@ class Coordinator:
         """Whether enough have answered for the round to close."""
         return not self.finished and len(self.intake.taken) >= self.needed
 
+    @property
+    def answered(self) -> int:
+        """How many messages were taken in this round."""
+        return len(self.intake.taken)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Who refused in this round, and with which word."""
+        return dict(self.intake.refusals)
+
     def requests(self) -> dict[str, Request]:
         """What to send to everyone who has not answered in this round yet; call it again to ask again."""
         if self.finished:
@@ -162,6 +172,15 @@ class Coordinator:
     def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
         """A message that came from `node`. Whatever is wrong with it is named in the journal, and never reaches x."""
         return self.intake.receive(node, given, self.state.run.x.numpy())
+
+    def fault(self, node: str, why: str) -> Outcome:
+        """Something came from `node` that was no message at all."""
+        return self.intake.fault(node, why)
+
+    def stop(self, reason: str) -> None:
+        """No more rounds."""
+        self.stopped = reason
+        self.journal.note("stopped", round=self.round, reason=reason)
 
     def repeat_round(self) -> None:
         """Ask those who refused once more: for a round that too few have answered."""
@@ -203,8 +222,7 @@ class Coordinator:
         try:
             self.mechanism.pay(self.round)
         except BudgetSpent as spent:
-            self.stopped = str(spent)
-            self.journal.note("stopped", round=self.round, reason=self.stopped)
+            self.stop(str(spent))
             return None
         if self._local:
             return total

@@ -42,15 +42,15 @@ class Intake:
         """A message from `node`, whose messages are to look `like` x."""
         seat = self._seats.get(node)
         if seat is None:
-            return self._drop("?", None, "it comes from nobody of this federation")
+            return self.fault(node, "it comes from nobody of this federation")
         try:
             message = given if isinstance(given, Reply | Refusal) else from_fields(given, len(like))
         except WireError as error:
-            return self._drop(node, seat, str(error))
+            return self.fault(node, str(error))
         if not isinstance(message, Reply | Refusal):
-            return self._drop(node, seat, "it is neither a reply nor a refusal")
+            return self.fault(node, "it is neither a reply nor a refusal")
         if message.run != self._run or message.node != node:
-            return self._drop(node, seat, "it names another run or party")
+            return self.fault(node, "it names another run or party")
         if isinstance(message, Refusal):
             return self._refusal(node, seat, message)
         return self._reply(node, seat, message, like)
@@ -59,14 +59,14 @@ class Intake:
         if node in self.taken:
             if reply.digest == self.taken[node].digest:
                 return self._note("duplicate", node, step=reply.step)
-            return self._drop(node, seat, "it differs from the message already taken in this round")
+            return self.fault(node, "it differs from the message already taken in this round")
         if reply.step <= seat.accepted:
             return self._note("duplicate", node, step=reply.step)
         fault = screened(reply, seat, like, self.limit)
         if fault is not None:
             if fault.known and seat.dropped != reply.digest:
                 seat.dropped, seat.drops, self.unsaved = reply.digest, seat.drops + 1, True
-            return self._drop(node, seat, fault.reason)
+            return self.fault(node, fault.reason)
         if reply.round != self._round:
             self._note("late", node, step=reply.step, computed=reply.round)
         self.taken[node] = reply
@@ -77,7 +77,7 @@ class Intake:
     def _refusal(self, node: str, seat: Seat, refusal: Refusal) -> Outcome:
         if refusal.reason == "state":
             if not refusal.token:
-                return self._drop(node, seat, "a hello without a token")
+                return self.fault(node, "a hello without a token")
             if refusal.token not in seat.tokens:
                 seat.tokens.append(refusal.token)
                 self.unsaved = True
@@ -93,7 +93,9 @@ class Intake:
         self._journal.note(event, round=self._round, party=node, **facts)
         return event
 
-    def _drop(self, node: str, seat: Seat | None, why: str) -> Outcome:
+    def fault(self, node: str, why: str) -> Outcome:
+        """A bad message, named in the journal and counted; nothing else happens."""
+        seat = self._seats.get(node)
         if seat is not None:
             seat.faults += 1
-        return self._note("dropped", node, why=why)
+        return self._note("dropped", node if seat is not None else "?", why=why)
