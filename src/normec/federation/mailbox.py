@@ -1,0 +1,100 @@
+"""Requests out, answers in, over Flower's Grid.
+
+Each answer is fetched by a thread of its own. A party that dies in the middle of sending, or sends what Flower cannot
+put together, holds up or breaks its own thread and nobody else's; what comes of it is a fault with a name.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .flower import from_records, to_records
+from .wire import Fields, Request, WireError, to_fields
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What came from a node: the fields of a message, or what was wrong with it; or word that nothing will come."""
+
+    node: int
+    round: int  # of the request it answers
+    fields: Fields | None
+    fault: str = ""
+    lost: bool = False
+
+
+class Mailbox:
+    """`post` requests, `next` answers, in the order they come. `largest`: the most numbers in an array."""
+
+    def __init__(self, grid: Grid, poll_seconds: float, largest: int) -> None:
+        self._grid, self._poll, self._largest = grid, poll_seconds, largest
+        self._letters: queue.Queue[Letter] = queue.Queue()
+        self._closed = threading.Event()
+
+    def __enter__(self) -> Mailbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+
+    def post(self, requests: Mapping[int, Request], ttl: float) -> None:
+        """Send each node its request; answers are looked for until `ttl` seconds have passed."""
+        from flwr.app import Message
+
+        nodes = list(requests)
+        messages = [
+            Message(to_records(to_fields(requests[node])), node, "train", group_id=str(requests[node].round), ttl=ttl)
+            for node in nodes
+        ]
+        if not messages:
+            return
+        for node, identifier in zip(nodes, self._grid.push_messages(messages), strict=True):
+            asked = (node, requests[node].round)
+            if identifier:
+                threading.Thread(target=self._watch, args=(*asked, identifier, ttl), daemon=True).start()
+            else:
+                self._letters.put(Letter(*asked, None, "Flower did not take the request"))
+
+    def next(self, seconds: float) -> Letter | None:
+        """The next letter, None if none comes in time."""
+        try:
+            return self._letters.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _watch(self, node: int, round: int, identifier: str, ttl: float) -> None:
+        waited = 0.0
+        while not self._closed.wait(self._poll):
+            waited += self._poll
+            try:
+                for message in self._grid.pull_messages([identifier]):
+                    self._letters.put(self._opened(node, round, message))
+                    return
+            except Exception as error:  # Flower's own reader met what a stranger sent
+                self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
+                return
+            if waited > ttl:
+                return
+
+    def _opened(self, node: int, round: int, message: Message) -> Letter:
+        from flwr.common.constant import ErrorCode
+
+        if message.has_error():
+            # Flower's own word, not the node's: it went away, or the request became too old.
+            gone = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+            lost = message.error.code in gone
+            return Letter(node, round, None, f"Flower's error {int(message.error.code)}", lost)
+        if message.metadata.src_node_id != node:
+            return Letter(node, round, None, "it comes from another node than the one that was asked")
+        try:
+            return Letter(node, round, from_records(message.content, self._largest))
+        except WireError as error:
+            return Letter(node, round, None, str(error))
