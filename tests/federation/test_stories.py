@@ -153,6 +153,25 @@ def test_a_wiped_disk_goes_on_from_the_servers_row_and_is_charged(tmp_path: Path
     story.server.close()
 
 
+def test_a_lost_ledger_is_made_good_before_anything_leaves(tmp_path: Path) -> None:
+    """The state remembers what was paid, so the account is whole again before the message under way is accepted."""
+    method, privacy = SETTINGS["noisy memory"]
+    story = Story(tmp_path, method, privacy)
+    story.settle()
+    story.ask("a")
+    story.lose(0)
+    story.wipe("a")
+    story.ask("a")
+    story.deliver(0)
+    story.ask("a")  # a second life's first message, lost as well
+    story.lose(0)
+    story.wipe("a", "ledger")
+    story.ask("a")
+    assert read_releases(story.home("a")).count() == len(story.left["a"]) == 4
+    story.settle()
+    story.server.close()
+
+
 def test_two_lives_in_one_round(tmp_path: Path) -> None:
     """A row that was offered to a life that ended is not taken by the next; both lost messages are charged."""
     method, privacy = SETTINGS["noisy memory"]
