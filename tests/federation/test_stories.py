@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ node = st.sampled_from(NODES)
 some = st.integers(0, 5)
 point = st.integers(0, 40)
 ACTIONS = st.one_of(
-    st.tuples(st.just("ask"), node),
+    st.tuples(st.just("answer"), node),
     st.tuples(st.just("ask"), node),
     st.tuples(st.just("ask"), node, point),
     st.tuples(st.just("ask_late"), some),
@@ -60,6 +61,7 @@ def test_any_story(name: str, actions: list[tuple[Any, ...]]) -> None:
     method, privacy = SETTINGS[name]
     with TemporaryDirectory() as folder:
         story = Story(Path(folder), method, privacy)
+        story.settle()  # everyone has a memory to lose
         for action in actions:
             play(story, action)
         story.settle()
@@ -187,6 +189,22 @@ def test_two_lives_in_one_round(tmp_path: Path) -> None:
     story.settle()
     assert len(story.left["a"]) == accepted + 3  # two in the loop, the second of them again, and one more
     assert read_releases(story.home("a")).count() == accepted + 4  # the first life may have had one under way
+    story.server.close()
+
+
+def test_parties_that_are_away_forget_as_all_do(tmp_path: Path) -> None:
+    method, privacy = SETTINGS["noisy memory that forgets"]
+    story = Story(tmp_path, method, privacy)
+    story.settle()
+    before = story.server.state.run.memory.clone()
+    story.ask("c")  # made now, accepted three rounds later
+    for _ in range(3):
+        story.answer("a")
+        story.close()
+    torch.testing.assert_close(story.server.state.run.memory[1:], before[1:] * 0.9**3)
+    story.deliver(0)
+    story.close()
+    story.settle()  # compares the parties' memories with the rows
     story.server.close()
 
 

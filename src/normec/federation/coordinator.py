@@ -196,8 +196,8 @@ class Coordinator:
         row = self._observed(taken) if due(self.plan, k) else None
         numbers = [i for i, node in enumerate(self.parties) if node in taken]
         messages = state.x.new_zeros(len(numbers), len(state.x))
-        for position, i in enumerate(numbers):
-            messages[position] = torch.from_numpy(taken[self.parties[i]].message)
+        for own, i in zip(messages, numbers, strict=True):
+            own.copy_(torch.tensor(taken[self.parties[i]].message))
         total = self._sum(messages, numbers)
         if total is None:
             return

@@ -41,7 +41,7 @@ from .digests import chained
 from .journal import Journal
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
-from .reconciling import agree, forgotten, grant, tensor_of
+from .reconciling import agree, forgotten, grant
 from .wire import Refusal, Reply, Request, WireError, from_fields
 from .work import Work
 
@@ -179,7 +179,7 @@ class Party:
         paying: tuple[PartyAccount, _Price] | None,
     ) -> Reply:
         """Compute, pay, write down; then the message may leave."""
-        x, terms, step = tensor_of(request.x), request.privacy, state.accepted + 1
+        x, terms, step = torch.tensor(request.x), request.privacy, state.accepted + 1
         try:
             grad, loss = self.work.gradient(x, request.index, request.round, request.plan)
         except Exception as error:  # whatever the party's own code says in its errors, it stays here

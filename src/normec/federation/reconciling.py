@@ -1,11 +1,12 @@
-"""How a party's state and the server's record come together; pure functions of the two."""
+"""How a party's state and the server's record come together; pure functions of the two.
+
+Arrays from the wire are copied (`torch.tensor`): what came in is never written to.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +18,11 @@ from .wire import Request
 def grant(state: PartyState, request: Request, method: Method) -> PartyState | None:
     """The server answered to our token: the state goes on from its record. None while the memory's row is missing."""
     record = request.record
-    memory = torch.zeros_like(tensor_of(request.x))
+    memory = torch.zeros_like(torch.tensor(request.x))
     if method.feedback and record.accepted:
         if record.row is None:
             return None
-        memory = tensor_of(record.row)
+        memory = torch.tensor(record.row)
     return dataclasses.replace(
         state, memory=memory, accepted=record.accepted, since=request.round, digest=record.digest
     )
@@ -30,7 +31,7 @@ def grant(state: PartyState, request: Request, method: Method) -> PartyState | N
 def agree(state: PartyState, request: Request, method: Method) -> PartyState | None:
     """The state once the server's record is taken into account; None where the two do not fit together."""
     record, pending, memory = request.record, state.pending, state.memory
-    if memory is None or memory.dtype != tensor_of(request.x).dtype or len(memory) != len(request.x):
+    if memory is None or memory.dtype != torch.tensor(request.x).dtype or len(memory) != len(request.x):
         return None
     if (record.accepted, record.digest) == (state.accepted, state.digest) and state.since <= request.round:
         if pending is not None and pending.digest == record.dropped:
@@ -52,7 +53,3 @@ def forgotten(method: Method, state: PartyState, round: int) -> Tensor:
         raise TypeError("a party that waits for the server's record has no memory")
     rounds = round - state.since
     return state.memory * (1 - method.decay) ** rounds if method.decay and rounds else state.memory
-
-
-def tensor_of(array: np.ndarray[Any, Any]) -> Tensor:
-    return torch.from_numpy(np.array(array))  # a copy: what came in is never written to
