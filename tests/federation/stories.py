@@ -22,10 +22,11 @@ from normec import Method, Privacy
 from normec.federation import party_state
 from normec.federation.account import FILE, read_releases
 from normec.federation.coordinator import Coordinator
-from normec.federation.party import Party, agree, forgotten
+from normec.federation.party import Party
 from normec.federation.policy import Policy
+from normec.federation.reconciling import agree, forgotten
 from normec.federation.terms import PlanTerms
-from normec.federation.wire import Reply, from_fields, to_fields
+from normec.federation.wire import Reply, Request, to_fields
 
 from .village import plan
 
@@ -76,7 +77,7 @@ class Quadratic:
     """∇f_i(x) = x − b_i: parties that disagree."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
-        grad = x - torch.linspace(-3, 3, DIMENSION, dtype=x.dtype) * (index + 1)
+        grad = x - torch.linspace(-3, 3, len(x), dtype=x.dtype) * (index + 1)
         return grad, float(grad.square().sum() / 2)
 
 
@@ -87,6 +88,7 @@ class Story:
     privacy: Privacy | None = None
     minimum: int = 1
     left: dict[str, set[str]] = field(default_factory=lambda: {node: set() for node in NODES})
+    asked: list[Request] = field(default_factory=list)
     flying: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -114,8 +116,17 @@ class Story:
     def ask(self, node: str, point: int | None = None) -> None:
         """One request travels to the party, its answer starts on its way back; at `point` the party dies."""
         request = self.server.requests().get(node)
-        if request is None:
-            return
+        if request is not None:
+            self.asked.append(request)
+            self.carry(request, point)
+
+    def ask_late(self, number: int) -> None:
+        """A request of any age reaches its party, perhaps for the second time."""
+        if self.asked:
+            self.carry(self.asked[-1 - number % len(self.asked)])
+
+    def carry(self, request: Request, point: int | None = None) -> None:
+        node = request.node
         party = Party(self.home(node), POLICY, Quadratic(), node=node)
         try:
             with dying(10**9 if point is None else point):
@@ -157,16 +168,21 @@ class Story:
             self.restart()
         self.check()
 
+    def answer(self, node: str) -> None:
+        """One party's part of a round without a fault: a hello if it needs one, and its message."""
+        for _ in range(3):
+            before = len(self.flying)
+            self.ask(node)
+            while len(self.flying) > before:
+                self.deliver(before)
+
     def settle(self) -> None:
         """Calm weather: everyone answers twice, rounds close; whatever was lost has now been noticed."""
         self.flying.clear()
         goal = self.server.round + 2
         while self.server.round < goal:
             for node in NODES:
-                for _ in range(3):  # a hello, the record, the message
-                    self.ask(node)
-                    while self.flying:
-                        self.deliver(0)
+                self.answer(node)
             assert self.server.waiting == set()
             self.close()
         self.check_parties()
@@ -193,7 +209,3 @@ class Story:
                 torch.testing.assert_close(own, rows[number], rtol=1e-12 if self.method.decay else 0, atol=0)
             if self.privacy is not None:
                 assert read_releases(self.home(node)).count("story", node) >= len(self.left[node])
-
-
-def parsed(fields: dict[str, Any]) -> Any:
-    return from_fields(fields)

@@ -7,10 +7,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from normec import DPSGD, Clip21, Method, NormEC, Privacy, SmoothedNorm
+from normec.errors import UsageError
 from normec.federation.account import read_releases
 
 from .stories import NODES, Story
@@ -29,9 +31,10 @@ node = st.sampled_from(NODES)
 some = st.integers(0, 5)
 point = st.integers(0, 40)
 ACTIONS = st.one_of(
-    st.tuples(st.just("ask"), node),
+    st.tuples(st.just("answer"), node),
     st.tuples(st.just("ask"), node),
     st.tuples(st.just("ask"), node, point),
+    st.tuples(st.just("ask_late"), some),
     st.tuples(st.just("deliver"), some),
     st.tuples(st.just("deliver"), some),
     st.tuples(st.just("repeat"), some),
@@ -58,6 +61,7 @@ def test_any_story(name: str, actions: list[tuple[Any, ...]]) -> None:
     method, privacy = SETTINGS[name]
     with TemporaryDirectory() as folder:
         story = Story(Path(folder), method, privacy)
+        story.settle()  # everyone has a memory to lose
         for action in actions:
             play(story, action)
         story.settle()
@@ -151,6 +155,25 @@ def test_a_wiped_disk_goes_on_from_the_servers_row_and_is_charged(tmp_path: Path
     story.server.close()
 
 
+def test_a_lost_ledger_is_made_good_before_anything_leaves(tmp_path: Path) -> None:
+    """The state remembers what was paid, so the account is whole again before the message under way is accepted."""
+    method, privacy = SETTINGS["noisy memory"]
+    story = Story(tmp_path, method, privacy)
+    story.settle()
+    story.ask("a")
+    story.lose(0)
+    story.wipe("a")
+    story.ask("a")
+    story.deliver(0)
+    story.ask("a")  # a second life's first message, lost as well
+    story.lose(0)
+    story.wipe("a", "ledger")
+    story.ask("a")
+    assert read_releases(story.home("a")).count() == len(story.left["a"]) == 4
+    story.settle()
+    story.server.close()
+
+
 def test_two_lives_in_one_round(tmp_path: Path) -> None:
     """A row that was offered to a life that ended is not taken by the next; both lost messages are charged."""
     method, privacy = SETTINGS["noisy memory"]
@@ -164,14 +187,44 @@ def test_two_lives_in_one_round(tmp_path: Path) -> None:
         story.ask("a")  # its message, lost
         story.lose(0)
     story.settle()
-    assert read_releases(story.home("a")).count() == accepted + 2 + 2 - 1
-    assert len(story.left["a"]) == accepted + 2 + 2 - 1
+    assert len(story.left["a"]) == accepted + 3  # two in the loop, the second of them again, and one more
+    assert read_releases(story.home("a")).count() == accepted + 4  # the first life may have had one under way
+    story.server.close()
+
+
+def test_parties_that_are_away_forget_as_all_do(tmp_path: Path) -> None:
+    method, privacy = SETTINGS["noisy memory that forgets"]
+    story = Story(tmp_path, method, privacy)
+    story.settle()
+    before = story.server.state.run.memory.clone()
+    story.ask("c")  # made now, accepted three rounds later
+    for _ in range(3):
+        story.answer("a")
+        story.close()
+    torch.testing.assert_close(story.server.state.run.memory[1:], before[1:] * 0.9**3)
+    story.deliver(0)
+    story.close()
+    story.settle()  # compares the parties' memories with the rows
+    story.server.close()
+
+
+def test_an_overtaken_request_changes_nothing(tmp_path: Path) -> None:
+    method, privacy = SETTINGS["noisy memory"]
+    story = Story(tmp_path, method, privacy)
+    story.settle()
+    old = story.server.requests()["a"]
+    story.settle()
+    story.ask("a")
+    sent, paid = story.flying.pop()[1]["message"].tobytes(), read_releases(story.home("a")).count()
+    story.carry(old)
+    assert story.flying.pop()[1]["reason"] == "late"
+    story.ask("a")
+    assert story.flying.pop()[1]["message"].tobytes() == sent
+    assert read_releases(story.home("a")).count() == paid
     story.server.close()
 
 
 def test_a_round_with_too_few_answers_stays_open(tmp_path: Path) -> None:
-    from normec.errors import UsageError
-
     method, _ = SETTINGS["no noise"]
     story = Story(tmp_path, method, None, minimum=2)
     story.settle()

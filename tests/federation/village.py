@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from normec import Method, Privacy, Problem, data
-from normec.federation.coordinator import Coordinator
+from normec.federation.coordinator import Coordinator, Evaluate
 from normec.federation.party import Party
 from normec.federation.policy import Policy
 from normec.federation.wire import Refusal, Reply, from_fields, to_fields
@@ -86,6 +86,7 @@ class Village:
         minimum: int = 1,
         dtype: torch.dtype = torch.float64,
         works: list[Any] | None = None,
+        evaluate: Evaluate | None = None,
     ) -> None:
         self.folder, self.policy = folder, policy
         self.works = works if works is not None else [own(model, i) for i in range(len(NODES))]
@@ -98,6 +99,7 @@ class Village:
             "privacy": privacy,
             "folder": folder / "server",
             "minimum": minimum,
+            "evaluate": evaluate,
         }
         self.server = Coordinator(**self.arguments)
 

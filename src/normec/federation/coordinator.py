@@ -16,9 +16,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,16 +30,16 @@ from ..privacy.statement import Privacy
 from ..records import checksum
 from ..run import Plan, Run
 from ..storage import RunStorage
+from .intake import Intake, Outcome
 from .journal import Journal
 from .observing import due, observed
 from .privacy import mechanism_of
-from .screening import longest, read, screened
-from .server_state import Seat, ServerState
+from .screening import longest
+from .server_state import ServerState
 from .terms import MethodTerms, PlanTerms, PrivacyTerms
-from .wire import NAME, Array, Refusal, Reply, Request, WireError
+from .wire import NAME, Array, Refusal, Reply, Request
 
 JOURNAL = "events.jsonl"
-Outcome = Literal["taken", "duplicate", "dropped", "refused", "hello", "late"]
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 
 
@@ -79,7 +78,7 @@ class Coordinator:
             PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds),
         )
         self._local = privacy is not None and privacy.trust == "local"
-        self._limit = longest(method, sigma if self._local else 0.0, len(x0))
+        limit = longest(method, sigma if self._local else 0.0, len(x0))
         identity = {
             "method": repr(method),
             "dtype": str(x0.dtype),
@@ -93,11 +92,11 @@ class Coordinator:
         self.storage.open()
         self.journal = Journal(self.storage.out / JOURNAL if self.storage.out is not None else None)
         self.stopped: str | None = None
-        self._unsaved = False
         self.timings = {"total": 0.0}
         self._since = time.monotonic()
         saved = self.storage.load()
         self.state = ServerState.restored(method, *saved) if saved else ServerState.fresh(method, x0, parties)
+        self.intake = Intake(run, self.state.seats, limit, self.journal)
         if saved:
             self.timings |= saved[1]["timings"]
             self.journal.note("resumed", round=self.round)
@@ -118,33 +117,38 @@ class Coordinator:
     @property
     def waiting(self) -> set[str]:
         """Who was asked and has neither answered nor refused."""
-        return set(self._asked) - self._taken.keys() - self._refusals.keys()
+        return self.intake.waiting
 
     @property
     def greeting(self) -> set[str]:
         """Who said hello and waits for the server's record: worth asking again at once."""
-        return self._greeting & self.waiting
+        return self.intake.greeting & self.intake.waiting
+
+    @property
+    def needed(self) -> int:
+        """How many answers this round may close with."""
+        return min(self.minimum, len(self.intake.asked))
 
     @property
     def ready(self) -> bool:
         """Whether enough have answered for the round to close."""
-        return not self.finished and len(self._taken) >= min(self.minimum, len(self._asked))
-
-    @property
-    def refusals(self) -> dict[str, str]:
-        """Who refused in this round, and with which word."""
-        return dict(self._refusals)
+        return not self.finished and len(self.intake.taken) >= self.needed
 
     @property
     def answered(self) -> int:
         """How many messages were taken in this round."""
-        return len(self._taken)
+        return len(self.intake.taken)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Who refused in this round, and with which word."""
+        return dict(self.intake.refusals)
 
     def requests(self) -> dict[str, Request]:
         """What to send to everyone who has not answered in this round yet; call it again to ask again."""
         if self.finished:
             return {}
-        if self._unsaved:  # what a party is told of hellos and drops must outlive the server
+        if self.intake.unsaved:  # what a party is told of hellos and drops must outlive the server
             self._save()
         x = self.state.run.x.numpy().copy()
         method, privacy, plan = self._terms
@@ -161,47 +165,17 @@ class Coordinator:
                 plan=plan,
                 record=self.state.seats[node].record(self._row(node)),
             )
-            for node in self._asked
+            for node in self.intake.asked
             if node in self.waiting
         }
 
     def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
         """A message that came from `node`. Whatever is wrong with it is named in the journal, and never reaches x."""
-        seat = self.state.seats.get(node)
-        if seat is None:
-            return self._drop("?", None, "it comes from nobody of this federation")
-        try:
-            message = read(given, len(self.state.run.x))
-        except WireError as error:
-            return self._drop(node, seat, str(error))
-        if not isinstance(message, Reply | Refusal):
-            return self._drop(node, seat, "it is neither a reply nor a refusal")
-        if message.run != self.name or message.node != node:
-            return self._drop(node, seat, "it names another run or party")
-        if isinstance(message, Refusal):
-            return self._refusal(node, seat, message)
-        if node in self._taken:
-            if message.digest == self._taken[node].digest:
-                return self._note("duplicate", node, step=message.step)
-            return self._drop(node, seat, "it differs from the message already taken in this round")
-        if message.step <= seat.accepted:
-            return self._note("duplicate", node, step=message.step)
-        fault = screened(message, seat, self.state.run.x.numpy(), self._limit)
-        if fault is not None:
-            if fault.known and seat.dropped != message.digest:
-                seat.dropped, seat.drops, self._unsaved = message.digest, seat.drops + 1, True
-            return self._drop(node, seat, fault.reason)
-        if message.round != self.round:
-            self._note("late", node, step=message.step, computed=message.round)
-        self._taken[node] = message
-        self._refusals.pop(node, None)
-        self._greeting.discard(node)
-        return "taken"
+        return self.intake.receive(node, given, self.state.run.x.numpy())
 
     def fault(self, node: str, why: str) -> Outcome:
         """Something came from `node` that was no message at all."""
-        seat = self.state.seats.get(node)
-        return self._drop(node if seat is not None else "?", seat, why)
+        return self.intake.fault(node, why)
 
     def stop(self, reason: str) -> None:
         """No more rounds."""
@@ -210,53 +184,64 @@ class Coordinator:
 
     def repeat_round(self) -> None:
         """Ask those who refused once more: for a round that too few have answered."""
-        self.journal.note("repeated", round=self.round, answered=len(self._taken), refused=len(self._refusals))
-        self._refusals.clear()
+        refused = len(self.intake.refusals)
+        self.journal.note("repeated", round=self.round, answered=len(self.intake.taken), refused=refused)
+        self.intake.refusals.clear()
 
     def close_round(self) -> None:
         """The server's step with what was taken; nothing of it counts before the checkpoint is written."""
+        k, taken, state = self.round, self.intake.taken, self.state.run
         if not self.ready:
-            raise UsageError(
-                f"round {self.round} has {len(self._taken)} answers and needs {min(self.minimum, len(self._asked))}; "
-                "wait, or ask again"
-            )
-        state, method, k, n = self.state.run, self.method, self.round, len(self.parties)
-        row = self._observed(self._taken) if due(self.plan, k) else None
-        taken = [node for node in self.parties if node in self._taken]
-        messages = torch.from_numpy(np.stack([self._taken[node].message for node in taken])) if taken else None
-        numbers = torch.tensor([self.parties.index(node) for node in taken], dtype=torch.int64)
-        total = torch.zeros_like(state.x) if messages is None else messages.sum(0)
-        if self.mechanism is not None:
-            try:
-                self.mechanism.pay(k)
-            except BudgetSpent as spent:
-                self.stop(str(spent))
-                return
-            if not self._local:
-                if messages is not None:
-                    self.mechanism.send(messages, numbers)
-                total = self.mechanism.total(torch.zeros_like(state.x))
-        direction, estimate = method.server_step(total / n, state.estimate)
+            raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait, or ask again")
+        row = self._observed(taken) if due(self.plan, k) else None
+        numbers = [i for i, node in enumerate(self.parties) if node in taken]
+        messages = state.x.new_zeros(len(numbers), len(state.x))
+        for own, i in zip(messages, numbers, strict=True):
+            own.copy_(torch.tensor(taken[self.parties[i]].message))
+        total = self._sum(messages, numbers)
+        if total is None:
+            return
+        direction, estimate = self.method.server_step(total / len(self.parties), state.estimate)
         x = state.x - self.plan.step_size(k) * direction
         if not bool(torch.isfinite(x).all()):
             raise Diverged(k, [], "x")
         if row is not None:
             self._record(row)
-        if method.feedback:
-            rows = method.idle_step(state.memory.clone())
-            if messages is not None:
-                rows[numbers] = method.remember(state.memory[numbers], messages)
-            state.memory = rows
-        state.x, state.estimate = x, estimate
-        state.messages += len(taken)
-        state.round += 1
-        for node in taken:
-            self.state.seats[node].accept(self._taken[node].digest, k)
-        away = sorted(set(self._asked) - set(taken))
+        self._move(x, estimate, messages, numbers)
+        away = sorted(set(self.intake.asked) - taken.keys())
         if away:
             self.journal.note("away", round=k, parties=away)
         self._save()
         self._open_round()
+
+    def _sum(self, messages: Tensor, numbers: list[int]) -> Tensor | None:
+        """Σ of what was taken, paid for in the server's ledger, with a central sum's noise; None: no budget left."""
+        total = messages.sum(0)
+        if self.mechanism is None:
+            return total
+        try:
+            self.mechanism.pay(self.round)
+        except BudgetSpent as spent:
+            self.stop(str(spent))
+            return None
+        if self._local:
+            return total
+        if numbers:
+            self.mechanism.send(messages, torch.tensor(numbers))
+        return self.mechanism.total(torch.zeros_like(total))
+
+    def _move(self, x: Tensor, estimate: Tensor, messages: Tensor, numbers: list[int]) -> None:
+        """The next round's state: rows take their messages, those away forget as all do."""
+        state, method = self.state.run, self.method
+        if method.feedback:
+            rows = method.idle_step(state.memory.clone())
+            rows[numbers] = method.remember(state.memory[numbers], messages)
+            state.memory = rows
+        for i in numbers:
+            self.state.seats[self.parties[i]].accept(self.intake.taken[self.parties[i]].digest, self.round)
+        state.x, state.estimate = x, estimate
+        state.messages += len(numbers)
+        state.round += 1
 
     def finish(self) -> Run:
         """The last row, and what came out, as any run has it."""
@@ -284,40 +269,13 @@ class Coordinator:
 
     def _open_round(self) -> None:
         drawn = self.plan.participation.draw(len(self.parties), self.round, self.plan.seed)
-        self._asked = self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()]
-        self._taken: dict[str, Reply] = {}
-        self._refusals: dict[str, str] = {}
-        self._greeting: set[str] = set()
+        self.intake.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
 
     def _row(self, node: str) -> Array | None:
         """A party that lost its memory gets the server's; the others have their own."""
-        if node not in self._greeting or not self.method.feedback or not self.state.seats[node].accepted:
+        if node not in self.intake.greeting or not self.method.feedback or not self.state.seats[node].accepted:
             return None
         return self.state.run.memory[self.parties.index(node)].numpy().copy()
-
-    def _refusal(self, node: str, seat: Seat, refusal: Refusal) -> Outcome:
-        if refusal.reason == "state":
-            if not refusal.token:
-                return self._drop(node, seat, "a hello without a token")
-            if refusal.token not in seat.tokens:
-                seat.tokens.append(refusal.token)
-                self._unsaved = True
-                self._note("hello", node, life=len(seat.tokens))
-            self._greeting.add(node)
-            return "hello"
-        if refusal.round != self.round or node in self._taken:
-            return self._note("late", node, reason=refusal.reason)
-        self._refusals[node] = refusal.reason
-        return self._note("refused", node, reason=refusal.reason)
-
-    def _note(self, event: Outcome, node: str, **facts: Any) -> Outcome:
-        self.journal.note(event, round=self.round, party=node, **facts)
-        return event
-
-    def _drop(self, node: str, seat: Seat | None, why: str) -> Outcome:
-        if seat is not None:
-            seat.faults += 1
-        return self._note("dropped", node, why=why)
 
     def _observed(self, taken: Mapping[str, Reply]) -> Row:
         row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
@@ -346,7 +304,7 @@ class Coordinator:
         if self.method.feedback:
             tensors["memory"] = state.memory
         self.storage.save(self.round, tensors, facts)
-        self._unsaved = False
+        self.intake.unsaved = False
 
 
 def check_names(run: str, parties: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ message → pay in the account, synced to the disk → the new state with the no
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..errors import UsageError
 from ..methods import Method
@@ -41,6 +41,7 @@ from .digests import chained
 from .journal import Journal
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
+from .reconciling import agree, forgotten, grant
 from .wire import Refusal, Reply, Request, WireError, from_fields
 from .work import Work
 
@@ -78,8 +79,9 @@ class Party:
             self._check_policy(asked)
             with party_state.taken(self.folder):
                 return self._answer(asked)
-        except _Refused as refused:
-            verdict = refused.verdict
+        except (_Refused, UsageError, OSError) as error:  # a full disk, a damaged ledger: the server hears no details
+            verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", str(error))
+            logging.getLogger("normec").warning("refused (%s): %s", verdict.reason, verdict.exact)
             self.journal.note("refused", run=run, node=node, round=round, reason=verdict.reason, exact=verdict.exact)
             return Refusal(run, node, round, verdict.reason)
 
@@ -151,6 +153,8 @@ class Party:
             if granted is not None:
                 return granted
         if state is not None and state.memory is not None:
+            if request.round < state.newest:
+                raise _Refused(Verdict("late", f"a request of round {request.round} after one of {state.newest}"))
             agreed = agree(state, request, method)
             if agreed is not None:
                 if state.pending is not None and agreed.pending is None and agreed.accepted == state.accepted:
@@ -175,7 +179,7 @@ class Party:
         paying: tuple[PartyAccount, _Price] | None,
     ) -> Reply:
         """Compute, pay, write down; then the message may leave."""
-        x, terms, step = _tensor(request.x), request.privacy, state.accepted + 1
+        x, terms, step = torch.tensor(request.x), request.privacy, state.accepted + 1
         try:
             grad, loss = self.work.gradient(x, request.index, request.round, request.plan)
         except Exception as error:  # whatever the party's own code says in its errors, it stays here
@@ -224,47 +228,3 @@ class Party:
             message=pending.sent.numpy(),
             loss=pending.loss,
         )
-
-
-def grant(state: PartyState, request: Request, method: Method) -> PartyState | None:
-    """The server answered to our token: the state goes on from its record. None while the memory's row is missing."""
-    record = request.record
-    memory = torch.zeros_like(_tensor(request.x))
-    if method.feedback and record.accepted:
-        if record.row is None:
-            return None
-        memory = _tensor(record.row)
-    return dataclasses.replace(
-        state, memory=memory, accepted=record.accepted, since=request.round, digest=record.digest
-    )
-
-
-def agree(state: PartyState, request: Request, method: Method) -> PartyState | None:
-    """The state once the server's record is taken into account; None where the two do not fit together."""
-    record, pending, memory = request.record, state.pending, state.memory
-    if memory is None or memory.dtype != _tensor(request.x).dtype or len(memory) != len(request.x):
-        return None
-    if (record.accepted, record.digest) == (state.accepted, state.digest) and state.since <= request.round:
-        if pending is not None and pending.digest == record.dropped:
-            return dataclasses.replace(state, pending=None)
-        return state
-    if pending is None or (record.accepted, record.digest) != (state.accepted + 1, pending.digest):
-        return None
-    if not state.since < record.since <= request.round:
-        return None
-    memory = method.remember(forgotten(method, state, record.since - 1), pending.taken)
-    return dataclasses.replace(
-        state, memory=memory, accepted=record.accepted, since=record.since, digest=record.digest, pending=None
-    )
-
-
-def forgotten(method: Method, state: PartyState, round: int) -> Tensor:
-    """g_i at the beginning of `round`: all forget alike, also those who were away."""
-    if state.memory is None:
-        raise TypeError("a party that waits for the server's record has no memory")
-    rounds = round - state.since
-    return state.memory * (1 - method.decay) ** rounds if method.decay and rounds else state.memory
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    return torch.from_numpy(np.array(array))  # a copy: what came in is never written to

@@ -56,6 +56,11 @@ class PartyState:
     clean: int = 0
     pending: Pending | None = None
 
+    @property
+    def newest(self) -> int:
+        """The newest round this state knows of: a request of an older one was overtaken."""
+        return max(self.since, self.pending.round if self.pending is not None else 0)
+
 
 def path_of(folder: Path, run: str, node: str) -> Path:
     return folder / "runs" / run / f"{node}.safetensors"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from ..methods import Method
 from .digests import chained
 from .server_state import Seat
-from .wire import Reply, from_fields
+from .wire import Reply
 
 CHANCE = 1e-12  # with which an honest party's noise passes the limit
 _ROUNDING = 1e-4  # relative: messages are float32 at the least
@@ -45,8 +44,3 @@ def screened(reply: Reply, seat: Seat, like: np.ndarray[Any, Any], limit: float)
     if not norm <= limit:
         return Fault(f"its norm is {norm:.6g}, more than {limit:.6g}", known=True)
     return None
-
-
-def read(given: Mapping[str, Any] | object, largest: int) -> object:
-    """A message from the network, or one that was built here; raises `WireError`."""
-    return from_fields(given, largest) if isinstance(given, Mapping) else given

@@ -102,6 +102,7 @@ REASONS = {
     "noise": "the noise is less than the party asks for",
     "budget": "the party's privacy budget does not allow it",
     "state": "the party has no state of this run and asks for the server's record",
+    "late": "the party has answered a newer request of this run",
     "failed": "the party could not compute its message",
 }
 KINDS: dict[str, type[Request] | type[Reply] | type[Refusal]] = {

@@ -38,7 +38,9 @@ class ProblemWork:
         self._problem = problem
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
-        problem = self._problem.to(x.device, x.dtype)
+        problem = self._problem
+        if problem.x0.dtype != x.dtype:
+            problem = problem.to(x.device, x.dtype)
         if len(x) != len(problem.x0):
             raise UsageError(f"the model here has {len(problem.x0)} parameters, x has {len(x)}")
         seat = _Seat(problem, index)
