@@ -33,12 +33,12 @@ PATIENCE = 300.0
 WITHOUT_NOISE = {"private": False, "epsilon": "", "delta": "", "unit": "", "relation": "", "trust": "", "noise": ""}
 
 
-def wait_for(what: Callable[[], bool], name: str, check: Callable[[], None] = lambda: None) -> None:
+def wait_for(what: Callable[[], bool], name: str, check: Callable[[], None] = lambda: None, every: float = 0.2) -> None:
     until = time.monotonic() + PATIENCE
     while not what():
         check()
         assert time.monotonic() < until, f"waited {PATIENCE:g} s for {name}"
-        time.sleep(0.1)
+        time.sleep(every)
 
 
 def write_test_app(folder: Path, task: str) -> None:
@@ -120,7 +120,8 @@ class Stage:
     def end(self, run: int) -> str:
         """Wait for a run's end; returns what Flower says of it, nothing where all went well."""
         with self.federation.control() as control:
-            wait_for(lambda: control.outcome(run) is not None, f"the end of {self.config['name']}", self._alive)
+            done = lambda: control.outcome(run) is not None  # noqa: E731
+            wait_for(done, f"the end of {self.config['name']}", self._alive, every=1.0)
             return control.outcome(run) or ""
 
     def _alive(self) -> None:

@@ -168,7 +168,7 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
                     patient()
                     federation.check()
                     follower.look()
-                    time.sleep(0.5)
+                    time.sleep(1)
             follower.look()
             if outcome:
                 raise ChildProcessError(f"the server {outcome}; see {federation.processes.log('superlink')}")
