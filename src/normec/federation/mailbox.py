@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ from .wire import Fields, Request, WireError, to_fields
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
+
+
+CROWD = 8  # answers waited for at once before one looks less often
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Mailbox:
         self._grid, self._poll, self._largest = grid, poll_seconds, largest
         self._letters: queue.Queue[Letter] = queue.Queue()
         self._closed = threading.Event()
+        self._watching, self._counting = 0, threading.Lock()
 
     def __enter__(self) -> Mailbox:
         return self
@@ -71,18 +76,20 @@ class Mailbox:
             return None
 
     def _watch(self, node: int, round: int, identifier: str, ttl: float) -> None:
-        waited = 0.0
-        while not self._closed.wait(self._poll):
-            waited += self._poll
-            try:
+        until = time.monotonic() + ttl
+        with self._counting:
+            self._watching += 1
+        try:
+            # The more are waited for, the less often each is looked for: the SuperLink has one process.
+            while not self._closed.wait(self._poll * max(1.0, self._watching / CROWD)) and time.monotonic() < until:
                 for message in self._grid.pull_messages([identifier]):
                     self._letters.put(self._opened(node, round, message))
                     return
-            except Exception as error:  # Flower's own reader met what a stranger sent
-                self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
-                return
-            if waited > ttl:
-                return
+        except Exception as error:  # Flower's own reader met what a stranger sent
+            self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
+        finally:
+            with self._counting:
+                self._watching -= 1
 
     def _opened(self, node: int, round: int, message: Message) -> Letter:
         from flwr.common.constant import ErrorCode

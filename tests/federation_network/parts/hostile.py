@@ -8,19 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from normec.federation.digests import chained
 from normec.federation.flower import to_records
 from normec.federation.node import _private_key, _push
+from normec.federation.roster import name_of
 from normec.federation.wire import Reply, to_fields
 
 Fields = dict[str, Any]
@@ -81,23 +81,20 @@ def _scalars(request: Fields) -> Fields:
 
 def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
     private = _private_key(key)
+    node = name_of(public_key_to_bytes(private.public_key()))
+    # Nothing of it is ever accepted, so the server's record stays as it is at the start.
+    record = {"run": "hostile", "node": node, "round": 0, "record.accepted": 0, "record.digest": ""}
     with http_request_response(superlink, False, authority, (private, private.public_key())) as connection:
-        _, receive, send, _, _, pull, push, confirm = connection
+        _, receive, send, _, _, _, push, _ = connection
         while True:
             try:
                 received = receive()
                 if received is None:
-                    time.sleep(0.5)
-                    continue
-                tree, run = received[1], received[0].metadata.run_id
-                request = pull_and_inflate_object_from_tree(
-                    tree, partial(pull, run), partial(confirm, run), return_type=Message, initial_backoff=0.1
-                )
-                request.metadata.__dict__["_message_id"] = tree.object_id
-                answer = KINDS[kind](dict(request.content["fields"]))
-                _push(Message(answer, reply_to=request), 0.0, send, push)
+                    time.sleep(1)
+                else:
+                    _push(Message(KINDS[kind](record), reply_to=received[0]), 0.0, send, push)
             except RunNotRunningException:
-                time.sleep(0.5)
+                time.sleep(1)
 
 
 if __name__ == "__main__":
