@@ -29,7 +29,7 @@ from normec.lab import methods
 
 PARTS = Path(__file__).with_name("parts")
 PARTIES = 5
-PATIENCE = 300.0
+PATIENCE = 900.0  # seconds; only a broken federation, or a very busy machine, needs more than a few
 WITHOUT_NOISE = {"private": False, "epsilon": "", "delta": "", "unit": "", "relation": "", "trust": "", "noise": ""}
 
 
