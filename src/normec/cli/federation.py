@@ -81,7 +81,7 @@ def local(
     else:
         show_result(result)
     if result.summary["status"] == "stopped":
-        print(result.summary["stopped"], file=sys.stderr)
+        print(f"{result.summary['stopped']}; see {out}/federation/parties/*/events.jsonl", file=sys.stderr)
         return 1
     return 0
 

@@ -153,8 +153,11 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
 
     federation = Federation(asked)
     config = run_config(federation.settings, federation.settings.name, "")
-    if (asked.out / "summary.json").exists() and runs.read(asked.out).summary["status"] == "finished":
-        return runs.read(asked.out)
+    if (asked.out / "config.toml").exists():
+        model = load(asked.out / "config.toml").model  # known to the app alone
+        known = runs.held(asked.out, config.model_copy(update={"model": model}))
+        if known is not None and known.summary["status"] == "finished":
+            return known
     try:
         with federation:
             federation.start_superlink(patient)
