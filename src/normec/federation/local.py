@@ -29,7 +29,8 @@ from .scaffold import write_app
 from .settings import Settings, read, run_config
 from .watching import Follower
 
-STARTING = 120.0  # seconds for a SuperLink to answer
+STARTING = 300.0  # seconds for a SuperLink to answer
+ATTEMPTS = 3
 SCRIPTS = Path(sys.executable).parent
 
 
@@ -73,11 +74,19 @@ class Federation:
 
     def start_superlink(self, patient: Callable[[], None], port: int | None = None, database: bool = False) -> None:
         """Start a SuperLink on a free port, or on `port`, and wait until it answers. `patient` may end the waiting."""
-        tls, chosen = self._tls, port if port is not None else free_port()
-        kept = self.home / "superlink.db" if database else None
-        command = superlink.command(tls.certificate, tls.key, tls.authority, chosen, kept)
+        for attempt in range(ATTEMPTS):  # somebody else may have taken the port meanwhile
+            try:
+                self._start_superlink(patient, free_port() if port is None else port, database)
+                break
+            except ChildProcessError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+
+    def _start_superlink(self, patient: Callable[[], None], port: int, database: bool) -> None:
+        tls, kept = self._tls, self.home / "superlink.db" if database else None
+        command = superlink.command(tls.certificate, tls.key, tls.authority, port, kept)
         self.processes.start("superlink", [str(SCRIPTS / command[0]), *command[1:]])
-        self.address = f"127.0.0.1:{chosen}"
+        self.address = f"127.0.0.1:{port}"
         until = time.monotonic() + STARTING
         with self.control() as control:
             while not control.ready():
@@ -85,7 +94,7 @@ class Federation:
                 self.check(["superlink"])
                 if time.monotonic() > until:
                     raise TimeoutError(f"the SuperLink did not answer within {STARTING:g} s")
-                time.sleep(0.1)
+                time.sleep(0.2)
 
     def register(self) -> None:
         """Every party gets a key and is let in, in the order of its number."""
