@@ -55,7 +55,7 @@ def play(story: Story, action: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(actions=st.lists(ACTIONS, min_size=5, max_size=40))
 def test_any_story(name: str, actions: list[tuple[Any, ...]]) -> None:
     method, privacy = SETTINGS[name]
@@ -221,6 +221,48 @@ def test_an_overtaken_request_changes_nothing(tmp_path: Path) -> None:
     story.ask("a")
     assert story.flying.pop()[1]["message"].tobytes() == sent
     assert read_releases(story.home("a")).count() == paid
+    story.server.close()
+
+
+def test_a_row_offered_to_an_earlier_life_is_not_taken(tmp_path: Path) -> None:
+    method, privacy = SETTINGS["noisy memory"]
+    story = Story(tmp_path, method, privacy)
+    story.settle()
+    story.wipe("a")
+    story.ask("a")
+    story.deliver(0)
+    offered = story.server.requests()["a"]
+    assert offered.record.row is not None
+    story.carry(offered)  # taken by the life that asked for it; its message is lost
+    story.lose(0)
+    story.wipe("a")
+    story.ask("a")  # hello
+    story.lose(0)
+    story.carry(offered)
+    assert story.flying.pop()[1]["reason"] == "state"
+    story.settle()
+    story.server.close()
+
+
+def test_what_a_party_is_told_of_hellos_and_drops_outlives_the_server(tmp_path: Path) -> None:
+    method, privacy = SETTINGS["noisy memory"]
+    story = Story(tmp_path, method, privacy)
+    story.ask("a")
+    story.deliver(0)
+    told = story.server.requests()["a"].record
+    story.restart()
+    assert story.server.requests()["a"].record.token == told.token != ""
+    story.settle()
+    story.server.intake.limit = 1e-9
+    story.ask("b")
+    story.deliver(0)
+    told = story.server.requests()["b"].record
+    story.restart()
+    again = story.server.requests()["b"].record
+    assert (again.dropped, again.lost) == (told.dropped, told.lost)
+    assert told.dropped != ""
+    story.settle()
+    assert read_releases(story.home("b")).count() == len(story.left["b"])
     story.server.close()
 
 
