@@ -244,6 +244,19 @@ def test_a_row_offered_to_an_earlier_life_is_not_taken(tmp_path: Path) -> None:
     story.server.close()
 
 
+def test_a_hello_of_an_earlier_life_that_comes_last(tmp_path: Path) -> None:
+    method, privacy = SETTINGS["noisy memory"]
+    story = Story(tmp_path, method, privacy)
+    story.ask("a")
+    story.wipe("a")
+    story.ask("a")
+    for number in (1, 0):  # the younger first
+        story.deliver(number, keep=True)
+    assert len(story.server.state.seats["a"].tokens) == 2
+    story.settle()
+    story.server.close()
+
+
 def test_what_a_party_is_told_of_hellos_and_drops_outlives_the_server(tmp_path: Path) -> None:
     method, privacy = SETTINGS["noisy memory"]
     story = Story(tmp_path, method, privacy)
