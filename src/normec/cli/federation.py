@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,11 +65,10 @@ def local(
     from .train import show_result
 
     flags = {"rounds": rounds, "seed": seed, "private": private}
-    config = dict(map(parse_assignment, set_ or [])) | {k: v for k, v in flags.items() if v is not None}
-    if private is False:  # the app's own privacy settings would then mean nothing
-        config = (
-            dict.fromkeys(("epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory"), "") | config
-        )
+    config: dict[str, Any] = {**dict(map(parse_assignment, set_ or []))}
+    config |= {name: value for name, value in flags.items() if value is not None}
+    if config.get("private") is False:  # the app's own privacy settings mean nothing then
+        config = {**dict.fromkeys(PRIVATE_SETTINGS, ""), **config}
     asked = machine.Asked(app_, out, parties, config, policy, flower_nodes)
     display = watcher("federation", quiet)
     try:
@@ -82,7 +81,7 @@ def local(
     else:
         show_result(result)
     if result.summary["status"] == "stopped":
-        print(result.summary["stopped"], file=sys.stderr)
+        print(f"{result.summary['stopped']}; see {out}/federation/parties/*/events.jsonl", file=sys.stderr)
         return 1
     return 0
 
@@ -98,6 +97,7 @@ def party(
     partition: Annotated[int, typer.Option(min=0, help="Passed to the app's data(); its meaning is the app's.")] = 0,
     partitions: Annotated[int, typer.Option(min=1, help="Passed to the app's data() too.")] = 1,
     poll: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks for a request.")] = 0.5,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to go on trying where one is not let in.")] = 150.0,
 ) -> int:
     """Take part as one party, with one's own copy of the app; the server's is not even fetched."""
     _need_flower()
@@ -106,7 +106,7 @@ def party(
 
     load_policy(policy)  # a mistake in it shows now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
-    serve(load_client(app_), superlink, root_certificates, key, config, poll)
+    serve(load_client(app_), superlink, root_certificates, key, config, poll, patience)
     return 0
 
 

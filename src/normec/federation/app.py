@@ -35,6 +35,7 @@ from .policy import load_policy
 from .roster import gather
 from .serving import serve
 from .settings import Settings
+from .terms import PlanTerms
 from .wire import Refusal, WireError, to_fields
 from .work import ProblemWork
 
@@ -60,11 +61,12 @@ def client_app(task: Task) -> ClientApp:
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
-    app, work = ClientApp(), _Work(task)
+    app, works = ClientApp(), dict[tuple[int, int], _Work]()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        party = _party(context.node_config, work)
+        which = _partition(context.node_config)
+        party = _party(context.node_config, works.setdefault(which, _Work(task, *which)))
         try:
             answer = party.answer(from_records(message.content, party.policy.largest_model))
         except WireError as error:
@@ -169,16 +171,16 @@ def _problem(task: Task, records: Dataset[Any], model: nn.Module | None = None) 
 
 
 class _Work:
-    """A party's data and model, loaded when first asked for and kept while the process lives."""
+    """A party's data and model, loaded when a gradient is first asked for and kept while the process lives."""
 
-    def __init__(self, task: Task) -> None:
-        self._task, self._made = task, dict[tuple[int, int], ProblemWork]()
+    def __init__(self, task: Task, partition: int, partitions: int) -> None:
+        self._task, self._which = task, (partition, partitions)
+        self._made: ProblemWork | None = None
 
-    def of(self, partition: int, partitions: int) -> ProblemWork:
-        key = (partition, partitions)
-        if key not in self._made:
-            self._made[key] = ProblemWork(_problem(self._task, self._task.data(partition, partitions)))
-        return self._made[key]
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
+        if self._made is None:
+            self._made = ProblemWork(_problem(self._task, self._task.data(*self._which)))
+        return self._made.gradient(x, index, round, plan)
 
 
 def _party(node_config: Mapping[str, Any], work: _Work) -> Party:
@@ -189,13 +191,15 @@ def _party(node_config: Mapping[str, Any], work: _Work) -> Party:
                 f"a party needs {name} in its own --node-config, e.g. "
                 '\'partition-id=0 num-partitions=5 folder="/srv/party" policy="/srv/party/policy.toml"\''
             )
-    partition, partitions = (
-        node_config.get(name, default) for name, default in (("partition-id", 0), ("num-partitions", 1))
-    )
+    return Party(node_config["folder"], load_policy(node_config["policy"]), work)
+
+
+def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
+    """What a party hands to the app's data(); its meaning is the app's."""
+    partition, partitions = node_config.get("partition-id", 0), node_config.get("num-partitions", 1)
     at_least(0, **{"partition-id": partition})
     at_least(1, **{"num-partitions": partitions})
-    policy = load_policy(node_config["policy"])
-    return Party(node_config["folder"], policy, work.of(int(partition), int(partitions)))
+    return int(partition), int(partitions)
 
 
 def _wait_for(out: Path) -> None:

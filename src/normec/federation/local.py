@@ -1,7 +1,7 @@
 """A whole federation on this machine: a SuperLink, a process a party, a run; over TLS, and nothing left behind.
 
 OUT/            the run's folder, as any other run's
-OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ app/ (if none was given) parties/party-I/
+OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ digits/ (an app, if none was given) parties/party-I/
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..atomic import write_atomic
 from ..callbacks import Callback
 from ..errors import Interrupted, UsageError
 from ..history import History
-from ..lab import methods, runs
+from ..lab import build, methods, runs
 from ..lab.config import load
 from . import certificates, superlink
 from .processes import Processes, free_port
@@ -51,7 +51,7 @@ class Federation:
     def __init__(self, asked: Asked) -> None:
         self.out, self.home = asked.out.resolve(), asked.out.resolve() / "federation"
         self._asked = asked
-        self.app = asked.app.resolve() if asked.app is not None else self.home / "app"
+        self.app = asked.app.resolve() if asked.app is not None else self.home / "digits"
         if asked.app is None and not self.app.exists():
             write_app(self.app)
         self.config = {**asked.config, "out": str(self.out), "parties": asked.parties}
@@ -114,9 +114,10 @@ class Federation:
             command += ["--partition", str(i), "--partitions", str(self._asked.parties)]
         self.processes.start(self.name(i), command, environment)
 
-    def start_run(self) -> int:
+    def start_run(self, **config: Any) -> int:
+        """Start a run, with settings on top of what was asked for; returns Flower's number of it."""
         with self.control() as control:
-            return control.start(self.app, self.config)
+            return control.start(self.app, {**self.config, **config})
 
     def check(self, names: Sequence[str] | None = None) -> None:
         """Raise if one of the processes has ended."""
@@ -152,8 +153,11 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
 
     federation = Federation(asked)
     config = run_config(federation.settings, federation.settings.name, "")
-    if (asked.out / "summary.json").exists() and runs.read(asked.out).summary["status"] == "finished":
-        return runs.read(asked.out)
+    if (asked.out / "config.toml").exists():
+        model = load(asked.out / "config.toml").model  # known to the app alone
+        known = runs.held(asked.out, config.model_copy(update={"model": model}))
+        if known is not None and known.summary["status"] == "finished":
+            return known
     try:
         with federation:
             federation.start_superlink(patient)
@@ -167,7 +171,7 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
                     patient()
                     federation.check()
                     follower.look()
-                    time.sleep(0.5)
+                    time.sleep(1)
             follower.look()
             if outcome:
                 raise ChildProcessError(f"the server {outcome}; see {federation.processes.log('superlink')}")
@@ -202,8 +206,8 @@ def agreeing(settings: Settings) -> dict[str, Any]:
         "allow_without_noise": not config.private,
         "report_loss": not config.private,
     }
-    if config.private:  # a given sigma is a run without a target: the party then keeps no budget, only its account
-        policy["epsilon"] = (config.epsilon or 8.0) * (1 + 1e-6) if config.sigma is None else 1e6
+    if config.private:  # twice the run's: a message that a kill left paid for and unsent counts all the same
+        policy["epsilon"] = 2 * (config.epsilon or build.DEFAULT_EPSILON) if config.sigma is None else 1e6
     return policy
 
 

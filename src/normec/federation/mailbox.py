@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,9 @@ from .wire import Fields, Request, WireError, to_fields
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
+
+
+CROWD = 8  # answers waited for at once before one looks less often
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,8 @@ class Mailbox:
         self._grid, self._poll, self._largest = grid, poll_seconds, largest
         self._letters: queue.Queue[Letter] = queue.Queue()
         self._closed = threading.Event()
+        self._watching, self._counting = 0, threading.Lock()
+        self._sending = threading.BoundedSemaphore(CROWD)
 
     def __enter__(self) -> Mailbox:
         return self
@@ -47,21 +54,8 @@ class Mailbox:
 
     def post(self, requests: Mapping[int, Request], ttl: float) -> None:
         """Send each node its request; answers are looked for until `ttl` seconds have passed."""
-        from flwr.app import Message
-
-        nodes = list(requests)
-        messages = [
-            Message(to_records(to_fields(requests[node])), node, "train", group_id=str(requests[node].round), ttl=ttl)
-            for node in nodes
-        ]
-        if not messages:
-            return
-        for node, identifier in zip(nodes, self._grid.push_messages(messages), strict=True):
-            asked = (node, requests[node].round)
-            if identifier:
-                threading.Thread(target=self._watch, args=(*asked, identifier, ttl), daemon=True).start()
-            else:
-                self._letters.put(Letter(*asked, None, "Flower did not take the request"))
+        for node, request in requests.items():
+            threading.Thread(target=self._exchange, args=(node, request, ttl), daemon=True).start()
 
     def next(self, seconds: float) -> Letter | None:
         """The next letter, None if none comes in time."""
@@ -70,19 +64,34 @@ class Mailbox:
         except queue.Empty:
             return None
 
-    def _watch(self, node: int, round: int, identifier: str, ttl: float) -> None:
-        waited = 0.0
-        while not self._closed.wait(self._poll):
-            waited += self._poll
-            try:
-                for message in self._grid.pull_messages([identifier]):
-                    self._letters.put(self._opened(node, round, message))
-                    return
-            except Exception as error:  # Flower's own reader met what a stranger sent
-                self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
+    def _exchange(self, node: int, request: Request, ttl: float) -> None:
+        """Send a request and wait for what comes of it."""
+        import httpx
+        from flwr.app import Message
+
+        until, round = time.monotonic() + ttl, request.round
+        with self._counting:
+            self._watching += 1
+        try:
+            with self._sending:
+                message = Message(to_records(to_fields(request)), node, "train", group_id=str(round), ttl=ttl)
+                (identifier,) = self._grid.push_messages([message])
+            if not identifier:
+                self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
                 return
-            if waited > ttl:
-                return
+            # The more are waited for, the less often each is looked for: the SuperLink has one process.
+            while not self._closed.wait(self._poll * max(1.0, self._watching / CROWD)) and time.monotonic() < until:
+                with suppress(httpx.HTTPError):  # a SuperLink out of breath; Flower has tried again already
+                    for answer in self._grid.pull_messages([identifier]):
+                        self._letters.put(self._opened(node, round, answer))
+                        return
+        except httpx.HTTPError:
+            self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+        except Exception as error:  # Flower's own reader met what a stranger sent
+            self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
+        finally:
+            with self._counting:
+                self._watching -= 1
 
     def _opened(self, node: int, round: int, message: Message) -> Letter:
         from flwr.common.constant import ErrorCode

@@ -14,7 +14,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,12 @@ def serve(
     key: Path,
     node_config: Mapping[str, Any],
     poll_seconds: float = 0.5,
+    patience: float = 150.0,
 ) -> None:
-    """Answer the server's requests until SIGINT or SIGTERM; a server that is away is waited for."""
+    """Answer the server's requests until SIGINT or SIGTERM; a server that is away is waited for.
+
+    `patience`: how many seconds to go on trying where the server does not let the party in.
+    """
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.common.constant import ErrorCode
     from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
@@ -44,6 +48,7 @@ def serve(
     trusted = _read(root_certificates, "the authority's certificate")
     with (
         _Signals() as signals,
+        _arrived(superlink, trusted, private, key.with_name(key.name + ".node"), patience),
         http_request_response(superlink, False, trusted, (private, private.public_key())) as connection,
     ):
         node, receive, send, _, _, pull_object, push_object, confirm = connection
@@ -76,6 +81,50 @@ def serve(
                 _push(reply, time.monotonic() - began, send, push_object)
             except RunNotRunningException:
                 time.sleep(poll_seconds)
+
+
+@contextmanager
+def _arrived(superlink: str, trusted: bytes, private: Any, number: Path, patience: float) -> Iterator[None]:
+    """Make sure that the server will let the party in.
+
+    A party that was killed counts as present for another minute, and Flower lets nobody in twice. So the number that
+    the party had is kept beside its key, and signed off first.
+    """
+    import httpx
+    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    signed = NodeAuthHttpInterceptor(private, private.public_key())
+    interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
+    hello = ActivateNodeRequest(
+        public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+    )
+    until = time.monotonic() + patience
+    with FleetHttpClient.from_server_address(superlink, False, trusted, interceptors=interceptors) as client:
+        while True:
+            try:
+                if number.exists():
+                    with suppress(httpx.HTTPStatusError, ValueError):
+                        client.DeactivateNode(DeactivateNodeRequest(node_id=int(number.read_text())))
+                found = client.ActivateNode(hello).node_id
+                client.DeactivateNode(DeactivateNodeRequest(node_id=found))
+                with suppress(OSError):  # a folder of keys may well be read-only; the next start then takes a minute
+                    number.write_text(f"{found}\n")
+                break
+            except httpx.TransportError as error:
+                print(f"waiting for the server at {superlink}: {error}", flush=True)
+            except httpx.HTTPStatusError:
+                if time.monotonic() > until:
+                    raise UsageError(
+                        f"the server at {superlink} does not let this party in: its key is not registered there, "
+                        "or another process uses it"
+                    ) from None
+            time.sleep(1)
+    yield
 
 
 def load_client(app: Path) -> ClientApp:

@@ -11,7 +11,7 @@ from ..errors import UsageError
 QUIET = {  # nothing leaves for Flower's servers, nothing is installed in the middle of a federation
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
 }
 
 
