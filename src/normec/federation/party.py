@@ -1,7 +1,7 @@
 """A party: answers the server's requests under its own policy, with its memory and its account on its own disk.
 
-A round, in order: read the request → the policy → what the server has of this party (`reconciling`) → the gradient → the
-message → pay in the account, synced to the disk → the new state with the noisy message in one atomic step → send.
+A round, in order: read the request → the policy → what the server has of this party (`reconciling`) → the gradient →
+the message → pay in the account, synced to the disk → the new state with the noisy message in one atomic step → send.
 
 - A message that was made is sent again, bit for bit, until the server says that it was accepted or dropped: no second
   payment, no second noise. Only then the memory takes it. So memory and server agree whatever is lost in between.
@@ -197,6 +197,7 @@ class Party:
             clean=state.clean + (paying is None),
             pending=Pending(
                 round=request.round,
+                terms=terms.cover,
                 digest=chained(state.digest, step, sent.numpy()),
                 sent=sent,
                 taken=sent if terms.memory == "noisy" else message,
