@@ -19,6 +19,7 @@ import dataclasses
 import logging
 import secrets
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class Party:
             return state
         if price is None:
             return self._reply(request, state) if state.pending else self._message(path, request, method, state, None)
-        with PartyAccount(self.folder, self.policy.unit, self.policy.relation) as account:
+        with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
             due = max(state.paid, request.record.accepted + request.record.lost - state.clean)
             sigma = request.privacy.sigma
             charged = account.recover(request.run, request.node, due, price, sigma)
