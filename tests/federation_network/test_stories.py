@@ -111,7 +111,7 @@ def test_a_node_that_was_not_registered_is_refused(stage: Stage) -> None:
 
 
 def test_two_hundred_malformed_messages_of_twenty_kinds(stage: Stage) -> None:
-    federation, rounds = stage.federation, 10
+    federation, rounds = stage.federation, 11  # of twenty messages each
     keys = [stage.folder / "hostile" / str(i) for i in range(len(KINDS))]
     with federation.control() as control:
         for key in keys:

@@ -94,7 +94,7 @@ def server_app(task: Task) -> ServerApp:
 def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     """One run over `grid`, from the start or from where its folder says it stopped."""
     model, test = task.model(), task.test()
-    out, config = Path(settings.out), settings_of_run.run_config(settings, settings.name, type(model).__name__)
+    out, config = Path(settings.out), settings.run.model_copy(update={"model": type(model).__name__})
     _wait_for(out)
     if (out / "config.toml").exists():
         known = runs.held(out, config)

@@ -26,7 +26,7 @@ from ..lab.config import load
 from . import certificates, superlink
 from .processes import Processes, free_port
 from .scaffold import write_app
-from .settings import Settings, read, run_config
+from .settings import Settings, read
 from .watching import Follower
 
 STARTING = 300.0  # seconds for a SuperLink to answer
@@ -161,7 +161,7 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
             raise Interrupted
 
     federation = Federation(asked)
-    config = run_config(federation.settings, federation.settings.name, "")
+    config = federation.settings.run
     if (asked.out / "config.toml").exists():
         model = load(asked.out / "config.toml").model  # known to the app alone
         known = runs.held(asked.out, config.model_copy(update={"model": model}))
@@ -203,7 +203,7 @@ def app_config(app: Path) -> dict[str, Any]:
 
 def agreeing(settings: Settings) -> dict[str, Any]:
     """A policy under which a party takes part in just this run: for trying out, where all parties are one's own."""
-    config = run_config(settings, settings.name, "")
+    config = settings.run
     policy: dict[str, Any] = {
         "delta": config.delta,
         "unit": config.unit,
