@@ -83,3 +83,12 @@ def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
 def test_other_commands_do_not_load_flower() -> None:
     code = "import sys, normec.cli.app, normec.federation; sys.exit('flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
+
+
+def test_without_flower_the_command_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['flwr'] = None; from normec.cli.app import run; sys.exit(run(['federation', 'local']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], timeout=300, check=False, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "pip install 'normec[federation]'" in ended.stderr
