@@ -26,10 +26,11 @@ from ..lab.config import load
 from . import certificates, superlink
 from .processes import Processes, free_port
 from .scaffold import write_app
-from .settings import Settings, read, run_config
+from .settings import Settings, read
 from .watching import Follower
 
-STARTING = 120.0  # seconds for a SuperLink to answer
+STARTING = 300.0  # seconds for a SuperLink to answer
+ATTEMPTS = 3
 SCRIPTS = Path(sys.executable).parent
 
 
@@ -73,11 +74,19 @@ class Federation:
 
     def start_superlink(self, patient: Callable[[], None], port: int | None = None, database: bool = False) -> None:
         """Start a SuperLink on a free port, or on `port`, and wait until it answers. `patient` may end the waiting."""
-        tls, chosen = self._tls, port if port is not None else free_port()
-        kept = self.home / "superlink.db" if database else None
-        command = superlink.command(tls.certificate, tls.key, tls.authority, chosen, kept)
+        for attempt in range(ATTEMPTS):  # somebody else may have taken the port meanwhile
+            try:
+                self._start_superlink(patient, free_port() if port is None else port, database)
+                break
+            except ChildProcessError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+
+    def _start_superlink(self, patient: Callable[[], None], port: int, database: bool) -> None:
+        tls, kept = self._tls, self.home / "superlink.db" if database else None
+        command = superlink.command(tls.certificate, tls.key, tls.authority, port, kept)
         self.processes.start("superlink", [str(SCRIPTS / command[0]), *command[1:]])
-        self.address = f"127.0.0.1:{chosen}"
+        self.address = f"127.0.0.1:{port}"
         until = time.monotonic() + STARTING
         with self.control() as control:
             while not control.ready():
@@ -85,7 +94,7 @@ class Federation:
                 self.check(["superlink"])
                 if time.monotonic() > until:
                     raise TimeoutError(f"the SuperLink did not answer within {STARTING:g} s")
-                time.sleep(0.1)
+                time.sleep(0.2)
 
     def register(self) -> None:
         """Every party gets a key and is let in, in the order of its number."""
@@ -152,7 +161,7 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
             raise Interrupted
 
     federation = Federation(asked)
-    config = run_config(federation.settings, federation.settings.name, "")
+    config = federation.settings.run
     if (asked.out / "config.toml").exists():
         model = load(asked.out / "config.toml").model  # known to the app alone
         known = runs.held(asked.out, config.model_copy(update={"model": model}))
@@ -194,7 +203,7 @@ def app_config(app: Path) -> dict[str, Any]:
 
 def agreeing(settings: Settings) -> dict[str, Any]:
     """A policy under which a party takes part in just this run: for trying out, where all parties are one's own."""
-    config = run_config(settings, settings.name, "")
+    config = settings.run
     policy: dict[str, Any] = {
         "delta": config.delta,
         "unit": config.unit,
