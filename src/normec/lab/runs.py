@@ -67,7 +67,7 @@ def steps(
     if known is not None and known.summary["status"] == "finished":
         return known
     problem = build.problem(config) if problem is None else problem
-    method = methods.build(config, len(problem.x0))
+    method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     keeper = _Keeper(folder, config)
     try:
         rounds = prepare(problem, method, out=folder, callbacks=[keeper, *callbacks], **build.training(config))

@@ -32,7 +32,7 @@ def measure(settings: dict[str, Any], seed: int, validation: float, by: str, why
     """
     config: RunConfig = make({**settings, "seed": seed, "validation": validation})
     problem = _problem(build.known_by(config), config, str(build.device(config.device)))
-    method = methods.build(config, len(problem.x0))
+    method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     asked = build.training(config)
     asked |= {"log_every": config.rounds, "evaluate_every": config.rounds}
     try:
