@@ -10,7 +10,7 @@ from click import ClickException
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, UsageError
-from . import bench, compare, data, privacy, report, reproduce, results, sweep, theory, train, ui
+from . import bench, compare, data, privacy, replay, report, reproduce, results, sweep, theory, train, ui
 
 app = typer.Typer(
     name="normec",
@@ -29,6 +29,7 @@ app.command("report")(report.report)
 app.command("ui")(ui.ui)
 app.add_typer(data.app, name="data")
 app.add_typer(privacy.app, name="privacy")
+app.add_typer(replay.app, name="replay")
 app.add_typer(theory.app, name="theory")
 
 

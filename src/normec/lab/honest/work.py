@@ -75,20 +75,16 @@ def read(study: Study, out: Path) -> list[Record]:
     path = out / f"{study.name}.jsonl"
     if not path.exists():
         return []
-    found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            record = json.loads(line)
-            check(study, record)
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"line {number} of {path} is not a record of {study.name}: {error}; remove it") from None
-        found.append(record)
-    return found
+    return [parse(study, line, str(path)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def check(study: Study, record: Record) -> None:
-    """Refuse a record whose settings are not those of the study's cell."""
-    place = place_of(record)
+def parse(study: Study, line: str, where: str) -> Record:
+    """A record that fits its study; one whose settings are not those of the study's cell is refused."""
+    try:
+        record: Record = json.loads(line)
+        place = place_of(record)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{where} has a line that is no record of {study.name}: {error!r}; remove it") from None
     if place not in study.cells():
         raise UsageError(
             f"{study.name} has no cell {place.key}; its cells are over {study.epsilons} and {study.splits}"
@@ -100,6 +96,7 @@ def check(study: Study, record: Record) -> None:
                 f"{study.name}, {place.key}: {name} is {record.get(name)!r} in the record, {value!r} in the study; "
                 "run the cell again"
             )
+    return record
 
 
 def write(study: Study, out: Path, records: Iterable[Record]) -> None:
