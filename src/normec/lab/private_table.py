@@ -17,6 +17,7 @@ from typing import Any
 from ..atomic import write_atomic
 from .honest import tuned
 from .honest.contenders import CONTENDERS
+from .honest.page import grids
 from .honest.work import percent
 
 
@@ -50,28 +51,9 @@ def table(
             write_atomic(kept, "".join(json.dumps(one) + "\n" for one in sorted(done, key=_order)))
             report(f"{cell['split']}  ε = {cell['epsilon']:g}  {cell['method']}: {percent(cell)}")
     shown = [cell for cell in done if (cell["data"], cell["clients"]) == (data, clients)]
-    write_atomic(folder / "table.md", markdown(shown, trials))
+    alike = [cell for cell in shown if cell["trials"] == trials]
+    write_atomic(folder / "table.md", "\n".join(grids(alike)))
     return folder / "table.md"
-
-
-def markdown(cells: Sequence[dict[str, Any]], trials: int) -> str:
-    """One table a split: methods down, ε across."""
-    lines = []
-    for split in sorted({cell["split"] for cell in cells}):
-        held = {(c["method"], c["epsilon"]): c for c in cells if c["split"] == split and c["trials"] == trials}
-        epsilons = sorted({epsilon for _, epsilon in held})
-        lines += [f"| {split} | " + " | ".join(f"ε = {e:g}" for e in epsilons) + " |"]
-        lines += ["| --- |" + " --- |" * len(epsilons)]
-        best = {e: max(held[n, e]["accuracy"] for n in CONTENDERS if (n, e) in held) for e in epsilons}
-        for name in CONTENDERS:
-            row = []
-            for epsilon in epsilons:
-                cell = held.get((name, epsilon))
-                text = percent(cell) if cell else "not run"
-                row.append(f"**{text}**" if cell and cell["accuracy"] == best[epsilon] else text)
-            lines.append(f"| {name} | " + " | ".join(row) + " |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def _cell(name: str, where: dict[str, Any], trials: int) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def _cell(
 
 
 def _halved(cell: Planned, base: Protocol) -> Planned:
-    """The first half of a private run: as many epochs as the paper's short runs, with the noise of the full one."""
+    """A private run of as many epochs as the paper's short ones, with the noise of its full ones."""
     length = "epochs" if base.round == "epoch" else "rounds"
     return replace(cell, config=make({**cell.config.model_dump(exclude_none=True), length: base.short_rounds}))
 

@@ -24,6 +24,7 @@ from .plan import Planned
 Record = dict[str, Any]
 FOLDER = "cells"
 DONE = ("finished", "diverged")
+PRIVACY = ("epsilon", "delta", "sigma", "releases", "is_target", "statement")
 KEYS = (
     "name",
     "part",
@@ -51,7 +52,7 @@ def made(cell: Planned, outcome: Outcome, base: Protocol) -> Record:
         ]
         value, epoch = max(known, key=lambda one: (one[0], -one[1]), default=(None, None))
         best |= {column: value, f"{column}_epoch": epoch}
-    ended = outcome.status == "finished"
+    ended, privacy = outcome.status == "finished", summary.get("privacy")
     versions = {**summary.get("versions", {}), "cuda": torch.version.cuda}
     return {
         "name": cell.name,
@@ -62,7 +63,7 @@ def made(cell: Planned, outcome: Outcome, base: Protocol) -> Record:
         "seed": cell.seed,
         "final": {column: curve[column][-1] if ended else None for column in ("test", "held_out", "loss")},
         "best": best,
-        "privacy": summary.get("privacy"),
+        "privacy": {key: privacy[key] for key in PRIVACY} if privacy is not None else None,
         "command": f"normec replay run {cell.name}",
         "device": summary.get("device"),
         "engine": summary.get("engine"),

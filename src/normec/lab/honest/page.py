@@ -1,0 +1,227 @@
+"""The studies on a page: a table each, who wins where and by how much, and what the estimates were made of."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...atomic import write_atomic
+from ..tables import to_csv
+from .contenders import CONTENDERS
+from .studies import STUDIES, Place, Study
+from .work import Record, percent, place_of, read
+
+NOT_RUN = "not run"
+COLUMNS = ("gradient", "estimate", "noise", "cosine", "memory_error")
+FORGETS = "NormEC, forgetting"
+PAPER = tuple(name for name, one in CONTENDERS.items() if one.remembers and name != FORGETS)
+DIRECT = tuple(name for name, one in CONTENDERS.items() if not one.remembers)
+INTRODUCTION = (
+    "Every client is protected against a server that sees only sums (client level, zero-out, secure sum), with exact ε "
+    "at δ = 1e-5; all clients take part in every round. For each ε and split every method got the same number of "
+    "settings, drawn at random from its own ranges (rounds, step size, β or τ, forgetting), judged on a fifth of the "
+    "training records held out; the best was trained anew on all training records with other seeds and is reported on "
+    "the test set: mean ± standard deviation, in percent. The tuning itself is not covered by the guarantee. Every "
+    "record belongs to one client: none is reused."
+)
+
+
+def grids(records: Sequence[Record], splits: Iterable[str] = (), epsilons: Iterable[float] = ()) -> list[str]:
+    """One table a split, methods down, ε across, the best in bold; of the splits and ε given, else of all there are."""
+    lines = []
+    for split in splits or sorted({one["split"] for one in records}):
+        held = {(one["method"], one["epsilon"]): one for one in records if one["split"] == split}
+        across = sorted(epsilons or {epsilon for _, epsilon in held})
+        best = {e: max((one["accuracy"] for (_, at), one in held.items() if at == e), default=None) for e in across}
+        lines += [f"| {split} | " + " | ".join(f"ε = {e:g}" for e in across) + " |", "| --- |" + " --- |" * len(across)]
+        for name in CONTENDERS:
+            row = [_shown(held.get((name, epsilon)), best[epsilon]) for epsilon in across]
+            lines.append(f"| {name} | " + " | ".join(row) + " |")
+        lines.append("")
+    return lines
+
+
+def _shown(record: Record | None, best: float | None) -> str:
+    if record is None:
+        return NOT_RUN
+    return f"**{percent(record)}**" if record["accuracy"] == best else percent(record)
+
+
+def write(folder: Path) -> list[Path]:
+    """README.md and honest.csv from the records in `folder`."""
+    held = {name: read(study, folder) for name, study in STUDIES.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "README.md", folder / "honest.csv"]
+    write_atomic(paths[0], "\n".join(lines(held)).rstrip() + "\n")
+    write_atomic(paths[1], to_csv([_row(one) for records in held.values() for one in records]))
+    return paths
+
+
+def lines(held: Mapping[str, Sequence[Record]]) -> list[str]:
+    found = ["# What honest privacy gives", "", INTRODUCTION, ""]
+    found += [f"    normec privacy study {next(iter(STUDIES))}     # goes on where it stopped", ""]
+    found += ["## Who wins", "", *_winners(held), "", *_sides(held), "", "## Why", "", *_why(held), ""]
+    for name, study in STUDIES.items():
+        found += _study(study, held[name])
+    return [*found, "All numbers: [honest.csv](honest.csv)."]
+
+
+def _study(study: Study, records: Sequence[Record]) -> list[str]:
+    what = "area under the ROC curve" if study.effort.by == "area" else "accuracy"
+    effort = study.effort
+    seeds = f"{len(effort.tuning_seeds)} seed{'s' if len(effort.tuning_seeds) > 1 else ''} each"
+    found = [f"## {study.name}", "", f"{study.shows[0].upper()}{study.shows[1:]}; test {what}."]
+    found[-1] += f" {effort.trials} settings a method, {seeds}; tested with {len(effort.test_seeds)} seeds."
+    found[-1] += "".join(f" {note}." for note in study.notes)
+    if not records:
+        return [*found, "", "Not run.", ""]
+    return [*found, "", *grids(records, study.splits, study.epsilons)]
+
+
+def _by_place(held: Mapping[str, Sequence[Record]]) -> dict[Place, dict[str, Record]]:
+    """The records of each study, split and ε of which all methods have run."""
+    found: dict[Place, dict[str, Record]] = {}
+    for records in held.values():
+        for one in records:
+            place = Place(one["study"], "", one["epsilon"], one["split"])
+            found.setdefault(place, {})[one["method"]] = one
+    return {place: methods for place, methods in found.items() if len(methods) == len(CONTENDERS)}
+
+
+def _winners(held: Mapping[str, Sequence[Record]]) -> list[str]:
+    """The best method of each place, and its lead over the second."""
+    places = _by_place(held)
+    if not places:
+        return ["Not run."]
+    across = sorted({place.epsilon for place in places})
+    found = ["| study, split | " + " | ".join(f"ε = {e:g}" for e in across) + " |", "| --- |" + " --- |" * len(across)]
+    for study, split in dict.fromkeys((place.study, place.split) for place in places):
+        row = [_lead(places.get(Place(study, "", epsilon, split))) for epsilon in across]
+        found.append(f"| {study}, {split} | " + " | ".join(row) + " |")
+    return found
+
+
+def _lead(methods: Mapping[str, Record] | None) -> str:
+    if methods is None:
+        return NOT_RUN
+    first, second = sorted(methods.values(), key=lambda one: -one["accuracy"])[:2]
+    return f"{first['method']} (+{100 * (first['accuracy'] - second['accuracy']):.1f})"
+
+
+def _best(methods: Mapping[str, Record], names: Iterable[str]) -> Record:
+    return max((methods[name] for name in names), key=lambda one: float(one["accuracy"]))
+
+
+def _sides(held: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Error feedback as in the paper, and with forgetting, against methods without: how often each is ahead."""
+    places = _by_place(held)
+    found = []
+    for title, names in (("Error feedback as in the paper", PAPER), ("NormEC with forgetting", (FORGETS,))):
+        for split in dict.fromkeys(place.split for place in places):
+            leads = {
+                place: _difference(_best(methods, names), _best(methods, DIRECT))
+                for place, methods in places.items()
+                if place.split == split
+            }
+            ahead = [place for place, (lead, noise) in leads.items() if lead > noise]
+            behind = [place for place, (lead, noise) in leads.items() if lead < -noise]
+            middle = statistics.median(100 * lead for lead, _ in leads.values())
+            found.append(
+                f"- **{title}, {split}**: against the better DP-SGD, ahead in {len(ahead)} of {len(leads)} places, "
+                f"behind in {len(behind)}, level in the others; median lead {middle:+.1f} points."
+            )
+    level = "Level: the difference is within the two spreads (their root sum of squares), from few seeds."
+    return [*found, "", level] if found else []
+
+
+def _difference(one: Record, other: Record) -> tuple[float, float]:
+    return one["accuracy"] - other["accuracy"], (one["spread"] ** 2 + other["spread"] ** 2) ** 0.5
+
+
+def _why(held: Mapping[str, Sequence[Record]]) -> list[str]:
+    """What ĝ was made of at the end of the chosen runs, as medians over all places."""
+    places = _by_place(held)
+    if not places:
+        return ["Not run."]
+    found = [
+        "At the end of the test runs of the chosen settings, medians over all places above. `noise / ∇f`: the norm of "
+        "the noise in ĝ beside that of the true gradient; with error feedback it is all the noise gathered so far, "
+        "without it is that of one round. `memory error / ∇f`: how far the clients' memories are from their gradients. "
+        "`cosine`: of ĝ and ∇f.",
+        "",
+        "| method | split | noise / ∇f | memory error / ∇f | cosine | β or τ | rounds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in CONTENDERS:
+        for split in dict.fromkeys(place.split for place in places):
+            own = [methods[name] for place, methods in places.items() if place.split == split]
+            ended = [one for one in own if one.get("gradient")]
+            if ended:
+                found.append(_anatomy(name, split, ended))
+    return [
+        *found,
+        "",
+        "Error feedback repairs a bias, and pays with noise that adds up in ĝ: at small β less of it, but then the "
+        "memories follow slowly. Where the noise in ĝ is several times the gradient, the bias that direct "
+        "normalisation or clipping has is the smaller evil. Forgetting bounds the noise, at the price of a small bias.",
+    ]
+
+
+def _anatomy(name: str, split: str, ended: Sequence[Record]) -> str:
+    def middle(values: Iterable[Any]) -> str:
+        known = [float(value) for value in values if value is not None]
+        return f"{statistics.median(known):.2g}" if known else "–"
+
+    chosen = [one["chosen"] for one in ended]
+    row = [
+        middle(one["noise"] / one["gradient"] for one in ended),
+        middle(one["memory_error"] / one["gradient"] for one in ended if "memory_error" in one),
+        middle(one["cosine"] for one in ended),
+        middle(one.get("beta", one.get("tau")) for one in chosen),
+        middle(one["rounds"] for one in chosen),
+    ]
+    return f"| {name} | {split} | " + " | ".join(row) + " |"
+
+
+def standing(folder: Path) -> str:
+    """How many of the studies' cells have run."""
+    done = sum(len(read(study, folder)) for study in STUDIES.values())
+    return f"{done} of {sum(len(study.cells()) for study in STUDIES.values())}"
+
+
+def summary(folder: Path) -> list[str]:
+    """For the project's README: the best method of each place."""
+    held = {name: read(study, folder) for name, study in STUDIES.items()}
+    if not _by_place(held):
+        return ["**What honest privacy gives**: not run yet; `normec privacy study all` runs it."]
+    page = f"[docs/replay/honest]({(folder / 'README.md').as_posix()})"
+    head = "client level, zero-out, secure sum, exact ε, every method tuned alike; lead over the second in points."
+    return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(held)]
+
+
+def _row(record: Record) -> dict[str, Any]:
+    place = place_of(record)
+    chosen = record["chosen"]
+    return {
+        "study": place.study,
+        "split": place.split,
+        "epsilon": place.epsilon,
+        "method": place.method,
+        "by": record["by"],
+        "value": round(record["accuracy"], 6),
+        "spread": round(record["spread"], 6),
+        "loss": _digits(record.get("loss")),
+        "trials": record["trials"],
+        "rounds": chosen["rounds"],
+        "lr": chosen["lr"],
+        "beta": chosen.get("beta"),
+        "tau": chosen.get("tau"),
+        "decay": chosen.get("decay"),
+        **{column: _digits(record.get(column)) for column in ("exact_epsilon", "sigma", *COLUMNS)},
+    }
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
