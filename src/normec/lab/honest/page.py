@@ -17,6 +17,7 @@ NOT_RUN = "not run"
 COLUMNS = ("gradient", "estimate", "noise", "cosine", "memory_error")
 FORGETS = "NormEC, forgetting"
 PAPER = tuple(name for name, one in CONTENDERS.items() if one.remembers and name != FORGETS)
+BARE = "DP-SGD, norm"
 DIRECT = tuple(name for name, one in CONTENDERS.items() if not one.remembers)
 INTRODUCTION = (
     "Every client is protected against a server that sees only sums (client level, zero-out, secure sum), with exact ε "
@@ -24,7 +25,25 @@ INTRODUCTION = (
     "settings, drawn at random from its own ranges (rounds, step size, β or τ, forgetting), judged on a fifth of the "
     "training records held out; the best was trained anew on all training records with other seeds and is reported on "
     "the test set: mean ± standard deviation, in percent. The tuning itself is not covered by the guarantee. Every "
-    "record belongs to one client: none is reused."
+    "record belongs to one client: none is reused. A dozen settings are few: a method with "
+    "more of them to choose is at a disadvantage, and a single tuning seed lets chance in."
+)
+
+FLOOR = (
+    "Without SN a run moves x by γ times the sum of its directions. With T rounds at a given ε the noise in their mean "
+    "has norm √d/(μn), whatever T, beside a mean of length at most 1 (in units of the largest message; μ is the "
+    "guarantee as Gaussian DP, d the dimension, n the clients). With error feedback the same noise stays in ĝ for all "
+    "later rounds: the sum of the directions then holds 2/√3 = 1.15 times as much beside the longest that it can be, "
+    "and more once the memories have arrived at the gradients, for then the signal stops growing and the noise does "
+    "not. So under noise error feedback can gain only by repairing a bias, and must gain more than it pays. "
+    "The noise by study:",
+)
+MADE_OF = (
+    "At the end of the test runs of the chosen settings, medians over the places above. `noise / ∇f`: the norm of the "
+    "noise in ĝ beside the true gradient; with error feedback it is all that has been gathered and stays, without it "
+    "is one round's and new each time, so the two kinds are not to be compared. `memory error / ∇f`: how far the "
+    "clients' memories are from their gradients; near 1 or above, the β that served best is so small that the memories "
+    "have not arrived. `cosine`: of ĝ and ∇f.",
 )
 
 
@@ -141,38 +160,38 @@ def _difference(one: Record, other: Record) -> tuple[float, float]:
 
 
 def _why(held: Mapping[str, Sequence[Record]]) -> list[str]:
-    """What ĝ was made of at the end of the chosen runs, as medians over all places."""
+    """The noise that no method escapes, and what ĝ was made of at the end of the chosen runs."""
     places = _by_place(held)
     if not places:
         return ["Not run."]
-    found = [
-        "At the end of the test runs of the chosen settings, medians over all places above. `noise / ∇f`: the norm of "
-        "the noise in ĝ beside that of the true gradient; with error feedback it is all the noise gathered so far, "
-        "without it is that of one round. `memory error / ∇f`: how far the clients' memories are from their gradients. "
-        "`cosine`: of ĝ and ∇f.",
-        "",
-        "| method | split | noise / ∇f | memory error / ∇f | cosine | β or τ | rounds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    found = [*FLOOR, "", *_floors(places), "", *MADE_OF, ""]
+    found += ["| method | split | noise / ∇f | memory error / ∇f | cosine | β or τ | rounds |"]
+    found += ["| --- | --- | --- | --- | --- | --- | --- |"]
     for name in CONTENDERS:
         for split in dict.fromkeys(place.split for place in places):
             own = [methods[name] for place, methods in places.items() if place.split == split]
             ended = [one for one in own if one.get("gradient")]
             if ended:
                 found.append(_anatomy(name, split, ended))
-    return [
-        *found,
-        "",
-        "Error feedback repairs a bias, and pays with noise that adds up in ĝ: at small β less of it, but then the "
-        "memories follow slowly. Where the noise in ĝ is several times the gradient, the bias that direct "
-        "normalisation or clipping has is the smaller evil. Forgetting bounds the noise, at the price of a small bias.",
-    ]
+    return found
+
+
+def _floors(places: Mapping[Place, Mapping[str, Record]]) -> list[str]:
+    """√d / (μ n) of each study and ε, read off the runs of DP-SGD with normalisation: a round's noise over √T."""
+    across = sorted({place.epsilon for place in places})
+    found = ["| study | " + " | ".join(f"ε = {e:g}" for e in across) + " |", "| --- |" + " --- |" * len(across)]
+    for study in dict.fromkeys(place.study for place in places):
+        own = {place.epsilon: methods[BARE] for place, methods in places.items() if place.study == study}
+        noise = {e: one["noise"] / one["chosen"]["rounds"] ** 0.5 for e, one in own.items() if "noise" in one}
+        row = [f"{noise[e]:.2g}" if e in noise else NOT_RUN for e in across]
+        found.append(f"| {study} | " + " | ".join(row) + " |")
+    return found
 
 
 def _anatomy(name: str, split: str, ended: Sequence[Record]) -> str:
     def middle(values: Iterable[Any]) -> str:
         known = [float(value) for value in values if value is not None]
-        return f"{statistics.median(known):.2g}" if known else "–"
+        return f"{statistics.median(known):.3g}" if known else "–"
 
     chosen = [one["chosen"] for one in ended]
     row = [
@@ -191,12 +210,12 @@ def standing(folder: Path) -> str:
     return f"{done} of {sum(len(study.cells()) for study in STUDIES.values())}"
 
 
-def summary(folder: Path) -> list[str]:
-    """For the project's README: the best method of each place."""
+def summary(folder: Path, link: Path) -> list[str]:
+    """For the project's README, from where the folder is reached by `link`: the best method of each place."""
     held = {name: read(study, folder) for name, study in STUDIES.items()}
     if not _by_place(held):
         return ["**What honest privacy gives**: not run yet; `normec privacy study all` runs it."]
-    page = f"[docs/replay/honest]({(folder / 'README.md').as_posix()})"
+    page = f"[tables, and why]({(link / 'README.md').as_posix()})"
     head = "client level, zero-out, secure sum, exact ε, every method tuned alike; lead over the second in points."
     return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(held)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ def write(base: Protocol, folder: Path, readme: Path | None = None, pictures: bo
 
         made += drawn.draw(facts, folder)
     if readme is not None:
-        section(readme, results(facts, folder))
+        section(readme, results(facts, folder, Path(os.path.relpath(folder, readme.parent))))
         made.append(readme)
     return made
 
@@ -95,11 +96,14 @@ def _machines(facts: Facts) -> list[str]:
     return [f"{len(facts.records)} cells have run: {where}; {seconds / 3600:.1f} hours of runs in all."]
 
 
-def results(facts: Facts, folder: Path) -> list[str]:
-    """The project README's results: the sixteen accuracies, the claims in a line each, honest privacy."""
+def results(facts: Facts, folder: Path, link: Path) -> list[str]:
+    """The project README's results: the sixteen accuracies, the claims in a line each, honest privacy.
+
+    `link` is the folder as it is reached from there.
+    """
     cells = facts.part("tables")
     done = sum(cell.name in facts.records for cell in cells)
-    lines = [f"**The paper's sixteen accuracies** ([docs/replay]({folder.as_posix()}/README.md)): "]
+    lines = [f"**The paper's sixteen accuracies** ([replay]({link.as_posix()}/README.md)): "]
     if done:
         found = page_tables.rows(facts)
         lines[0] += f"paper / ours on the standard test images, {done} of {len(cells)} runs made."
@@ -109,7 +113,7 @@ def results(facts: Facts, folder: Path) -> list[str]:
         lines += [f"- {claim.says} **{claim.verdict(facts)}**" for claim in claims.CLAIMS]
     else:
         lines[0] += "not run yet; `normec replay run tables` runs them on a GPU."
-    return [*lines, "", *honest.summary(folder / HONEST)]
+    return [*lines, "", *honest.summary(folder / HONEST, link / HONEST)]
 
 
 def _pair(row: Row) -> str:

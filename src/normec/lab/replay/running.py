@@ -42,6 +42,7 @@ def run(
     limit_seconds: float | None = None,
     report: Callable[[Planned, Record | Outcome], None] = lambda _cell, _what: None,
     on_event: Callable[[Event], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> bool:
     """Run the cells named (all by default) that have no record; True when none is left, False when the time is up.
 
@@ -49,11 +50,11 @@ def run(
     """
     at_least(1, together=together)
     at_hand(base)
-    end = time.monotonic() + limit_seconds if limit_seconds is not None else None
+    end = clock() + limit_seconds if limit_seconds is not None else None
     tried: set[str] = set()
 
     def time_is_up() -> bool:
-        return end is not None and time.monotonic() >= end
+        return end is not None and clock() >= end
 
     while group := _next(base, names, where, tried):
         if time_is_up():
