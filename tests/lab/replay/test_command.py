@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normec import sampling
 from normec.cli.app import run
+from normec.lab import build
+from normec.lab.paper import arms, protocol
 
 BARRED = ("matplotlib", "sklearn", "PIL", "pyarrow", "flwr", "mlflow")
 TINY = ["--set", "records=40", "--set", "test_records=12", "--set", "rounds=1", "--set", "short_rounds=1"]
@@ -53,6 +56,16 @@ def test_cells_run_where_only_training_is_installed(images: Path, tmp_path: Path
         assert record["curve"]["epoch"] == [0, 1]
     assert record["privacy"]["epsilon"] > 1e3
     assert record["config"]["model"] == "resnet20-gn"
+
+
+def test_what_the_plan_counts_is_what_the_data_has(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan knows CIFAR-10 by its published size; here it is held against the records as they are dealt."""
+    monkeypatch.setenv("NORMEC_DATA", str(images))
+    base = protocol.make("paper", {"records": 47, "clients": 3, "batch_size": 4})
+    problem = build.problem(arms.cell(base, arms.DP_NORMEC, 0.1, 0.1).config)
+    assert problem.sizes is not None
+    assert protocol.extent(base) == protocol.Extent(sampling.rounds_of(1, problem.sizes, 4), len(problem.x0))
+    assert protocol.extent(protocol.make("paper")) == protocol.Extent(140, 269722)
 
 
 def test_without_the_data_nothing_is_begun(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...atomic import write_atomic
-from ..tables import to_csv
+from ..tables import to_csv, to_markdown
 from .contenders import CONTENDERS
 from .studies import STUDIES, Place, Study
 from .work import Record, percent, place_of, read
@@ -54,12 +54,13 @@ def grids(records: Sequence[Record], splits: Iterable[str] = (), epsilons: Itera
         held = {(one["method"], one["epsilon"]): one for one in records if one["split"] == split}
         across = sorted(epsilons or {epsilon for _, epsilon in held})
         best = {e: max((one["accuracy"] for (_, at), one in held.items() if at == e), default=None) for e in across}
-        lines += [f"| {split} | " + " | ".join(f"ε = {e:g}" for e in across) + " |", "| --- |" + " --- |" * len(across)]
-        for name in CONTENDERS:
-            row = [_shown(held.get((name, epsilon)), best[epsilon]) for epsilon in across]
-            lines.append(f"| {name} | " + " | ".join(row) + " |")
-        lines.append("")
+        rows = [[name, *(_shown(held.get((name, e)), best[e]) for e in across)] for name in CONTENDERS]
+        lines += [*to_markdown((split, *_targets(across)), rows), ""]
     return lines
+
+
+def _targets(epsilons: Iterable[float]) -> list[str]:
+    return [f"ε = {epsilon:g}" for epsilon in epsilons]
 
 
 def _shown(record: Record | None, best: float | None) -> str:
@@ -115,11 +116,12 @@ def _winners(held: Mapping[str, Sequence[Record]]) -> list[str]:
     if not places:
         return ["Not run."]
     across = sorted({place.epsilon for place in places})
-    found = ["| study, split | " + " | ".join(f"ε = {e:g}" for e in across) + " |", "| --- |" + " --- |" * len(across)]
-    for study, split in dict.fromkeys((place.study, place.split) for place in places):
-        row = [_lead(places.get(Place(study, "", epsilon, split))) for epsilon in across]
-        found.append(f"| {study}, {split} | " + " | ".join(row) + " |")
-    return found
+    kinds = dict.fromkeys((place.study, place.split) for place in places)
+    rows = [
+        [f"{study}, {split}", *(_lead(places.get(Place(study, "", epsilon, split))) for epsilon in across)]
+        for study, split in kinds
+    ]
+    return to_markdown(("study, split", *_targets(across)), rows)
 
 
 def _lead(methods: Mapping[str, Record] | None) -> str:
@@ -164,44 +166,40 @@ def _why(held: Mapping[str, Sequence[Record]]) -> list[str]:
     places = _by_place(held)
     if not places:
         return ["Not run."]
-    found = [*FLOOR, "", *_floors(places), "", *MADE_OF, ""]
-    found += ["| method | split | noise / ∇f | memory error / ∇f | cosine | β or τ | rounds |"]
-    found += ["| --- | --- | --- | --- | --- | --- | --- |"]
+    rows = []
     for name in CONTENDERS:
         for split in dict.fromkeys(place.split for place in places):
             own = [methods[name] for place, methods in places.items() if place.split == split]
             ended = [one for one in own if one.get("gradient")]
-            if ended:
-                found.append(_anatomy(name, split, ended))
-    return found
+            rows += [[name, split, *_anatomy(ended)]] if ended else []
+    header = ("method", "split", "noise / ∇f", "memory error / ∇f", "cosine", "β or τ", "rounds")
+    return [*FLOOR, "", *_floors(places), "", *MADE_OF, "", *to_markdown(header, rows)]
 
 
 def _floors(places: Mapping[Place, Mapping[str, Record]]) -> list[str]:
     """√d / (μ n) of each study and ε, read off the runs of DP-SGD with normalisation: a round's noise over √T."""
     across = sorted({place.epsilon for place in places})
-    found = ["| study | " + " | ".join(f"ε = {e:g}" for e in across) + " |", "| --- |" + " --- |" * len(across)]
+    rows = []
     for study in dict.fromkeys(place.study for place in places):
         own = {place.epsilon: methods[BARE] for place, methods in places.items() if place.study == study}
         noise = {e: one["noise"] / one["chosen"]["rounds"] ** 0.5 for e, one in own.items() if "noise" in one}
-        row = [f"{noise[e]:.2g}" if e in noise else NOT_RUN for e in across]
-        found.append(f"| {study} | " + " | ".join(row) + " |")
-    return found
+        rows.append([study, *(f"{noise[e]:.2g}" if e in noise else NOT_RUN for e in across)])
+    return to_markdown(("study", *_targets(across)), rows)
 
 
-def _anatomy(name: str, split: str, ended: Sequence[Record]) -> str:
+def _anatomy(ended: Sequence[Record]) -> list[str]:
     def middle(values: Iterable[Any]) -> str:
         known = [float(value) for value in values if value is not None]
         return f"{statistics.median(known):.3g}" if known else "–"
 
     chosen = [one["chosen"] for one in ended]
-    row = [
+    return [
         middle(one["noise"] / one["gradient"] for one in ended),
         middle(one["memory_error"] / one["gradient"] for one in ended if "memory_error" in one),
         middle(one["cosine"] for one in ended),
         middle(one.get("beta", one.get("tau")) for one in chosen),
         middle(one["rounds"] for one in chosen),
     ]
-    return f"| {name} | {split} | " + " | ".join(row) + " |"
 
 
 def standing(folder: Path) -> str:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from ..paper import arms
 from ..paper.arms import Arm
 from ..paper.published import SHORT_BETA
+from ..tables import to_markdown
 from . import page_alpha, page_private
-from .facts import Facts, table
+from .facts import Facts
 from .plan import MORE_BETAS, NOISES, half_of
 
 CLOSE = 1.0  # points
@@ -152,7 +153,7 @@ def lines(facts: Facts, claims: Sequence[Claim] = CLAIMS) -> list[str]:
         for claim in claims
     ]
     return [
-        *table(("the paper says", "here", "by which numbers", "shown in"), shown),
+        *to_markdown(("the paper says", "here", "by which numbers", "shown in"), shown),
         "",
         f'"Stable" and "as well" are read as: within {CLOSE:g} point. One seed where no spread is given.',
     ]

@@ -40,12 +40,6 @@ def text(value: object | None, form: str = "") -> str:
     return NOT_RUN if value is None else format(value, form) if form else str(value)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
-
-
 class Facts:
     """The plan and the records there are of it."""
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..paper import arms
 from ..paper.published import BEST, BEST_AT, BY_BETA
-from .facts import Facts, table, text
+from ..tables import to_markdown
+from .facts import Facts, text
 from .plan import Planned
 
 Row = dict[str, Any]
@@ -54,7 +55,7 @@ def lines(facts: Facts) -> list[str]:
         f"test accuracy along a run, in percent. The paper's best is {BEST.text} at α = {BEST_AT[0]:g}, "
         f"β = {BEST_AT[1]:g}.",
         "",
-        *table(("α \\ β", *(f"{beta:g}" for beta in base.betas)), [*shown, paper, change]),
+        *to_markdown(("α \\ β", *(f"{beta:g}" for beta in base.betas)), [*shown, paper, change]),
         "",
         *facts.picture(
             "alpha.png", "Heat map over α and β", [at(facts, a, b) for a in base.alphas for b in base.betas]

@@ -7,7 +7,8 @@ from typing import Any
 from ..paper import arms
 from ..paper.arms import Arm
 from ..paper.published import PEAK, PEAK_SN, SPREAD_BETAS
-from .facts import NOT_RUN, Facts, table, text
+from ..tables import to_markdown
+from .facts import NOT_RUN, Facts, text
 from .plan import HOPELESS, NOISES, PRIVATE_ARMS, PRIVATE_LRS, Planned, half_of
 
 Row = dict[str, Any]
@@ -109,14 +110,14 @@ def lines(facts: Facts) -> list[str]:
                 [f"{beta:g}", *(text(v, ".2f") for v in line)]
                 for beta, line in zip(base.private_betas, values, strict=True)
             ]
-            found += [f"{arm.name}:", "", *table(("β \\ γ", *(f"{lr:g}" for lr in PRIVATE_LRS)), shown), ""]
+            found += [f"{arm.name}:", "", *to_markdown(("β \\ γ", *(f"{lr:g}" for lr in PRIVATE_LRS)), shown), ""]
         shown_by = [cell for cell in facts.part("private") if cell.reading == noise]
         found += [*_peaks(facts, noise), ""]
         found += facts.picture(f"private-{noise}.png", f"Heat maps, noise read as {noise}", shown_by)
     found += [f"## Noise read as {HOPELESS}", "", f"{SAYS[HOPELESS]}; {epsilons(facts, HOPELESS)}.", ""]
     hopeless = [row for row in rows(facts) if row["noise"] == HOPELESS]
     shown = [[row["method"], f"{row['beta']:g}", f"{row['lr']:g}", _ended(row)] for row in hopeless]
-    found += [*table(("method", "β", "γ", "highest accuracy"), shown), ""]
+    found += [*to_markdown(("method", "β", "γ", "highest accuracy"), shown), ""]
     return [*found, "## In full", "", *_long(facts), "", "All numbers: [private.csv](private.csv)."]
 
 
@@ -131,7 +132,7 @@ def _peaks(facts: Facts, noise: str) -> list[str]:
         ]
         for arm in PRIVATE_ARMS
     ]
-    return table(("method", "paper's highest", "ours", "largest spread over γ, β ≤ 0.01"), shown)
+    return to_markdown(("method", "paper's highest", "ours", "largest spread over γ, β ≤ 0.01"), shown)
 
 
 def _long(facts: Facts) -> list[str]:
@@ -146,7 +147,7 @@ def _long(facts: Facts) -> list[str]:
         shown.append([cell.reading, cell.arm.name, f"{cell.beta:g}", f"{cell.lr:g}", *values])
     base = facts.base
     header = ("noise", "method", "β", "γ", f"{base.short_rounds} epochs", f"{base.rounds} epochs")
-    return table(header, shown)
+    return to_markdown(header, shown)
 
 
 def _ended(row: Row) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .facts import NOT_RUN, Facts, best_length, passed, rms, table, text
+from ..tables import to_markdown
+from .facts import NOT_RUN, Facts, best_length, passed, rms, text
 from .page_tables import METHODS
 from .plan import ONCE, ONCE_SAYS, READINGS, Planned, table_cell
 
@@ -66,7 +67,7 @@ def lines(facts: Facts) -> list[str]:
         "A reading fits better where its runs end nearer to the paper's accuracies than the tables' runs of the same "
         "cells. None was tuned towards them.",
         "",
-        *table(
+        *to_markdown(
             ("reading", "what is read otherwise", "RMS as in the tables", "RMS under the reading", "cells run"),
             [
                 [f"`{name}`", says, text(usual, ".2f"), text(own, ".2f"), f"{count} of {len(_at(name))}"]
@@ -78,7 +79,7 @@ def lines(facts: Facts) -> list[str]:
         "",
         "## Cell by cell",
         "",
-        *table(
+        *to_markdown(
             ("reading", "method", "β", "γ", "paper", "tables", "this reading", "difference", "passed at epoch"),
             [_line(row) for row in found],
         ),

@@ -7,7 +7,8 @@ from typing import Any
 from ..paper import arms
 from ..paper.arms import Arm
 from ..paper.published import TABLES
-from .facts import NOT_RUN, Facts, passed, rms, table, text
+from ..tables import to_markdown
+from .facts import NOT_RUN, Facts, passed, rms, text
 
 METHODS = (arms.NORMEC, arms.NORMEC_SN, arms.DPSGD, arms.CLIP21)
 Row = dict[str, Any]
@@ -78,7 +79,7 @@ def lines(facts: Facts) -> list[str]:
         "end of a run: mean ± standard deviation over seeds. `best` is the highest along the run; `held out` are the "
         "10 % of the training images that no worker has. The paper has one seed.",
         "",
-        *table(header, shown),
+        *to_markdown(header, shown),
         "",
         summary,
         "",
@@ -86,7 +87,7 @@ def lines(facts: Facts) -> list[str]:
         "",
         "The first epoch after which the test accuracy (first seed) is at least the paper's final one.",
         "",
-        *table(("method", *(f"β = {beta:g}" for beta in base.betas)), [_passing(found, arm) for arm in METHODS]),
+        *to_markdown(("method", *(f"β = {beta:g}" for beta in base.betas)), [_passing(found, arm) for arm in METHODS]),
         "",
         *facts.picture("tables.png", "Curves of the sixteen cells", facts.part("tables")),
         "All numbers: [tables.csv](tables.csv); curves and configurations: [cells/](cells/).",

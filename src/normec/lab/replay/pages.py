@@ -11,10 +11,10 @@ from ...atomic import write_atomic
 from ...errors import UsageError
 from ..honest import page as honest
 from ..paper.protocol import Protocol
-from ..tables import Row, to_csv
+from ..tables import Row, to_csv, to_markdown
 from . import claims, page_alpha, page_private, page_readings, page_tables, records
 from .collect import HONEST
-from .facts import Facts, table
+from .facts import Facts
 from .plan import PARTS, plan
 
 PAGES = {"tables": page_tables, "readings": page_readings, "private": page_private, "alpha": page_alpha}
@@ -58,7 +58,7 @@ def index(facts: Facts, folder: Path) -> list[str]:
         f"The paper's experiments again on {base.data}, beside its numbers. A result is what was run: a cell that was "
         'not run says "not run". Every page, table and picture here is made from the records by `normec replay pages`.',
         "",
-        *table(("part", "what", "cells run"), [_standing(facts, part) for part in PARTS]),
+        *to_markdown(("part", "what", "cells run"), [_standing(facts, part) for part in PARTS]),
         f"| 6 | [what honest privacy gives]({HONEST}/README.md) | {honest.standing(folder / HONEST)} |",
         "",
         "## The claims",
@@ -109,7 +109,7 @@ def results(facts: Facts, folder: Path, link: Path) -> list[str]:
         lines[0] += f"paper / ours on the standard test images, {done} of {len(cells)} runs made."
         header = ("", *(f"β = {beta:g}" for beta in facts.base.betas))
         shown = [[arm.name, *(_pair(row) for row in found if row["method"] == arm.name)] for arm in page_tables.METHODS]
-        lines += ["", *table(header, shown), ""]
+        lines += ["", *to_markdown(header, shown), ""]
         lines += [f"- {claim.says} **{claim.verdict(facts)}**" for claim in claims.CLAIMS]
     else:
         lines[0] += "not run yet; `normec replay run tables` runs them on a GPU."
