@@ -59,7 +59,8 @@ def list_(
         return
     shown = [(str(row["name"]), f"{row['paper']:.2f}" if row["paper"] else "", str(row["state"])) for row in rows]
     show(shown, ("cell", ">paper, %", "state"))
-    print(f"{len(rows)} cells: {len(known)} have a record, {len(due)} wait")
+    done = sum(row["name"] in known for row in rows)
+    print(f"{len(rows)} cells: {done} have a record, {len(due)} wait")
 
 
 @app.command("run")
