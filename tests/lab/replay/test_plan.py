@@ -33,6 +33,7 @@ def test_the_sixteen_accuracies_come_first_and_match_what_is_published(cells: tu
         config = cell.config
         assert (config.data, config.model, config.clients, config.batch_size) == ("cifar10", "resnet20", 10, 32)
         assert (config.epochs, config.seed, config.validation, config.split) == (300, 42, 0.1, "iid")
+        assert (config.evaluate_every, config.log_every) == (5 * 140, 70)  # every fifth epoch
         assert (config.augment, config.precision, config.private) == (True, "bf16", False)
         assert config.alpha == (None if config.method == "clip21" else 0.01)
         assert (config.tau if config.method == "clip21" else config.beta) == cell.beta

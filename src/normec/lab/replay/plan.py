@@ -27,6 +27,7 @@ NOISES = ("total-norm", "total-variance")  # the readings of the noise under whi
 HOPELESS, HOPELESS_AT = "per-coordinate", (0.001, 0.01)  # β and γ of the cells that show what it does
 PRIVATE_ARMS = (arms.DP_NORMEC_SN, arms.DP_NORMEC, arms.DP_CLIP21)
 PRIVATE_LRS = (0.001, 0.01, 0.1)
+LOOKS = 60  # evaluations in a run of full length
 ONCE_AT = (0.01, 0.1)  # β and γ of the cells with noise once an epoch
 
 SN_BY_TENSOR = Arm("NormEC with SN by tensor", {**arms.NORMEC_SN.settings, "server_norm": "by-tensor"})
@@ -193,11 +194,18 @@ def _alphas(base: Protocol) -> Iterator[Planned]:
 def _cell(
     base: Protocol, part: str, reading: str, arm: Arm, beta: float, lr: float, alpha: float | None = None
 ) -> Planned:
-    config = arms.cell(base, arm, beta, lr, alpha).config
+    config = _watched(arms.cell(base, arm, beta, lr, alpha).config, base)
     words = [part, *([reading] if reading != "tables" else []), SLUGS[arm.name], f"beta-{beta:g}"]
     words += [f"lr-{lr:g}"] if arm.private else []
     words += [f"alpha-{alpha:g}"] if alpha is not None else []
     return Planned("-".join([*words, f"seed-{base.seed}"]), part, reading, arm, beta, lr, alpha, base.seed, config)
+
+
+def _watched(config: RunConfig, base: Protocol) -> RunConfig:
+    """As many looks at the test set as a curve needs: a look every epoch would cost a fifth of a run."""
+    rounds = max(1, base.rounds // LOOKS) * protocol.extent(base).steps
+    looks = {"evaluate_every": rounds, "log_every": max(1, rounds // 10)}
+    return make({**config.model_dump(exclude_none=True), **looks})
 
 
 def _halved(cell: Planned, base: Protocol) -> Planned:
