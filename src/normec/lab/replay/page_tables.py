@@ -6,6 +6,7 @@ from typing import Any
 
 from ..paper import arms
 from ..paper.arms import Arm
+from ..paper.protocol import extent
 from ..paper.published import TABLES
 from ..tables import to_markdown
 from .facts import NOT_RUN, Facts, passed, rms, text
@@ -85,12 +86,13 @@ def lines(facts: Facts) -> list[str]:
         "",
         "## When the paper's number is passed",
         "",
-        "The first epoch after which the test accuracy (first seed) is at least the paper's final one.",
+        "The first epoch after which the test accuracy (first seed) is at least the paper's final one; the test set is "
+        f"looked at every {(facts.cells[0].config.evaluate_every or 1) // extent(base).steps} epochs.",
         "",
         *to_markdown(("method", *(f"β = {beta:g}" for beta in base.betas)), [_passing(found, arm) for arm in METHODS]),
         "",
         *facts.picture("tables.png", "Curves of the sixteen cells", facts.part("tables")),
-        "All numbers: [tables.csv](tables.csv); curves and configurations: [cells/](cells/).",
+        "All numbers: [tables.csv](tables.csv); curves and configurations: `cells/`.",
     ]
 
 

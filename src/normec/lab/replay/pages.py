@@ -73,8 +73,7 @@ def index(facts: Facts, folder: Path) -> list[str]:
         "    normec replay collect FILE.tgz           # records from another machine",
         "    normec replay pages --readme README.md",
         "",
-        "[cells/](cells/) has one file a cell: accuracies, curve, configuration, command, versions, device, seed and "
-        "seconds.",
+        "`cells/` has one file a cell: accuracies, curve, configuration, command, versions, device, seed and seconds.",
         "",
         *_machines(facts),
     ]
