@@ -16,7 +16,7 @@ from normec.cli.app import run
 from normec.lab import build
 from normec.lab.paper import arms, protocol
 
-BARRED = ("matplotlib", "sklearn", "PIL", "pyarrow", "flwr", "mlflow")
+BARRED = ("matplotlib", "sklearn", "PIL", "pyarrow", "flwr", "mlflow", "cryptography", "opendp")
 TINY = ["--set", "records=40", "--set", "test_records=12", "--set", "rounds=1", "--set", "short_rounds=1"]
 TINY += ["--set", "clients=3", "--set", "precision=float32", "--set", "device=cpu"]
 CELLS = ["readings-sn-in-place-normec-sn-beta-0.1-seed-42", "private-total-norm-normec-beta-0.1-lr-0.1-seed-42"]
