@@ -35,6 +35,7 @@ _HOME = {
     "run": ("Run",),
     "training": ("train",),
 }
+_ROOMS = ("cluster",)
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -64,6 +65,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _MODULE:
         raise AttributeError(f"module 'normec' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_MODULE[name]}", __name__), name)

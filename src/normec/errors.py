@@ -17,14 +17,18 @@ class UsageError(ValueError):
 
 
 class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of the caller)
-    """Training met a value that is not finite; `round` and `clients` say where."""
+    """Training met a value that is not finite, or a message past its bound; `round` and `clients` say where."""
 
-    def __init__(self, round: int, clients: list[int], what: str) -> None:
+    def __init__(self, round: int, clients: list[int], what: str, how: str = "is not finite", cure: str = "") -> None:
         named = ", ".join(map(str, clients[:5])) + (" …" if len(clients) > 5 else "")
         who = f" of client{'s' if len(clients) > 1 else ''} {named}" if clients else ""
-        cure = "a smaller lr may cure it" if round else "look at the data, the model and the loss"
-        super().__init__(f"{what}{who} is not finite in round {round}; {cure}")
+        cure = cure or ("a smaller lr may cure it" if round else "look at the data, the model and the loss")
+        super().__init__(f"{what}{who} {how} in round {round}; {cure}")
         self.round, self.clients = round, clients
+
+
+class RankLost(RuntimeError):  # noqa: N818  (a state of the job, not a mistake of the caller)
+    """Another process of the job hangs or is gone; the message names it."""
 
 
 class Interrupted(Exception):  # noqa: N818  (a request, honoured)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,7 @@ from .objective import Buffers, Objective
 from .operators import norms
 from .run import ClientTable, Plan, State
 from .streams import Key, Stream, derive_seed, seed_generators
+from .world import World
 
 if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
@@ -42,9 +43,11 @@ class Observer:
         history: History,
         callbacks: Sequence[Callback],
         mechanism: Mechanism | None,
+        world: World,
     ) -> None:
-        self._problem, self._method, self._plan, self._engine = problem, method, plan, engine
+        self._problem, self._method, self._plan, self._engine, self._world = problem, method, plan, engine, world
         self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
+        self._own = world.own(problem.clients)
         self._payload = method.operator.payload(len(problem.x0), problem.x0.element_size())
 
     def due(self, k: int) -> bool:
@@ -64,23 +67,32 @@ class Observer:
         }
         if self._plan.full_gradient and not self._exact(drawn):
             meter = Meter(state.x)
-            for block in self._engine.blocks(state.x, copied(state.buffers), state.round, full=True):
+            for block in self._blocks(state, None, full=True):
                 meter.add(block)
                 if self._method.feedback:
                     meter.add_distances(distances(block, state.memory))
+            meter.merge(self._world)
             row |= meter.read(exact=True, feedback=self._method.feedback)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
             # For models that draw while they are evaluated.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
-            row |= self._problem.evaluate(state.x, state.buffers)
+            buffers = whole(state.buffers, self._world)
+            row |= self._world.first(lambda: self._problem.evaluate(state.x, buffers))
         return row
+
+    def _blocks(self, state: State, drawn: Tensor | None, *, full: bool = False) -> Iterator[Block]:
+        """Gradients to look at: of the clients here that are drawn; nothing is changed."""
+        chosen = here(drawn, self._own, self._problem.clients)
+        for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full):
+            yield block.within(self._own.start)
 
     def record(self, row: Row, meter: Meter, drawn: Tensor | None, write: bool) -> None:
         """Put a row into the history; `write`: and on disk."""
+        meter.merge(self._world)
         # What was observed exactly, stays.
         row = meter.read(exact=self._exact(drawn), feedback=self._method.feedback) | row
         if self._mechanism is not None:
-            row["epsilon"] = self._mechanism.epsilon()
+            row["epsilon"] = self._world.first(self._mechanism.epsilon)
         row = {key: row[key] for key in COLUMNS if key in row}
         broken = [key for key, value in row.items() if not math.isfinite(value)]
         if broken:
@@ -97,7 +109,7 @@ class Observer:
         clients: ClientTable = {"client": [], "loss": [], "gradient norm": []}
         if self._method.feedback:
             clients["memory error"] = []
-        for block in self._engine.blocks(state.x, copied(state.buffers), state.round, drawn):
+        for block in self._blocks(state, drawn):
             note(block)
             meter.add(block)
             clients["client"] += block.clients.tolist()
@@ -114,6 +126,8 @@ class Observer:
             else:
                 key = Key(Stream(self._plan.seed, "operator"), state.round, block.clients)
                 meter.add_messages(norms(self._method.message(block.grads, own, key)))
+        tables = self._world.gather(clients)
+        clients = {name: [value for table in tables for value in table[name]] for name in clients}
         order = sorted(range(len(clients["client"])), key=clients["client"].__getitem__)
         return row, meter, {name: [column[i] for i in order] for name, column in clients.items()}
 
@@ -129,8 +143,27 @@ def distances(block: Block, memory: Tensor) -> Tensor:
 
 def rows_of(block: Block, memory: Tensor) -> Tensor:
     """The block's rows of the memory, on the gradients' device and in their precision."""
-    where = block.rows if isinstance(block.rows, slice) or memory.device == block.grads.device else block.clients
+    where = block.rows if isinstance(block.rows, slice) or memory.device == block.grads.device else block.places
     return memory[where].to(block.grads)
+
+
+def here(drawn: Tensor | None, own: range, clients: int) -> Tensor | None:
+    """Those of the drawn clients (None: of all) that live here; None where that is all of them."""
+    if len(own) == clients:
+        return drawn
+    return torch.arange(own.start, own.stop) if drawn is None else drawn[(drawn >= own.start) & (drawn < own.stop)]
+
+
+def whole(buffers: Buffers, world: World) -> Buffers:
+    """All clients' buffers, on every rank, from those that each rank keeps up to date."""
+    if world.size == 1 or not buffers:
+        return buffers
+    whole = {}
+    for name, rows in buffers.items():
+        own, known = world.own(len(rows)), torch.zeros_like(rows)
+        known[own.start : own.stop] = rows[own.start : own.stop]
+        whole[name] = world.sum(known)
+    return whole
 
 
 def copied(buffers: Buffers) -> Buffers:

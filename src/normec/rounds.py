@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -17,22 +16,25 @@ from torch import Tensor
 
 from . import gradients, start, update
 from .callbacks import Callback
-from .errors import Diverged, UsageError
+from .errors import Diverged
+from .history import Row
 from .interrupt import Interrupt
 from .measure import Faults, Meter
 from .methods import Method
-from .objective import Objective
-from .observing import Observer, broken_rows, copied, rows_of
-from .operators import norms
+from .objective import Buffers, Objective
+from .observing import Observer, broken_rows, copied, here, whole
+from .paying import Payments
 from .run import ClientTable, Plan, Run, State, batches_of
+from .sending import Sending
+from .stopwatch import Stopwatch
 from .storage import RunStorage
-from .streams import Key, Stream, derive_seed
+from .streams import derive_seed
+from .world import Alone, World
 
 if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
 
 Result = TypeVar("Result")
-TIMINGS = ("gradients", "update", "evaluation", "checkpoint", "total")
 
 
 def finished(steps: Generator[None, None, Result]) -> Result:
@@ -57,21 +59,26 @@ class Rounds:
         checkpoint_seconds: float,
         callbacks: Sequence[Callback],
         mechanism: Mechanism | None = None,
+        world: World | None = None,
+        kept: bool = False,
     ) -> None:
+        """`storage` has a folder on rank 0 alone; `kept` says on every rank whether there is one."""
+        world = world or Alone()
         self.problem, self.method, self.plan, self.storage = problem, method, plan, storage
         self.mechanism = mechanism
         clip = mechanism.privacy.record_clip if mechanism is not None else None
         batches = batches_of(problem, plan)
         self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
-        self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism)
-        self.faults = Faults(problem.clients, problem.x0.device)
-        self.timings: dict[str, float] = dict.fromkeys(TIMINGS, 0.0)
-        self.sparse = not math.isfinite(method.operator.bound)
-        scales = method.operator.scale(torch.ones(1)) is not None
-        self.fused = scales and (mechanism is None or mechanism.takes_sums)
-        self.first_buffers = problem.initial_buffers() if mechanism is not None else {}
+        self.world, self.kept, self.own = world, kept, world.own(problem.clients)
+        self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism, world)
+        self.faults = Faults(self.own, problem.x0.device)
+        self.watch = Stopwatch()
+        self.payments = Payments(mechanism, world, problem.initial_buffers()) if mechanism is not None else None
+        self.sending = Sending(method, plan.seed, mechanism, self.faults, self._released)
         self.begun = False
+        self.faulty = self.stopping = False  # what the ranks said in the last round
+        self.asked: Callable[[], bool] = lambda: False
         self.ledger_head: list[Any] | None = None
         self.stopped: str | None = None
         self.clients: ClientTable = {}
@@ -85,7 +92,8 @@ class Rounds:
         try:
             torch.set_num_threads(self.engine.threads)
             state = self._started()
-            while not asked() and self._advance(state):
+            self.asked = asked
+            while not self._stop() and self._advance(state):
                 yield
             return self._ended(state)
         finally:
@@ -93,13 +101,29 @@ class Rounds:
             if self.mechanism is not None:
                 self.mechanism.close()
 
+    def _stop(self) -> bool:
+        """Whether somebody wants to stop: ranks stop together, after the round in which they were told."""
+        return self.asked() if self.world.size == 1 else self.stopping
+
     def _started(self) -> State:
         """The state to start from: the checkpoint's, where there is one."""
-        saved = self.storage.load()
-        state = self._restored(*saved) if saved else self.initial()
+        tensors: dict[str, Tensor] = {}
+
+        def found() -> tuple[dict[str, Any], list[Row]] | None:
+            saved = self.storage.load()
+            if saved is None:
+                return None
+            tensors.update(saved[0])
+            return saved[1], self.storage.history.rows
+
+        saved = self.world.first(found)
         if saved:
+            facts, self.storage.history.rows = saved
+            state = self._restored(tensors, facts)
             self._open_ledger()  # what was spent is in there, even if no round is left to run
-        self.before, self.started = self.timings["total"], time.monotonic()
+        else:
+            state = self.initial()
+        self.watch.start()
         self.saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
         return state
 
@@ -112,18 +136,25 @@ class Rounds:
             return False
         for callback in self.callbacks:
             callback.round(state.round)
-        if self.begun and time.monotonic() - self.saved_at >= self.checkpoint_seconds:
+        if self.begun and self._save_is_due():
             self._save(state)
             self.saved_at = time.monotonic()
         return True
+
+    def _save_is_due(self) -> bool:
+        """Rank 0's clock decides; ranks ask one another only where there is something to save."""
+        if not self.kept:
+            return False
+        due = time.monotonic() - self.saved_at >= self.checkpoint_seconds
+        return self.world.first(lambda: due) if self.world.size > 1 else due
 
     def _ended(self, state: State) -> Run:
         """The last row, the last checkpoint, and what came out."""
         if state.round == self.plan.rounds and not self.observer.complete:
             self._last_row(state)
         self._save(state)
-        model = self.problem.model_at(state.x, state.buffers)
-        spent = self.mechanism.spent() if self.mechanism is not None else None
+        model = self.problem.model_at(state.x, whole(state.buffers, self.world))
+        spent = self.payments.spent() if self.payments is not None else None
         if self.stopped is None and state.round < self.plan.rounds:
             self.stopped = "interrupted"
         run = Run(
@@ -131,9 +162,10 @@ class Rounds:
             state=state,
             model=model,
             history=self.storage.history,
-            timings=self.timings,
+            timings=self.watch.seconds,
             engine=self.engine.name,
             rounds=self.plan.rounds,
+            n=self.problem.clients,
             privacy=spent,
             stopped=self.stopped,
             clients=self.clients,
@@ -148,111 +180,75 @@ class Rounds:
         drawn = self.plan.participation.draw(n, k, self.plan.seed)
         row, meter = None, None
         if self.observer.due(k):
-            with self._timed("evaluation"):
+            with self.watch.timed("evaluation"):
                 row, meter = self.observer.observe(state, drawn), Meter(state.x)
         total = torch.zeros_like(state.x)
-        count = 0
-        for block in self._timed_blocks(self.engine.blocks(state.x, state.buffers, k, drawn)):
-            with self._timed("update"):
+        for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn)):
+            with self.watch.timed("update"):
                 if meter is not None:
                     meter.add(block)
                 self.faults.note_losses(block, k)
-                count += len(block.losses)
-                sent = self._fused(state, block) if self.fused else self._by_messages(state, block, meter)
+                sent = self.sending.block(state, block, meter)
                 if isinstance(sent, str):
                     return sent
-                if isinstance(sent, update.Sent):
-                    total += sent.total
-                    if meter is not None:
-                        meter.add_messages(sent.lengths)
-                        if method.feedback:
-                            meter.add_distances(sent.distances)
-                else:
-                    total += sent
-        if self.mechanism is not None:
-            reason = self._released(state)  # noise leaves even where nobody was drawn
-            if reason:
-                return reason
-            total = self.mechanism.total(total)
+                total += sent
+        reason = self._released(state)  # noise leaves even where nobody was drawn
+        if reason:
+            return reason
         if method.decay and drawn is not None:
             seed = derive_seed(self.plan.seed, "forgetting", k)
-            update.forget(method, state.memory, drawn, seed)
-        self.faults.note_sum(total, k)
-        if row is not None or self._on_host:
+            update.forget(method, state.memory, self._places(drawn), seed)
+        total = self._whole(total, k, looked_at=row is not None)
+        if (row is not None or self._on_host) and (self.world.size == 1 or self.faulty):
             self._check(state)
+        count = n if drawn is None else len(drawn)
         if count:
             self._begin(state)
         if row is not None and meter is not None:
             self.observer.record(row, meter, drawn, self.begun)
-        with self._timed("update"):
+        with self.watch.timed("update"):
             direction, state.estimate = method.server_step(total / n, state.estimate)
-            state.x -= self._step_size(k) * direction
+            state.x -= self.plan.step_size(k) * direction
         state.messages += count
         state.round += 1
         return None
 
-    def _fused(self, state: State, block: gradients.Block) -> update.Sent | str:
-        """Messages that are scaled differences, never written out: their sum, and the new memories."""
-        if self.mechanism is not None:
-            reason = self._released(state)
-            if reason:
-                return reason
-        seed = derive_seed(self.plan.seed, "rounding", state.round, int(block.clients[0]))
-        return update.scaled(self.method, block, state.memory, seed)
+    def _whole(self, total: Tensor, k: int, looked_at: bool) -> Tensor:
+        """Σ of all clients' messages, noise included, from the sum over those that live here.
 
-    def _by_messages(self, state: State, block: gradients.Block, meter: Meter | None) -> Tensor | str:
-        """The definition: each client's message, what leaves of it, what its memory takes; returns their sum."""
-        k, method = state.round, self.method
-        memory = rows_of(block, state.memory)
-        key = Key(Stream(self.plan.seed, "operator"), k, block.clients)
-        message = method.message(block.grads, memory, key)
-        if meter is not None:
-            meter.add_messages(norms(message))
-            if method.feedback:
-                meter.add_distances(norms(block.grads - memory))
-        self.faults.note_sum(block.grads if self.sparse else message, k)  # what is not sent may be broken too
-        total = torch.zeros_like(state.x)
+        Ranks say in the same breath whether anything here is broken, and whether somebody wants to stop.
+        """
         if self.mechanism is not None:
-            reason = self._released(state)
-            if reason:
-                return reason
-            message = self.mechanism.send(message, block.clients)
-        else:
-            total = message.sum(0)
-        if method.feedback:
-            seed = derive_seed(self.plan.seed, "rounding", k, int(block.clients[0]))
-            new = update.rounded(method.remember(memory, message), state.memory.dtype, seed)
-            state.memory[block.clients.to(state.memory.device)] = new.to(state.memory.device)
-            if self.mechanism is None and new.dtype != memory.dtype:  # what the memory took is what is sent
-                total = (new.to(memory) - method.idle_step(memory)).sum(0) / method.beta
-        return total
+            total = self.mechanism.outgoing(total, len(self.own) / self.problem.clients)
+        self.faults.note_sum(total, k)
+        if self.world.size == 1:
+            return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
+        broken = self.faults.broken
+        if self._on_host and bool(broken):
+            total = torch.zeros_like(total)  # what is broken stays here
+        signs = torch.stack([broken, torch.tensor(self.asked(), device=total.device)])
+        with self.watch.timed("communication"):
+            packed = self.world.sum(torch.cat([total, signs.to(total.dtype)]))
+        if self._on_host or looked_at:
+            self.faulty, self.stopping = (packed[-2:] > 0).tolist()
+        total = packed[:-2]
+        return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
 
     def _released(self, state: State) -> str | None:
         """Before anything of this round leaves: all finite, the folder taken, the ledger paid. Else the reason."""
-        from .privacy.ledger import BudgetSpent
-
-        mechanism, k = self.mechanism, state.round
-        if mechanism is None:
+        if self.mechanism is None or self.payments is None:
             return None
-        if self._on_host or not mechanism.simulated or not self.begun:
+        if self.world.size > 1 and self.payments.asked(state.round):
+            return self.payments.pay(state.round)
+        if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
-            self._refuse_moving_buffers(state)
+            self.payments.refuse_moving_buffers(state.buffers)
         self._begin(state)
-        try:
-            mechanism.pay(k)
-        except BudgetSpent as spent:
-            return str(spent)
-        return None
-
-    def _refuse_moving_buffers(self, state: State) -> None:
-        """A buffer that a forward pass changes is a function of the data that no noise covers."""
-        for name, before in self.first_buffers.items():
-            if not torch.equal(before, state.buffers[name]):
-                raise UsageError(f"the buffer {name} changes with the data and no noise covers it; remove it")
+        return self.payments.pay(state.round)
 
     def _last_row(self, state: State) -> None:
         drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.seed)
-        with self._timed("evaluation"):
+        with self.watch.timed("evaluation"):
             row, meter, self.clients = self.observer.last(
                 state, drawn, lambda block: self.faults.note_losses(block, state.round)
             )
@@ -260,85 +256,77 @@ class Rounds:
         self._begin(state)
         self.observer.record(row, meter, drawn, self.begun)
 
-    def _step_size(self, k: int) -> float:
-        if k < self.plan.warmup:  # the memories move towards the gradients, x stands still
-            return 0.0
-        lr = self.plan.lr(k) if callable(self.plan.lr) else self.plan.lr
-        if not (math.isfinite(lr) and lr >= 0):
-            raise UsageError(f"lr must be >= 0 and finite, got {lr} in round {k}")
-        return lr
+    def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[gradients.Block]:
+        """Gradients of the drawn clients that live here, their rows as this rank's tables have them."""
+        for block in self.engine.blocks(x, buffers, k, here(drawn, self.own, self.problem.clients)):
+            yield block.within(self.own.start)
+
+    def _places(self, drawn: Tensor) -> Tensor:
+        """The drawn clients' rows here."""
+        chosen = here(drawn, self.own, self.problem.clients)
+        return drawn if chosen is None else chosen - self.own.start
 
     def _check(self, state: State) -> None:
         """Raise `Diverged` if anything noted so far was not finite."""
 
         def blame(round: int) -> list[int]:
             broken = broken_rows(state.memory) if self.method.feedback else []  # a broken gradient may stay in there
+            broken = [self.own[place] for place in broken]
             if broken or round != state.round:
                 return broken
             drawn = self.plan.participation.draw(self.problem.clients, round, self.plan.seed)
-            blocks = self.engine.blocks(state.x, copied(state.buffers), round, drawn)
+            blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
             return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
 
-        self.faults.check(blame)
+        self.faults.check(blame, self.world)
 
     def _begin(self, state: State) -> None:
         """Once, when the first gradients of this process were found finite: only now may files appear."""
         if self.begun:
             return
         self.begun = True
-        self.storage.open()
+        self.world.first(self.storage.open)
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
         self._open_ledger()
 
     def _open_ledger(self) -> None:
-        if self.mechanism is not None and self.storage.out is not None:
-            self.mechanism.open(self.storage.out / "ledger.jsonl", self.ledger_head)
+        payments = self.payments
+        if payments is not None:
+            self.world.first(lambda: payments.open(self.storage.out, self.ledger_head))
 
     def initial(self) -> State:
         def noted() -> Iterator[gradients.Block]:
-            for block in self.engine.blocks(self.problem.x0, self.problem.initial_buffers(), 0):
+            for block in self._blocks(self.problem.x0, self.problem.initial_buffers(), 0, None):
                 self.faults.note_losses(block, 0)
                 yield block
 
         plan, folder = self.plan, self.storage.out
-        state = start.fresh(self.problem, self.method, plan.memory, plan.initial_memory, noted(), folder)
+        state = start.fresh(self.problem, self.method, plan.memory, plan.initial_memory, noted(), folder, self.world)
         self._check(state)
         return state
 
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
-        self.timings |= facts["timings"]
+        self.watch.seconds |= facts["timings"]
         self.ledger_head = facts.get("ledger")
-        return start.restored(self.problem, self.plan.memory, tensors, facts, self.storage.out)
+        memory, folder = self.plan.memory, self.storage.out
+        return start.restored(self.problem, self.method, memory, tensors, facts, folder, self.world)
 
     def _save(self, state: State) -> None:
-        self.timings["total"] = self.before + time.monotonic() - self.started
-        if self.storage.out is None:
+        self.watch.stop()
+        if not self.kept:
             return
         self._check(state)
         if not bool(torch.isfinite(state.x).all()):
             raise Diverged(state.round, [], "x")
-        with self._timed("checkpoint"):
-            facts = {"messages": state.messages, "timings": self.timings}
+        with self.watch.timed("checkpoint"):
+            facts = {"messages": state.messages, "timings": self.watch.seconds}
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
-            self.storage.save(state.round, start.tensors_of(state, self.method.feedback), facts)
+            tensors = start.tensors_of(state, self.method, self.problem.clients, self.world)
+            self.world.first(lambda: self.storage.save(state.round, tensors, facts))
 
     @property
     def _on_host(self) -> bool:
         """Where looking at a value costs no wait for a device."""
         return self.problem.x0.device.type == "cpu"
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.timings[part] += time.perf_counter() - start
-
-    def _timed_blocks(self, blocks: Iterator[gradients.Block]) -> Iterator[gradients.Block]:
-        while True:
-            with self._timed("gradients"):
-                block = next(blocks, None)
-            if block is None:
-                return
-            yield block

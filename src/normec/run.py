@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from .errors import UsageError
 from .gradients.precision import Precision
 from .history import History
 from .memories import MemoryTable
@@ -32,7 +34,7 @@ class State:
 
     round: int
     x: Tensor
-    memory: Tensor  # [n, d]; a stateless method's is one row of zeros, expanded
+    memory: Tensor  # [n, d], on a rank its own clients' rows; a stateless method's is one row of zeros, expanded
     estimate: Tensor
     buffers: Buffers
     messages: int = 0
@@ -49,6 +51,7 @@ class Run:
     timings: dict[str, float]
     engine: str
     rounds: int
+    n: int  # clients
     privacy: Spent | None = None
     stopped: str | None = None  # why it ended early: "interrupted", or the ledger's word
     clients: ClientTable = field(default_factory=dict)  # each client at the end, one by one
@@ -79,6 +82,15 @@ class Plan:
     full_gradient: bool
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
+
+    def step_size(self, k: int) -> float:
+        """γ of round k; 0 in warm-up rounds, where the memories move towards the gradients and x stands still."""
+        if k < self.warmup:
+            return 0.0
+        lr = self.lr(k) if callable(self.lr) else self.lr
+        if not (math.isfinite(lr) and lr >= 0):
+            raise UsageError(f"lr must be >= 0 and finite, got {lr} in round {k}")
+        return lr
 
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""

@@ -14,7 +14,9 @@ from .gradients import Block
 from .memories import MemoryTable, stateless
 from .methods import Method
 from .objective import Objective
+from .observing import whole
 from .run import InitialMemory, State
+from .world import World
 
 
 def fresh(
@@ -24,48 +26,57 @@ def fresh(
     start: InitialMemory,
     first: Iterator[Block],
     folder: Path | None,
+    world: World,
 ) -> State:
-    """Round 0. `first` are all clients' gradients at x0, looked at only where the memories start from them."""
+    """Round 0. `first` are the gradients at x0 of all clients here, looked at only where memories start from them."""
     n, d = problem.clients, len(problem.x0)
-    x = problem.x0.clone()
-    state = State(0, x, stateless(n, x), torch.zeros_like(x), problem.initial_buffers())
+    x, own = problem.x0.clone(), world.own(n)
+    state = State(0, x, stateless(len(own), x), torch.zeros_like(x), problem.initial_buffers())
     if not method.feedback:
         if not isinstance(start, str) or start != "zero":
             raise UsageError(f"{method.name} has no memory; initial_memory must stay 'zero'")
         return state
-    state.memory = table.zeros(n, x, folder)
+    state.memory = table.zeros(len(own), x, folder)
     if isinstance(start, Tensor):
         if start.shape not in ((d,), (n, d)) or not bool(torch.isfinite(start).all()):
             raise UsageError(f"initial_memory must be finite, [{d}] or [{n}, {d}], got {list(start.shape)}")
-        state.memory += start.to(state.memory)
+        state.memory += (start if start.ndim == 1 else start[own.start : own.stop]).to(state.memory)
     else:
         one_of(("zero", "gradient"), initial_memory=start)
         if start == "gradient":
             for block in first:
-                state.memory[block.clients.to(state.memory.device)] = block.grads.to(state.memory)
-    state.estimate = state.memory.mean(0, dtype=x.dtype).to(x.device)
+                state.memory[block.places.to(state.memory.device)] = block.grads.to(state.memory)
+    state.estimate = world.sum(state.memory.sum(0, dtype=x.dtype).to(x.device)) / n
     return state
 
 
 def restored(
-    problem: Objective, table: MemoryTable, tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path | None
+    problem: Objective,
+    method: Method,
+    table: MemoryTable,
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    folder: Path | None,
+    world: World,
 ) -> State:
-    """The state in a checkpoint."""
-    device, n = problem.x0.device, problem.clients
-    x = tensors["x"].to(device)
-    memory = stateless(n, x)
-    if "memory" in tensors:
-        memory = table.zeros(n, x, folder)
-        memory.copy_(tensors["memory"])
-    buffers = {
-        name.removeprefix("buffer."): rows.to(device) for name, rows in tensors.items() if name.startswith("buffer.")
-    }
-    return State(facts["round"], x, memory, tensors["estimate"].to(device), buffers, facts["messages"])
+    """The state in a checkpoint; rank 0 has read it (`tensors`), `facts` are known to all."""
+    x, own = problem.x0, world.own(problem.clients)
+
+    def told(name: str, like: Tensor) -> Tensor:
+        known = tensors[name].to(like) if name in tensors else torch.zeros_like(like)
+        return world.sum(known)
+
+    memory = stateless(len(own), x)
+    if method.feedback:
+        memory = world.deal(tensors.get("memory"), table.zeros(len(own), x, folder))
+    buffers = {name: told(f"buffer.{name}", rows) for name, rows in problem.initial_buffers().items()}
+    return State(facts["round"], told("x", x), memory, told("estimate", x), buffers, facts["messages"])
 
 
-def tensors_of(state: State, feedback: bool) -> dict[str, Tensor]:
-    """What a checkpoint holds."""
+def tensors_of(state: State, method: Method, clients: int, world: World) -> dict[str, Tensor]:
+    """What a checkpoint holds, in the form of one process; only rank 0's counts."""
     held = {"x": state.x, "estimate": state.estimate}
-    if feedback:
-        held["memory"] = state.memory
-    return held | {f"buffer.{name}": rows for name, rows in state.buffers.items()}
+    if method.feedback:
+        table = world.collect(state.memory, clients)
+        held |= {"memory": table} if table is not None else {}
+    return held | {f"buffer.{name}": rows for name, rows in whole(state.buffers, world).items()}

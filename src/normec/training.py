@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import torch
 
@@ -23,6 +23,7 @@ from .rounds import Rounds
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
 from .sampling import Everyone, FixedSize, Participation, Poisson, rounds_of
 from .storage import RunStorage
+from .world import Alone, World
 
 if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
@@ -59,6 +60,7 @@ def prepare(
     out: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
     callbacks: Sequence[Callback] = (),
+    world: World | None = None,
 ) -> Rounds:
     """Minimise `problem` by `method`: x ← x − lr · direction, once a round.
 
@@ -82,7 +84,11 @@ def prepare(
     With `out` the run lives in a folder: killed at any instant, the same call goes on from its last
     checkpoint to the same numbers. The same seed gives the same bits on the same machine, whatever is
     logged, evaluated or interrupted. Ctrl-C ends the run after the current round, with a checkpoint.
+
+    `world` spreads the clients over processes (`normec.cluster.join`): every rank makes the same call, and each
+    returns the same run; rank 0 writes, and calls the callbacks.
     """
+    world = world or Alone()
     at_least(0, seed=seed)
     one_of(PRECISIONS, precision=precision)
     non_negative(checkpoint_seconds=checkpoint_seconds)
@@ -127,8 +133,30 @@ def prepare(
         **plan.identity(),
         **problem.fingerprint(),
     }
-    storage = RunStorage(Path(out) if out is not None else None, identity)
-    return Rounds(problem, method, plan, engine, storage, checkpoint_seconds, callbacks, mechanism)
+    if world.size > 1:
+        _spread(world, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
+    storage = RunStorage(Path(out) if out is not None and world.rank == 0 else None, identity)
+    watching = callbacks if world.rank == 0 else ()
+    kept = out is not None
+    return Rounds(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
+
+
+def _spread(world: World, clients: int, identity: dict[str, Any]) -> None:
+    """Refuse what cannot be spread over ranks; every rank says the same."""
+    said = world.gather(json.loads(json.dumps(identity)))
+    for key in sorted(set().union(*said)):
+        values = [other.get(key) for other in said]
+        unlike = [rank for rank, value in enumerate(values) if value != values[0]]
+        if unlike:
+            raise UsageError(
+                f"the ranks do not agree: {key} is {values[0]!r} on rank 0 and {values[unlike[0]]!r} on rank "
+                f"{unlike[0]}; start all with the same configuration and data"
+            )
+    if clients < world.size:
+        raise UsageError(
+            f"{clients} clients on {world.size} ranks leave {world.size - clients} ranks without data; "
+            f"start at most {clients}"
+        )
 
 
 @contextmanager

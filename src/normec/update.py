@@ -41,7 +41,7 @@ def scaled(method: Method, block: Block, memory: Tensor, seed: int) -> Sent:
     if not method.feedback:
         return _update(method, block.grads, None, None, seed)
     if memory.device != block.grads.device:  # rows that live elsewhere come over, and go back
-        where = block.rows if isinstance(block.rows, slice) else block.clients
+        where = block.rows if isinstance(block.rows, slice) else block.places
         held = memory[where].to(block.grads.device)
         sent = _update(method, block.grads, held, None, seed)
         memory[where] = held.to(memory.device)

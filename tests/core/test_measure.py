@@ -62,7 +62,7 @@ def losses_block(values: list[float], clients: list[int]) -> Block:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_first_round_and_its_clients_are_named(bad: float) -> None:
-    faults = Faults(6, torch.device("cpu"))
+    faults = Faults(range(6), torch.device("cpu"))
     faults.note_losses(losses_block([1.0, 2.0], [0, 1]), 3)
     faults.check(nobody)
     faults.note_losses(losses_block([bad, 2.0, bad], [2, 3, 5]), 4)
@@ -75,7 +75,7 @@ def test_the_first_round_and_its_clients_are_named(bad: float) -> None:
 
 
 def test_a_loss_is_named_before_the_sum_it_spoils() -> None:
-    faults = Faults(3, torch.device("cpu"))
+    faults = Faults(range(3), torch.device("cpu"))
     faults.note_losses(losses_block([math.nan], [1]), 2)
     faults.note_sum(torch.tensor([math.nan, 0.0]), 2)
     with pytest.raises(Diverged, match="the loss of client 1 is not finite in round 2"):
@@ -83,7 +83,7 @@ def test_a_loss_is_named_before_the_sum_it_spoils() -> None:
 
 
 def test_a_broken_gradient_is_blamed_on_whom_the_caller_finds() -> None:
-    faults = Faults(3, torch.device("cpu"))
+    faults = Faults(range(3), torch.device("cpu"))
     faults.note_sum(torch.ones(D), 6)
     faults.check(nobody)
     faults.note_sum(torch.tensor([0.0, math.inf, 0.0]), 7)
@@ -93,7 +93,7 @@ def test_a_broken_gradient_is_blamed_on_whom_the_caller_finds() -> None:
 
 
 def test_a_sum_of_opposite_infinities_is_a_fault() -> None:
-    faults = Faults(1, torch.device("cpu"))
+    faults = Faults(range(1), torch.device("cpu"))
     faults.note_sum(torch.tensor([math.inf, -math.inf]), 1)
     with pytest.raises(Diverged, match="round 1"):
         faults.check(nobody)

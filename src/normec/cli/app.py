@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -9,8 +10,8 @@ import typer
 from click import ClickException
 
 from .. import __version__
-from ..errors import Diverged, Interrupted, UsageError
-from . import bench, compare, data, privacy, replay, report, reproduce, results, sweep, theory, train, ui
+from ..errors import Diverged, Interrupted, RankLost, UsageError
+from . import bench, compare, data, federation, privacy, replay, report, reproduce, results, sweep, theory, train, ui
 
 app = typer.Typer(
     name="normec",
@@ -28,6 +29,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("ui")(ui.ui)
 app.add_typer(data.app, name="data")
+app.add_typer(federation.app, name="federation")
 app.add_typer(privacy.app, name="privacy")
 app.add_typer(replay.app, name="replay")
 app.add_typer(theory.app, name="theory")
@@ -52,6 +54,8 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(str(error), 2 if error.round == 0 else 1)
     except ClickException as error:
         return _fail(error.format_message(), 2)
+    except RankLost as error:
+        return _fail(str(error), 1)
     except (typer.Abort, KeyboardInterrupt, Interrupted):
         return _fail("interrupted; the same command goes on where it stopped", 130)
     except OSError as error:
@@ -60,5 +64,6 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    print(f"rank {rank}: " * (rank != "0") + "error: " + " ".join(message.split()), file=sys.stderr)
     return code

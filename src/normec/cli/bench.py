@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,10 @@ def bench(
             metavar="NAME[,NAME…]", help="float32, tf32, bf16 (float32 on the CPU, else all).", show_default=False
         ),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Instead: so many ranks, a core each, against one process on one.", show_default=False),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json and cost.png.", show_default=False)] = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -61,6 +66,9 @@ def bench(
     Every contestant runs in a process of its own, on the same cores, one after the other, and the list is repeated.
     See docs/performance.md for what each row means.
     """
+    say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+    if ranks is not None:
+        return _ranks(workload or "resnet20", n, ranks, repeats, min(rounds, 10), say, as_json)
     from ..bench import measure, session
 
     summary = session.run(
@@ -71,7 +79,7 @@ def bench(
         floors=_split(floors),
         peer_python=peer_python,
         out=out,
-        say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True)),
+        say=say,
     )
     if as_json:
         print(json.dumps(summary))
@@ -80,6 +88,27 @@ def bench(
         if out is not None:
             print(f"numbers: {out / 'bench.json'}\npicture: {out / 'cost.png'}")
     return 130 if summary["interrupted"] else 0
+
+
+def _ranks(
+    workload: str, n: str | None, ranks: int, repeats: int, rounds: int, say: Callable[[str], None], as_json: bool
+) -> int:
+    from ..bench import ranks as by_ranks
+    from ..bench import session
+
+    case = session.cases([workload], _numbers(n), "cpu", None, 1)[0]
+    found = by_ranks.run(case, ranks, repeats, rounds, say)
+    if as_json:
+        print(json.dumps(found))
+        return 0
+    print(f"one process on one core  {found['alone']:.3f} s a round, {case.workload}, {case.clients} clients")
+    print(
+        f"{ranks} ranks, a core each     {found['spread']:.3f} s a round: {found['speedup']:.2f} times the throughput"
+    )
+    print(f"all-reduce of 4d bytes   {1e3 * found['all_reduce']:.2f} ms, d = {found['dimension']:,}")
+    many = ", ".join(f"{ranks} ranks {1e3 * seconds:.0f} ms" for ranks, seconds in found["projected"].items())
+    print(f"on paper, a client a rank and a ring of 25 Gbit/s with 50 µs a step: {many} a round")
+    return 0
 
 
 def _split(text: str | None) -> list[str] | None:

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import at_least
 from . import options as o
 
 if TYPE_CHECKING:
     from ..lab.runs import Result
     from ..trackers import Tracker
+
+NOT_SETTINGS = ("quiet", "processes", "timeout", "max_restarts")
 
 
 def train(
@@ -55,6 +58,13 @@ def train(
         list[str] | None,
         typer.Option(metavar="TRACKER", help="tensorboard[:FOLDER] or mlflow[:URI], beside the run's folder."),
     ] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Spread the clients over so many processes of this machine.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which a process that does not answer ends the job.")
+    ] = 600.0,
+    max_restarts: Annotated[int, typer.Option(help="With --processes: restarts after one was killed.")] = 3,
     settings: Annotated[bool, typer.Option("--settings", help="List every setting and its value, and stop.")] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -77,18 +87,29 @@ def train(
             print(f"{key} = {'(not set)' if value is None else json.dumps(value)}")
         return 0
 
-    from ..lab import runs
+    from ..cluster import joining, launch
+    from ..lab import build, runs
     from .progress import watcher
 
     folder = runs.default_folder(chosen) if out is None else out
+    if processes is not None and not joining.launched():
+        at_least(1, processes=processes)
+        at_least(0, max_restarts=max_restarts)
+        if processes > 1:
+            return launch.launch([sys.executable, "-m", "normec", *sys.argv[1:]], processes, max_restarts)
+    launch.tie_to_parent()
     with ExitStack() as stack:
-        trackers = [stack.enter_context(tracker) for tracker in _trackers(track, folder, chosen.known_by())]
-        result = runs.execute(chosen, folder, [watcher(chosen.method, quiet), *trackers])
+        world = stack.enter_context(joining.join(build.device(chosen.device), timeout))
+        asked = _trackers(track, folder, chosen.known_by()) if world.rank == 0 else []
+        trackers = [stack.enter_context(tracker) for tracker in asked]
+        result = runs.execute(chosen, folder, [watcher(chosen.method, quiet), *trackers], world)
+    if world.rank:
+        return 130 if result.summary["status"] == "interrupted" else 0
     if as_json:
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
-        _show(result)
-        if not any(value for name, value in flags.items() if name != "quiet"):
+        show_result(result)
+        if not any(value for name, value in flags.items() if name not in NOT_SETTINGS):
             _beside(result, quiet)
     if result.summary["status"] == "stopped":
         print(result.summary["stopped"], file=sys.stderr)
@@ -127,7 +148,7 @@ def _beside(result: Result, quiet: bool) -> None:
     print("The private settings were chosen on validation data, 16 trials a method: see `normec privacy methods`.")
 
 
-def _show(result: Result) -> None:
+def show_result(result: Result) -> None:
     """The summary as a table."""
     from .tables import number, percent, show
 

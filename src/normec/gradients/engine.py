@@ -18,13 +18,15 @@ class Block:
 
     A block lives until the next one is asked for: engines use its memory again, and whoever takes a block may
     overwrite its gradients. `rows` are the clients' rows in a table of all, for indexing on the device: a slice where
-    they are neighbours, so that they are a view and not a copy.
+    they are neighbours, so that they are a view and not a copy; where the table begins with another client than 0,
+    `within` says so.
     """
 
     clients: Tensor
     grads: Tensor
     losses: Tensor
     rows: Tensor | slice
+    first: int = 0
 
     @staticmethod
     def of(clients: Tensor, grads: Tensor, losses: Tensor) -> Block:
@@ -32,6 +34,22 @@ class Block:
         if last - first + 1 == len(clients):
             return Block(clients, grads, losses, slice(first, last + 1))
         return Block(clients, grads, losses, upload(clients, grads.device))
+
+    def within(self, first: int) -> Block:
+        """The same block, its rows counted in a table that begins with client `first`."""
+        if not first:
+            return self
+        moved = (
+            slice(self.rows.start - first, self.rows.stop - first)
+            if isinstance(self.rows, slice)
+            else self.rows - first
+        )
+        return Block(self.clients, self.grads, self.losses, moved, first)
+
+    @property
+    def places(self) -> Tensor:
+        """`rows` as numbers on the host."""
+        return self.clients - self.first
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:

@@ -30,6 +30,7 @@ from ..report import page
 from ..rounds import finished
 from ..run import Run
 from ..training import prepare, ready
+from ..world import Alone, World
 from . import build, methods
 from .config import ELSEWHERE, RunConfig, load, to_toml
 
@@ -45,10 +46,12 @@ class Result:
     history: History
 
 
-def execute(config: RunConfig, folder: Path | None = None, callbacks: Sequence[Callback] = ()) -> Result:
+def execute(
+    config: RunConfig, folder: Path | None = None, callbacks: Sequence[Callback] = (), world: World | None = None
+) -> Result:
     """Train what `config` says in its folder: from the start, from where it stopped, or not at all."""
     with Interrupt() as interrupt, ready(config.precision):
-        return finished(steps(config, folder, callbacks, lambda: interrupt.asked))
+        return finished(steps(config, folder, callbacks, lambda: interrupt.asked, world=world))
 
 
 def steps(
@@ -57,33 +60,43 @@ def steps(
     callbacks: Sequence[Callback],
     asked: Callable[[], bool],
     problem: Problem | None = None,
+    world: World | None = None,
 ) -> Generator[None, None, Result]:
     """`execute`, round by round, until it is `asked` to stop; `problem` is the configuration's, if it is there already.
 
-    Whoever steps makes torch `ready`: runs that take turns share its precision.
+    Whoever steps makes torch `ready`: runs that take turns share its precision. Of several ranks the first writes.
     """
-    folder = default_folder(config) if folder is None else folder
-    known = held(folder, config)
-    if known is not None and known.summary["status"] == "finished":
-        return known
+    folder, world = default_folder(config) if folder is None else folder, world or Alone()
+    known = world.first(lambda: _finished(folder, config))
+    if known is not None:
+        return read(folder) if world.rank == 0 else Result(folder, known, History())
     problem = build.problem(config) if problem is None else problem
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     keeper = _Keeper(folder, config)
     try:
-        rounds = prepare(problem, method, out=folder, callbacks=[keeper, *callbacks], **build.training(config))
+        watching = [keeper, *callbacks]
+        rounds = prepare(problem, method, out=folder, callbacks=watching, world=world, **build.training(config))
         run = yield from rounds.steps(asked)
     except Diverged as error:
-        if (folder / "config.toml").exists():
+        if world.rank == 0 and (folder / "config.toml").exists():
             note(config, folder, {"status": "diverged", "round": error.round, "error": str(error)})
         raise
-    if run.clients:
+    if run.clients and world.rank == 0:
         rows = list(zip(*run.clients.values(), strict=True))
         write_atomic(folder / "clients.json", json.dumps({"columns": list(run.clients), "rows": rows}) + "\n")
     summary = summarise(run, config)
     if summary["privacy"] is not None and data.load(config.data, config.data_dir).fitted:
         summary["privacy"]["notes"] += (FITTED,)
-    _write_summary(folder, summary)
+    if world.size > 1:
+        summary["ranks"] = world.size
+    world.first(lambda: write_summary(folder, summary))
     return Result(folder, summary, run.history)
+
+
+def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
+    """The summary of the run in the folder, if there is one and it has reached its end."""
+    known = held(folder, config)
+    return known.summary if known is not None and known.summary["status"] == "finished" else None
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -112,7 +125,7 @@ def note(config: RunConfig, folder: Path, facts: dict[str, Any]) -> None:
         write_atomic(folder / "config.toml", to_toml(config))
     history = History(folder / "metrics.jsonl")
     history.reread()
-    _write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
+    write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
 
 
 def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
@@ -130,7 +143,7 @@ def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
         "best_accuracy": best,
         "best_accuracy_round": run.history.rounds("accuracy")[accuracies.index(best)] if best is not None else None,
         "smallest_grad_norm": min(norms, default=None),
-        "clients": len(run.state.memory),
+        "clients": run.n,
         "dimension": len(run.x),
         "message_bound": run.method.operator.bound if math.isfinite(run.method.operator.bound) else None,
         "engine": run.engine,
@@ -183,7 +196,7 @@ def _setting(config: RunConfig) -> dict[str, Any]:
     return {"config": config.model_dump(exclude_none=True), "versions": versions}
 
 
-def _write_summary(folder: Path, summary: dict[str, Any]) -> None:
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """The summary, and before it the page: a run that has the one has the other."""
     page.write_run(folder, summary)
     write_atomic(folder / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -43,6 +43,14 @@ class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mista
         )
         self.round, self.epsilon, self.budget = round, epsilon, budget
 
+    @classmethod
+    def said(cls, round: int, text: str) -> BudgetSpent:
+        """The same, as another rank was told."""
+        told = cls.__new__(cls)
+        RuntimeError.__init__(told, text)
+        told.round, told.epsilon, told.budget = round, math.nan, math.nan
+        return told
+
 
 @dataclass(frozen=True)
 class Receipt:

@@ -2,16 +2,19 @@
 
     mechanism.pay(k)                      raises `BudgetSpent`; nothing of round k may leave before
     sent = mechanism.send(messages, …)    what the memory may take: the message itself, or what was sent
-    mechanism.total(like)                 the sum the server sees
+    mechanism.outgoing(sums, share)       what leaves this process: its part of the sum, with its part of the noise
+    mechanism.received(whole)             the sum the server sees
 
 Under "local" trust every message gets its own noise, drawn for its client, so that it does not matter where the
 client lives. Where only the sum is seen, one draw of variance nσ² stands for the n clients' draws: the same
-distribution at a fraction of the cost.
+distribution at a fraction of the cost. Where the clients are spread over processes, each draws for its own before
+anything leaves it; seeded noise is one vector that all of them know, and each adds its share of.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +136,15 @@ class Mechanism:
             self._attempt = self._ledger.reserve(first, event, self.sigma, self._key).attempt
         self._paid, self._sum = round, None
 
+    @property
+    def attempt(self) -> int:
+        """Which release of its round the one paid for last is: part of its noise's name."""
+        return self._attempt
+
+    def paid_elsewhere(self, round: int, attempt: int) -> None:
+        """The rank that keeps the ledger has paid for `round`."""
+        self._paid, self._attempt, self._sum = round, attempt, None
+
     def send(self, messages: Tensor, clients: Tensor) -> Tensor:
         """Messages ``[c, d]`` on their way to the server; returns what the clients' memories may take."""
         if self._paid is None:
@@ -153,17 +165,26 @@ class Mechanism:
         self._add(sent.sum(0))
         return sent if self.keeps_noise else messages
 
-    def total(self, sums: Tensor) -> Tensor:
-        """Σ of what the server received in the round that was paid for last; `sums`: Σ of messages not sent here."""
+    def outgoing(self, sums: Tensor, share: float = 1.0) -> Tensor:
+        """Σ of what clients here send in the round that was paid for last; `sums`: Σ of messages not passed to `send`.
+
+        `share`: of all clients, those that live here; their part of the variance is added. On the grid: integers.
+        """
         sigma = self.release.sum_sigma(self.sigma)
         if self.privacy.trust == "local":
             return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise):
-            step = grid_step(sigma)
-            noise = torch.from_numpy(self._source.integers(len(sums), sigma / step))
-            return from_grid(noise if self._sum is None else self._sum + noise, step, sums)
-        noise = self._draw(sums, sigma, "sum")
+            scale = math.sqrt(share) * sigma / grid_step(sigma)
+            noise = torch.from_numpy(self._source.integers(len(sums), scale))
+            return (noise if self._sum is None else self._sum.cpu() + noise).to(sums.device)
+        noise = share * self._draw(sums, sigma, "sum")
         return sums + noise if self._sum is None else self._sum + noise
+
+    def received(self, whole: Tensor, like: Tensor) -> Tensor:
+        """The sum over all processes of what left them, as numbers of `like`'s type."""
+        if whole.is_floating_point():
+            return whole
+        return from_grid(whole, grid_step(self.release.sum_sigma(self.sigma)), like)
 
     def epsilon(self) -> float:
         """ε of what was paid for so far; cheap, never below the truth."""

@@ -1,0 +1,66 @@
+"""A model's parameters, group by group, as one flat vector: what the method computes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+
+Groups = Sequence[dict[str, Any]]
+
+
+class Flat:
+    """The order of parameters in the vector is that of the groups; each group moves by its own lr."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.parameters: list[Tensor] = [p for group in groups for p in group["params"]]
+        if not self.parameters:
+            raise UsageError("there are no parameters to optimise")
+        kinds = {(p.dtype, p.device) for p in self.parameters}
+        if len(kinds) > 1:
+            raise UsageError(f"all parameters must have one dtype and device, got {sorted(map(str, kinds))}")
+        first = self.parameters[0]
+        if first.dtype not in (torch.float32, torch.float64):
+            raise UsageError(
+                f"parameters must be float32 or float64, got {first.dtype}; use autocast for computing in {first.dtype}"
+            )
+        self.sizes = [p.numel() for p in self.parameters]
+        self.like = first.detach().new_zeros(())
+
+    @property
+    def dimension(self) -> int:
+        return sum(self.sizes)
+
+    def values(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.parameters])
+
+    def set(self, values: Tensor) -> None:
+        for p, part in zip(self.parameters, values.split(self.sizes), strict=True):
+            p.copy_(part.view_as(p))
+
+    def gradient(self) -> Tensor | None:
+        """One vector, zero where a parameter was not used; None where no parameter has a gradient."""
+        if all(p.grad is None for p in self.parameters):
+            return None
+        for p in self.parameters:
+            if p.grad is not None and p.grad.is_sparse:
+                raise UsageError("sparse gradients are not taken: a message is a normalised dense vector")
+        return torch.cat(
+            [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
+        )
+
+    def move(self, direction: Tensor, groups: Groups) -> None:
+        """x ← x − lr · direction, group by group."""
+        parts = iter(direction.split(self.sizes))
+        for group in groups:
+            for p in group["params"]:
+                p.add_(next(parts).view_as(p), alpha=-group["lr"])
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """``[..., d]`` as one view a parameter, of shape ``[..., *p.shape]``."""
+        parts = rows.split(self.sizes, dim=-1)
+        return [part.view(*rows.shape[:-1], *p.shape) for part, p in zip(parts, self.parameters, strict=True)]

@@ -1,0 +1,147 @@
+"""The ranks of a job as the round loop's `World`: torch.distributed, gloo on CPUs and NCCL on GPUs.
+
+Tensors travel as they are, words as JSON in bytes; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import UsageError
+from .failures import Meeting
+
+Said = TypeVar("Said")
+
+
+class Ranks:
+    """All processes of the default group."""
+
+    def __init__(self, device: torch.device, meeting: Meeting) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._device, self._meeting = device, meeting
+
+    def own(self, clients: int) -> range:
+        return self._share(clients, self.rank)
+
+    def _share(self, clients: int, rank: int) -> range:
+        least, more = divmod(clients, self.size)
+        first = rank * least + min(rank, more)
+        return range(first, first + least + (rank < more))
+
+    def sum(self, part: Tensor) -> Tensor:
+        return self.sum_later(part)()
+
+    def sum_later(self, part: Tensor) -> Callable[[], Tensor]:
+        part = part.contiguous()
+        with self.together():
+            work = dist.all_reduce(part, async_op=True)
+
+        def wait() -> Tensor:
+            with self.together():
+                if work is not None:
+                    work.wait()
+            return part
+
+        return wait
+
+    def largest(self, part: Tensor) -> Tensor:
+        part = part.contiguous()
+        with self.together():
+            dist.all_reduce(part, dist.ReduceOp.MAX)
+        return part
+
+    def first(self, action: Callable[[], Said]) -> Said:
+        said: dict[str, Any] = {}
+        raised: Exception | None = None
+        if self.rank == 0:
+            try:
+                said = {"value": action()}
+            except (UsageError, OSError) as error:
+                said, raised = {"kind": type(error).__name__, "error": str(error)}, error
+        data = json.dumps(said).encode() if self.rank == 0 else b""
+        length = torch.tensor([len(data)], device=self._device)
+        with self.together():
+            dist.broadcast(length, 0)
+        held = self._bytes(data, int(length))
+        with self.together():
+            dist.broadcast(held, 0)
+        if raised is not None:
+            raise raised
+        said = json.loads(held.cpu().numpy().tobytes())
+        if "error" in said:
+            raise (UsageError if said["kind"] == "UsageError" else OSError)(said["error"])
+        value: Said = said["value"]
+        return value
+
+    def gather(self, said: Any) -> list[Any]:
+        data = json.dumps(said).encode()
+        lengths = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
+        with self.together():
+            dist.all_gather(lengths, torch.tensor([len(data)], device=self._device))
+        longest = max(int(length) for length in lengths)
+        parts = [torch.empty(longest, dtype=torch.uint8, device=self._device) for _ in range(self.size)]
+        with self.together():
+            dist.all_gather(parts, self._bytes(data, longest))
+        return [
+            json.loads(part.cpu().numpy()[: int(length)].tobytes()) for part, length in zip(parts, lengths, strict=True)
+        ]
+
+    def collect(self, rows: Tensor, clients: int) -> Tensor | None:
+        if self.rank:
+            with self.together():
+                dist.send(_raw(rows).to(self._device), 0)
+            return None
+        table = torch.empty(clients, *rows.shape[1:], dtype=rows.dtype)
+        for rank in range(self.size):
+            own = self._share(clients, rank)
+            part = table[own.start : own.stop]
+            if rank == 0:
+                part.copy_(rows)
+                continue
+            received = _raw(part) if self._device.type == "cpu" else _raw(part).to(self._device)
+            with self.together():
+                dist.recv(received, rank)
+            if received.device != part.device:
+                _raw(part).copy_(received)
+        return table
+
+    def deal(self, table: Tensor | None, own: Tensor) -> Tensor:
+        if self.rank:
+            received = torch.empty_like(own, device=self._device)
+            with self.together():
+                dist.recv(_raw(received), 0)
+            return own.copy_(received)
+        if table is None:
+            raise ValueError("rank 0 deals what it holds")
+        for rank in range(1, self.size):
+            share = self._share(len(table), rank)
+            part = table[share.start : share.stop].to(own.dtype)
+            with self.together():
+                dist.send(_raw(part).to(self._device), rank)
+        return own.copy_(table[: len(own)])
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A collective call; where it fails, the error says which rank is to blame."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._meeting.lost(error) from error
+
+    def _bytes(self, data: bytes, length: int) -> Tensor:
+        held = torch.zeros(length, dtype=torch.uint8)
+        if data:
+            held[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return held.to(self._device)
+
+
+def _raw(rows: Tensor) -> Tensor:
+    """The rows' bytes: any dtype travels."""
+    return rows.contiguous().flatten().view(torch.uint8)

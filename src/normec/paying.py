@@ -1,0 +1,66 @@
+"""Before anything of a private round leaves: the rank that keeps the ledger pays, and all know that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import UsageError
+from .objective import Buffers
+from .world import World
+
+if TYPE_CHECKING:
+    from .privacy.mechanism import Mechanism, Spent
+
+
+class Payments:
+    """One run's account, kept by rank 0 beside the run's folder."""
+
+    def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers) -> None:
+        self._mechanism, self._world, self._first_buffers = mechanism, world, first_buffers
+        self._answer: tuple[int, str | None] | None = None
+
+    def open(self, folder: Path | None, head: list[Any] | None) -> None:
+        """Keep the account in the run's folder, if this rank has it; `head`: the ledger as a checkpoint knew it."""
+        if folder is not None:
+            self._mechanism.open(folder / "ledger.jsonl", head)
+
+    def asked(self, round: int) -> bool:
+        """Whether `round` was paid for or refused already."""
+        return self._answer is not None and self._answer[0] == round
+
+    def pay(self, round: int) -> str | None:
+        """Why `round` may not be made, or None: it is paid for. All ranks ask together; once a round."""
+        if self._answer is not None and self._answer[0] == round:
+            return self._answer[1]
+        said = self._world.first(lambda: self._paid(round))
+        if said["refused"] is None and self._world.rank:
+            self._mechanism.paid_elsewhere(round, said["attempt"])
+        self._answer = round, said["refused"]
+        return self._answer[1]
+
+    def _paid(self, round: int) -> dict[str, Any]:
+        from .privacy.ledger import BudgetSpent
+
+        try:
+            self._mechanism.pay(round)
+        except BudgetSpent as spent:
+            return {"refused": str(spent), "attempt": 0}
+        return {"refused": None, "attempt": self._mechanism.attempt}
+
+    def refuse_moving_buffers(self, buffers: Buffers) -> None:
+        """A buffer that a forward pass changes is a function of the data that no noise covers."""
+        if not self._first_buffers:
+            return
+        moved = [name for name, before in self._first_buffers.items() if not torch.equal(before, buffers[name])]
+        for name in (name for said in self._world.gather(moved) for name in said):
+            raise UsageError(f"the buffer {name} changes with the data and no noise covers it; remove it")
+
+    def spent(self) -> Spent:
+        """The exact account, known to all ranks."""
+        from .privacy.mechanism import Spent
+
+        told: dict[str, Any] = self._world.first(lambda: self._mechanism.spent().to_dict())
+        return Spent(**told | {name: tuple(told[name]) for name in ("not_covered", "notes")})

@@ -1,0 +1,94 @@
+"""The clients' side of a round, block by block: their messages, what leaves of them, and what their memories take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import update
+from .gradients import Block
+from .measure import Faults, Meter
+from .methods import Method
+from .observing import rows_of
+from .operators import norms
+from .run import State
+from .streams import Key, Stream, derive_seed
+
+if TYPE_CHECKING:
+    from .privacy.mechanism import Mechanism
+
+
+class Sending:
+    """`released(state)` is asked before anything of a round leaves; it returns why nothing may, or None."""
+
+    def __init__(
+        self,
+        method: Method,
+        seed: int,
+        mechanism: Mechanism | None,
+        faults: Faults,
+        released: Callable[[State], str | None],
+    ) -> None:
+        self._method, self._seed, self._mechanism = method, seed, mechanism
+        self._faults, self._released = faults, released
+        self._sparse = not math.isfinite(method.operator.bound)
+        scales = method.operator.scale(torch.ones(1)) is not None
+        # Messages that are scaled differences need never be written out, where nobody looks at single ones.
+        self._fused = scales and (mechanism is None or mechanism.takes_sums)
+
+    def block(self, state: State, block: Block, meter: Meter | None) -> Tensor | str:
+        """What the block adds to the round's sum, or the reason why the round cannot be made.
+
+        Uses up the block's gradients; changes its clients' memories.
+        """
+        return self._scaled(state, block, meter) if self._fused else self._by_messages(state, block, meter)
+
+    def _scaled(self, state: State, block: Block, meter: Meter | None) -> Tensor | str:
+        reason = self._released(state)
+        if reason:
+            return reason
+        seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
+        sent = update.scaled(self._method, block, state.memory, seed)
+        self._faults.note_lengths(block, sent.lengths, self._method.operator.bound, state.round)
+        if meter is not None:
+            meter.add_messages(sent.lengths)
+            if self._method.feedback:
+                meter.add_distances(sent.distances)
+        return sent.total
+
+    def _by_messages(self, state: State, block: Block, meter: Meter | None) -> Tensor | str:
+        """The definition: each client's message, what leaves of it, what its memory takes."""
+        k, method = state.round, self._method
+        memory = rows_of(block, state.memory)
+        key = Key(Stream(self._seed, "operator"), k, block.clients)
+        message = method.message(block.grads, memory, key)
+        lengths = norms(message)
+        if meter is not None:
+            meter.add_messages(lengths)
+            if method.feedback:
+                meter.add_distances(norms(block.grads - memory))
+        self._faults.note_lengths(block, lengths, method.operator.bound, k)
+        self._faults.note_sum(block.grads if self._sparse else message, k)  # what is not sent may be broken too
+        reason = self._released(state)
+        if reason:
+            return reason
+        if self._mechanism is not None:
+            total = torch.zeros_like(state.x)
+            if not self._mechanism.simulated and bool(self._faults.broken):
+                return (
+                    total  # of a later block than the one that was looked at before paying; the round ends in an error
+                )
+            message = self._mechanism.send(message, block.clients)
+        else:
+            total = message.sum(0)
+        if method.feedback:
+            seed = derive_seed(self._seed, "rounding", k, int(block.clients[0]))
+            new = update.rounded(method.remember(memory, message), state.memory.dtype, seed)
+            state.memory[block.places.to(state.memory.device)] = new.to(state.memory.device)
+            if self._mechanism is None and new.dtype != memory.dtype:  # what the memory took is what is sent
+                total = (new.to(memory) - method.idle_step(memory)).sum(0) / method.beta
+        return total
