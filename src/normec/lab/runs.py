@@ -71,7 +71,7 @@ def steps(
     if known is not None:
         return read(folder) if world.rank == 0 else Result(folder, known, History())
     problem = build.problem(config) if problem is None else problem
-    method = methods.build(config, len(problem.x0))
+    method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     keeper = _Keeper(folder, config)
     try:
         watching = [keeper, *callbacks]
