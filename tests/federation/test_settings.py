@@ -12,8 +12,8 @@ from normec.errors import UsageError
 from normec.federation.local import agreeing, app_config
 from normec.federation.policy import load_policy
 from normec.federation.scaffold import app_name, write_app
-from normec.federation.settings import NAMES, OF_THE_LAB, read
-from normec.lab.config import RunConfig
+from normec.federation.settings import NAMES, OF_THE_LAB, read, to_toml
+from normec.lab.config import RunConfig, load
 
 
 def test_the_app_names_every_setting_and_its_settings_are_good(tmp_path: Path) -> None:
@@ -70,6 +70,13 @@ def test_private_by_default_with_noise_at_the_party() -> None:
     assert read({"trust": "central"}).run.memory == "clean"
     assert not read({"private": False}).run.private
     assert read({"batch-size": 4, "epsilon": ""}).run.batch_size == 4
+
+
+def test_a_folder_is_known_by_its_settings(tmp_path: Path) -> None:
+    run = read({"epsilon": 2.0, "lr": 0.1, "parties": 3}).run
+    (tmp_path / "config.toml").write_text(to_toml(run))
+    assert load(tmp_path / "config.toml") == run
+    assert "split" not in to_toml(run)
 
 
 def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:

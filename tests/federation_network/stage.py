@@ -159,7 +159,8 @@ class Stage:
         """What holds after every story: ĝ = mean g_i, memories that agree, accounts that count enough, all rounds."""
         kept, facts = self.server(name), self.facts(name)
         method = self.method(self.config, len(kept["x"]))
-        torch.testing.assert_close(kept["memory"].mean(0), kept["estimate"], rtol=1e-4, atol=1e-6)
+        if self.config.get("trust") != "central":  # there the server's own noise is in ĝ, and in nobody's memory
+            torch.testing.assert_close(kept["memory"].mean(0), kept["estimate"], rtol=1e-4, atol=1e-6)
         assert [row["round"] for row in self.rows(name)] == list(range(len(self.rows(name))))
         assert facts["messages"] == sum(seat["accepted"] for seat in facts["seats"].values())
         for i in range(PARTIES):

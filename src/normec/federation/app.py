@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from ..atomic import write_atomic
 from ..errors import Diverged, UsageError, at_least
 from ..lab import build, methods, runs
-from ..lab.config import RunConfig, to_toml
+from ..lab.config import RunConfig
 from ..problem import Problem
 from ..run import Plan
 from ..sampling import Everyone
@@ -114,7 +114,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         minimum=settings.least,
         evaluate=evaluate,
     )
-    write_atomic(out / "config.toml", to_toml(config))
+    write_atomic(out / "config.toml", settings_of_run.to_toml(config))
     try:
         with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
             serve(coordinator, mailbox, roster, settings.round_seconds, _say)

@@ -58,6 +58,7 @@ class Federation:
         self.config = {**asked.config, "out": str(self.out), "parties": asked.parties}
         self.settings = read({**app_config(self.app), **self.config})
         self._tls = certificates.make_server(self.home / "tls")
+        _call_directly("127.0.0.1")
         self.processes = Processes(self.home / "logs", self._environment())
         self.address = ""
         self.nodes: list[int] = []
@@ -188,6 +189,14 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
         _leave_word(asked.out)
         raise
     return runs.read(asked.out)
+
+
+def _call_directly(host: str) -> None:
+    """Keep calls to this machine away from a proxy that the environment names; what is started inherits it."""
+    for name in ("NO_PROXY", "no_proxy"):
+        known = [part for part in os.environ.get(name, "").split(",") if part]
+        if host not in known:
+            os.environ[name] = ",".join([*known, host])
 
 
 def app_config(app: Path) -> dict[str, Any]:

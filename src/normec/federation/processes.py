@@ -84,7 +84,8 @@ class Processes:
         for group in (started[1:], started[:1]):
             _end(group, patience)
         # What is left was started by them and has a session of its own. A process killed here may have just forked.
-        while left := self.marked():
+        until = time.monotonic() + patience
+        while (left := self.marked()) and time.monotonic() < until:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)

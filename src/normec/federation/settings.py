@@ -82,3 +82,10 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
         if getattr(run, name) is not None:
             at_least(1, **{name: getattr(run, name)})
     return run
+
+
+def to_toml(run: RunConfig) -> str:
+    """What the run's folder says of its settings: those that mean something in a federation."""
+    import tomli_w
+
+    return tomli_w.dumps(run.model_dump(include={"data", "model", "clients", *OF_THE_LAB}, exclude_none=True))
