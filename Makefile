@@ -1,5 +1,6 @@
 # make run    environment, then the demonstration on the embedded digits
 # make test   environment, then formatting, types and all tests
+# make test-federation   parties as real processes over TLS; a few minutes
 # make clean  remove the environment and the demonstration's runs
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 # Small models on many cores lose more by waking threads than they gain; tests run in two processes instead.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: run test check clean
+.PHONY: run test test-federation check clean
 
 run: .venv/.ready-run
 	@echo "1. Private: 100 clients, (8, 1e-5) for each client against a server that sees sums; non-private for comparison;"
@@ -21,6 +22,10 @@ run: .venv/.ready-run
 
 test: check
 	$(TEST_ENV) $(BIN)/pytest -n 2
+
+# Each file has a federation of its own, of a dozen processes; two at a time.
+test-federation: .venv/.ready-test
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/federation_network
 
 check: .venv/.ready-test
 	$(BIN)/ruff format --check src tests

@@ -69,9 +69,14 @@ class Problem:
         """f_i given as plain differentiable functions of a tensor: theory and counterexamples."""
         return FunctionProblem(functions, x0)
 
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """How many numbers each trainable tensor of the model holds, in the order of x."""
+        return tuple(shape.numel() for shape in self._shapes.values())
+
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """The model's parameters as views of the flat vector."""
-        parts = x.split([shape.numel() for shape in self._shapes.values()])
+        parts = x.split(self.tensor_sizes)
         return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     def client_loss(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import gradients, start, update
 from .callbacks import Callback
-from .errors import Diverged, UsageError
+from .errors import Diverged
 from .history import Row
 from .interrupt import Interrupt
 from .measure import Faults, Meter
@@ -208,7 +208,7 @@ class Rounds:
             self.observer.record(row, meter, drawn, self.begun)
         with self.watch.timed("update"):
             direction, state.estimate = method.server_step(total / n, state.estimate)
-            state.x -= self._step_size(k) * direction
+            state.x -= self.plan.step_size(k) * direction
         state.messages += count
         state.round += 1
         return None
@@ -265,14 +265,6 @@ class Rounds:
         """The drawn clients' rows here."""
         chosen = here(drawn, self.own, self.problem.clients)
         return drawn if chosen is None else chosen - self.own.start
-
-    def _step_size(self, k: int) -> float:
-        if k < self.plan.warmup:  # the memories move towards the gradients, x stands still
-            return 0.0
-        lr = self.plan.lr(k) if callable(self.plan.lr) else self.plan.lr
-        if not (math.isfinite(lr) and lr >= 0):
-            raise UsageError(f"lr must be >= 0 and finite, got {lr} in round {k}")
-        return lr
 
     def _check(self, state: State) -> None:
         """Raise `Diverged` if anything noted so far was not finite."""

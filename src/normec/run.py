@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from .errors import UsageError
 from .gradients.precision import Precision
 from .history import History
 from .memories import MemoryTable
@@ -80,6 +82,15 @@ class Plan:
     full_gradient: bool
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
+
+    def step_size(self, k: int) -> float:
+        """γ of round k; 0 in warm-up rounds, where the memories move towards the gradients and x stands still."""
+        if k < self.warmup:
+            return 0.0
+        lr = self.lr(k) if callable(self.lr) else self.lr
+        if not (math.isfinite(lr) and lr >= 0):
+            raise UsageError(f"lr must be >= 0 and finite, got {lr} in round {k}")
+        return lr
 
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""

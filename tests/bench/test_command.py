@@ -173,10 +173,11 @@ def command_lines() -> Iterator[bytes]:
 def test_ranks_against_one_process(tmp_path: Path) -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("two ranks need two cores")
-    done = normec("bench", "--ranks", "2", "--repeats", "1", "--rounds", "2", "--json", cwd=tmp_path, timeout=400)
+    small = ("--workload", "mlp", "--n", "20", "--repeats", "1", "--rounds", "2")
+    done = normec("bench", "--ranks", "2", *small, "--json", cwd=tmp_path, timeout=400)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["speedup"] == pytest.approx(found["alone"] / found["spread"])
-    assert found["dimension"] == 269_722
-    assert 0 < found["all_reduce"] < found["alone"]
+    assert found["dimension"] == 784 * 64 + 64 + 64 * 10 + 10
+    assert found["all_reduce"] > 0
     assert list(found["projected"].values()) == sorted(found["projected"].values())

@@ -89,6 +89,20 @@ def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_pa
     assert results(tmp_path / "run") == results(whole)
 
 
+def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path) -> None:
+    process = start(*TWO, "--set", "noise=secure", "--set", "sigma=2.0", "--rounds", "40", "--out", "run", cwd=tmp_path)
+    progressed(tmp_path / "run", process, 200)
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    errors = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, errors
+    lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    releases = [line["round"] for line in lines if line["kind"] == "release"]
+    assert set(releases) == set(range(40))
+    # Fresh noise in a round that is made again is another release, and counts as one.
+    assert len(releases) - 40 <= 2
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["releases"] == len(releases)
+
+
 def test_torchrun_restarts_it_too(whole: Path, tmp_path: Path) -> None:
     arguments = command(2, "-m", "normec", *RUN, "--out", "run", max_restarts=2)
     process = subprocess.Popen(

@@ -374,3 +374,36 @@ def test_many_rounds_are_fast(path: Path) -> None:
             ledger.spend(k, Event(124.0), 124.0, key="run")
         assert ledger.releases == 42_300
     assert time.perf_counter() - start < 10
+
+
+def test_killed_twice_between_the_first_line_and_its_head(path: Path) -> None:
+    for _ in range(2):  # each time the header reached the disk and its head did not
+        with opened(path):
+            pass
+        path.with_name(path.name + ".head").unlink()
+    with opened(path) as ledger:  # whoever opens it writes the head before a second line
+        ledger.spend(0, EVENT, 10.4)
+        assert read_chain(path).head == ledger.head
+    Chain(path).close()
+    path.with_name(path.name + ".head").unlink()
+    with pytest.raises(LedgerDamaged, match="is missing"):  # with releases in it, a missing head is no accident
+        opened(path)
+
+
+def test_the_head_is_on_the_disk_before_the_second_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with opened(path):
+        pass
+    path.with_name(path.name + ".head").unlink()
+    chain = Chain(path)  # as after the first kill
+    with monkeypatch.context() as dying:
+        dying.setattr("normec.privacy.chain._save_head", killed)
+        with pytest.raises(Killed):
+            chain.append({"kind": "release"})
+    chain.close()
+    assert read_chain(path).head.lines == 2

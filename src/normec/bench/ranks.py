@@ -1,7 +1,7 @@
 """What ranks gain: one process on one core against N ranks on N cores, in turns; and what an all-reduce costs.
 
-ResNet20, ten clients, batches of 32, whole rounds. `projected` puts the measured parts together for more ranks than a
-machine has: a round of R ranks is a rank's share of the gradients, and a ring all-reduce of 4d bytes.
+`projected` puts the measured parts together for more ranks than a machine has: a round of R ranks is a rank's share of
+the gradients, and a ring all-reduce of 4d bytes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import torch
 import normec
 
 from ..cluster import join
+from ..cluster.joining import launched
 from ..cluster.launch import launch, tie_to_parent
 from ..errors import UsageError, at_least
 from ..heap import keep_freed_memory
 from ..world import World
 from .workloads import ALPHA, BETA, LR, Case, Material
 
-CLIENTS = 10
 LATENCY, BANDWIDTH = 50e-6, 25e9 / 8  # a step over a data centre's Ethernet: 50 µs, and 25 Gbit/s
 _MARK, _MODULE = "measured: ", "normec.bench.ranks"
 
 
-def run(ranks: int, repeats: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def run(case: Case, ranks: int, repeats: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """`repeats` pairs of (one process, `ranks` ranks), one after the other."""
     at_least(2, ranks=ranks)
     at_least(2, rounds=rounds)
@@ -39,13 +39,15 @@ def run(ranks: int, repeats: int, rounds: int, say: Callable[[str], None]) -> di
         raise UsageError(f"{ranks} ranks need a core each, this machine has {os.cpu_count()}")
     pairs = []
     for number in range(repeats):
-        one, several = _measured(1, rounds), _measured(ranks, rounds)
+        one, several = _measured(case, 1, rounds), _measured(case, ranks, rounds)
         pairs.append({"one": one, "ranks": several})
         say(f"pair {number + 1}: {one['round']:.3f} s alone, {several['round']:.3f} s on {ranks} ranks")
     alone = statistics.median(pair["one"]["round"] for pair in pairs)
     spread = statistics.median(pair["ranks"]["round"] for pair in pairs)
     dimension = pairs[0]["one"]["dimension"]
     return {
+        "workload": case.workload,
+        "clients": case.clients,
         "ranks": ranks,
         "rounds": rounds,
         "alone": alone,
@@ -54,7 +56,7 @@ def run(ranks: int, repeats: int, rounds: int, say: Callable[[str], None]) -> di
         "pairs": [pair["one"]["round"] / pair["ranks"]["round"] for pair in pairs],
         "dimension": dimension,
         "all_reduce": statistics.median(pair["ranks"]["all_reduce"] for pair in pairs),
-        "projected": {str(many): projected(alone / CLIENTS, dimension, many) for many in (10, 100, 1_000)},
+        "projected": {str(many): projected(alone / case.clients, dimension, many) for many in (10, 100, 1_000)},
         "threads": 1,
         "torch": torch.__version__,
     }
@@ -65,9 +67,9 @@ def projected(client: float, dimension: int, ranks: int) -> float:
     return client + 2 * (ranks - 1) * (LATENCY + 4 * dimension / ranks / BANDWIDTH)
 
 
-def _measured(ranks: int, rounds: int) -> dict[str, Any]:
+def _measured(case: Case, ranks: int, rounds: int) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", _MODULE, str(ranks), str(rounds)],
+        _command(case.workload, case.clients, ranks, rounds),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -80,6 +82,10 @@ def _measured(ranks: int, rounds: int) -> dict[str, Any]:
     raise RuntimeError(f"{ranks} ranks measured nothing: {done.stderr.strip()[-500:]}")
 
 
+def _command(workload: str, clients: int, ranks: int, rounds: int) -> list[str]:
+    return [sys.executable, "-m", _MODULE, workload, *map(str, (clients, ranks, rounds))]
+
+
 class _Rounds(normec.Callback):
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -88,12 +94,12 @@ class _Rounds(normec.Callback):
         self.times.append(time.perf_counter())
 
 
-def _rank(world: World, rounds: int) -> None:
+def _rank(case: Case, world: World, rounds: int) -> None:
     """Measure, bound to the core of this rank's number; rank 0 prints."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[world.rank]})
     torch.set_num_threads(1)
     keep_freed_memory()
-    material, ticks = Material(Case("resnet20", CLIENTS)), _Rounds()
+    material, ticks = Material(case), _Rounds()
     normec.train(
         material.problem(),
         normec.NormEC(ALPHA, BETA),
@@ -118,14 +124,14 @@ def _rank(world: World, rounds: int) -> None:
         print(_MARK + json.dumps({**facts, "dimension": dimension}), flush=True)
 
 
-def main(ranks: int, rounds: int) -> int:
-    if ranks > 1 and "RANK" not in os.environ:
-        return launch([sys.executable, "-m", _MODULE, str(ranks), str(rounds)], ranks, 0)
+def main(workload: str, clients: int, ranks: int, rounds: int) -> int:
+    if ranks > 1 and not launched():
+        return launch(_command(workload, clients, ranks, rounds), ranks, 0)
     tie_to_parent()
     with join() as world:
-        _rank(world, rounds)
+        _rank(Case(workload, clients), world, rounds)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -11,7 +11,7 @@ from click import ClickException
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError
-from . import bench, compare, data, privacy, report, reproduce, results, sweep, theory, train, ui
+from . import bench, compare, data, federation, privacy, replay, report, reproduce, results, sweep, theory, train, ui
 
 app = typer.Typer(
     name="normec",
@@ -29,7 +29,9 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("ui")(ui.ui)
 app.add_typer(data.app, name="data")
+app.add_typer(federation.app, name="federation")
 app.add_typer(privacy.app, name="privacy")
+app.add_typer(replay.app, name="replay")
 app.add_typer(theory.app, name="theory")
 
 

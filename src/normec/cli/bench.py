@@ -68,7 +68,7 @@ def bench(
     """
     say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     if ranks is not None:
-        return _ranks(ranks, repeats, min(rounds, 10), say, as_json)
+        return _ranks(workload or "resnet20", n, ranks, repeats, min(rounds, 10), say, as_json)
     from ..bench import measure, session
 
     summary = session.run(
@@ -90,14 +90,18 @@ def bench(
     return 130 if summary["interrupted"] else 0
 
 
-def _ranks(ranks: int, repeats: int, rounds: int, say: Callable[[str], None], as_json: bool) -> int:
+def _ranks(
+    workload: str, n: str | None, ranks: int, repeats: int, rounds: int, say: Callable[[str], None], as_json: bool
+) -> int:
     from ..bench import ranks as by_ranks
+    from ..bench import session
 
-    found = by_ranks.run(ranks, repeats, rounds, say)
+    case = session.cases([workload], _numbers(n), "cpu", None, 1)[0]
+    found = by_ranks.run(case, ranks, repeats, rounds, say)
     if as_json:
         print(json.dumps(found))
         return 0
-    print(f"one process on one core  {found['alone']:.3f} s a round, ResNet20, ten clients of batch 32")
+    print(f"one process on one core  {found['alone']:.3f} s a round, {case.workload}, {case.clients} clients")
     print(
         f"{ranks} ranks, a core each     {found['spread']:.3f} s a round: {found['speedup']:.2f} times the throughput"
     )

@@ -183,6 +183,22 @@ def methods_(
     print(json.dumps({"table": str(path)}) if as_json else path.read_text())
 
 
+@app.command("study")
+def study(
+    names: Annotated[list[str], typer.Argument(metavar="STUDY…", help="a9a-100, w8a-1000, cifar10-10000 … or all.")],
+    out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("docs/replay/honest"),
+    limit_seconds: Annotated[float | None, typer.Option(help="Begin no run after so long.", show_default=False)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+) -> None:
+    """A study of what a true guarantee leaves of each method; the same command goes on where it stopped."""
+    from ..lab.honest import page, studies, work
+
+    chosen = studies.named(names)
+    done = work.run(chosen, out, limit_seconds, device, lambda line: print(line, file=sys.stderr, flush=True))
+    print("\n".join(map(str, page.write(out))))
+    print("done" if done else "the time is up; the same command goes on")
+
+
 def _numbers(text: str) -> list[float]:
     from ..errors import UsageError, positive
 

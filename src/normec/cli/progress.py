@@ -13,14 +13,24 @@ if TYPE_CHECKING:
     from ..run import Run
 
 
-def watcher(label: str, quiet: bool = False) -> Callback:
+class Watcher(Callback):
+    """A display; `close` takes it down, also where no `Run` is at hand to `end` with."""
+
+    def close(self) -> None:
+        """Nothing is shown here."""
+
+    def end(self, run: Run) -> None:  # noqa: ARG002
+        self.close()
+
+
+def watcher(label: str, quiet: bool = False) -> Watcher:
     """The right way to show progress on this stderr."""
     if quiet:
-        return Callback()
+        return Watcher()
     return Bar(label) if sys.stderr.isatty() else Lines(label)
 
 
-class Bar(Callback):
+class Bar(Watcher):
     """A bar with loss, accuracy and the time left."""
 
     def __init__(self, label: str) -> None:
@@ -50,11 +60,11 @@ class Bar(Callback):
         self._seen |= row
         self._progress.update(self._task, seen=describe(self._seen))
 
-    def end(self, run: Run) -> None:  # noqa: ARG002
+    def close(self) -> None:
         self._progress.stop()
 
 
-class Lines(Callback):
+class Lines(Watcher):
     """A line whenever the test set was looked at, but no more than one in two seconds, and the last."""
 
     def __init__(self, label: str) -> None:

@@ -57,6 +57,7 @@ def reproduce(
     if not figures:
         raise UsageError("name a figure, or all; `normec reproduce --list` names them")
     chosen = lab.named(figures)
+    protocols.at_hand(protocol)
     folder = out / scale
     cells = lab.cells(chosen, protocol)
     if dry_run:

@@ -108,7 +108,7 @@ def train(
     if as_json:
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
-        _show(result)
+        show_result(result)
         if not any(value for name, value in flags.items() if name not in NOT_SETTINGS):
             _beside(result, quiet)
     if result.summary["status"] == "stopped":
@@ -148,7 +148,7 @@ def _beside(result: Result, quiet: bool) -> None:
     print("The private settings were chosen on validation data, 16 trials a method: see `normec privacy methods`.")
 
 
-def _show(result: Result) -> None:
+def show_result(result: Result) -> None:
     """The summary as a table."""
     from .tables import number, percent, show
 

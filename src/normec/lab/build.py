@@ -104,8 +104,13 @@ def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
         return torch.arange(count), torch.arange(0)
     draw = torch.Generator().manual_seed(derive_seed(config.seed, "validation"))
     order = torch.randperm(count, generator=draw)
-    cut = max(1, round(config.validation * count))
+    cut = held_out(count, config.validation)
     return order[cut:].sort().values, order[:cut].sort().values
+
+
+def held_out(count: int, share: float) -> int:
+    """How many of `count` records a share is."""
+    return max(1, round(share * count)) if share else 0
 
 
 def training(config: RunConfig) -> dict[str, Any]:

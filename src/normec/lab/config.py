@@ -44,7 +44,7 @@ class RunConfig(BaseModel):
     method: str = "normec"
     alpha: float | None = None
     beta: float | None = None
-    server_norm: bool | None = None
+    server_norm: bool | Literal["by-tensor", "in-place"] | None = None
     decay: float | None = None
     tau: float | None = None
     compressor: Literal["topk", "randk"] | None = None

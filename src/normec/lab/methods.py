@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..errors import UsageError, one_of
 from ..methods import DPSGD, EF21, GD, Clip21, Method, NormEC
 from ..operators import Clip, RandK, SmoothedNorm, TopK
+from ..tensor_norm import TensorNorm
 from .config import RunConfig
 
 # alpha is the paper's choice after its first experiment, beta its best value; the others follow.
@@ -73,8 +74,8 @@ def rounds(config: RunConfig) -> int | None:
     return PRIVATE_ROUNDS.get(config.method, ROUNDS) if config.private else ROUNDS
 
 
-def build(config: RunConfig, dim: int) -> Method:
-    """The method of a configuration, for a model of `dim` parameters."""
+def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Method:
+    """The method of a configuration, for a model of `dim` parameters in tensors of `sizes` (None: one)."""
     for setting in SETTINGS:
         if getattr(config, setting) is not None and not applies(config.method, setting):
             has = ", ".join(DEFAULTS[config.method]) or "no settings"
@@ -86,7 +87,10 @@ def build(config: RunConfig, dim: int) -> Method:
     }
     match config.method:
         case "normec":
-            return NormEC(**own)
+            way = own.pop("server_norm")
+            if isinstance(way, str):
+                return TensorNorm.of(NormEC(**own), sizes or (dim,), in_place=way == "in-place")
+            return NormEC(**own, server_norm=way)
         case "clip21":
             return Clip21(**own)
         case "ef21":

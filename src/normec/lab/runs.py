@@ -71,7 +71,7 @@ def steps(
     if known is not None:
         return read(folder) if world.rank == 0 else Result(folder, known, History())
     problem = build.problem(config) if problem is None else problem
-    method = methods.build(config, len(problem.x0))
+    method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     keeper = _Keeper(folder, config)
     try:
         watching = [keeper, *callbacks]
@@ -89,7 +89,7 @@ def steps(
         summary["privacy"]["notes"] += (FITTED,)
     if world.size > 1:
         summary["ranks"] = world.size
-    world.first(lambda: _write_summary(folder, summary))
+    world.first(lambda: write_summary(folder, summary))
     return Result(folder, summary, run.history)
 
 
@@ -125,7 +125,7 @@ def note(config: RunConfig, folder: Path, facts: dict[str, Any]) -> None:
         write_atomic(folder / "config.toml", to_toml(config))
     history = History(folder / "metrics.jsonl")
     history.reread()
-    _write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
+    write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
 
 
 def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _setting(config: RunConfig) -> dict[str, Any]:
     return {"config": config.model_dump(exclude_none=True), "versions": versions}
 
 
-def _write_summary(folder: Path, summary: dict[str, Any]) -> None:
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """The summary, and before it the page: a run that has the one has the other."""
     page.write_run(folder, summary)
     write_atomic(folder / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -78,6 +78,7 @@ def run_cells(
     together: int = 1,
     ray: str | None = None,
     text: str | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
     """Run every cell that is not done yet; returns all outcomes, in the order of the cells.
 
@@ -86,8 +87,9 @@ def run_cells(
     address of a Ray cluster or "auto", the cells are its tasks, and `out` must be a folder that all its machines see.
     `text` is the grid's file, to be kept as sweep.toml.
 
-    Ctrl-C ends the running cells after their round, with a checkpoint, and raises `Interrupted`; a disk that can no
-    longer be written ends the sweep with an OSError. Anything else that goes wrong is an outcome.
+    Ctrl-C, and likewise `stop` once it says so, ends the running cells after their round, with a checkpoint, and
+    raises `Interrupted`; a disk that can no longer be written ends the sweep with an OSError. Anything else that goes
+    wrong is an outcome.
     """
     at_least(1, together=together)
     for name, given in (("jobs", jobs), ("threads", threads)):
@@ -99,7 +101,8 @@ def run_cells(
     with _Taken(out), Interrupt() as interrupt:
         if text is not None:
             write_atomic(out / "sweep.toml", text)
-        return _Sweep(cells, out.resolve(), on_event or (lambda _: None), interrupt).run(jobs, threads, together, ray)
+        under_way = _Sweep(cells, out.resolve(), on_event or (lambda _: None), interrupt, stop)
+        return under_way.run(jobs, threads, together, ray)
 
 
 def standing(cells: Sequence[Cell], out: Path) -> list[tuple[Path, str]]:
@@ -120,9 +123,14 @@ class _Sweep:
     """One sweep under way."""
 
     def __init__(
-        self, cells: Sequence[Cell], out: Path, on_event: Callable[[Event], None], interrupt: Interrupt
+        self,
+        cells: Sequence[Cell],
+        out: Path,
+        on_event: Callable[[Event], None],
+        interrupt: Interrupt,
+        stop: Callable[[], bool],
     ) -> None:
-        self.cells, self.on_event, self.interrupt = cells, on_event, interrupt
+        self.cells, self.on_event, self.interrupt, self.stop = cells, on_event, interrupt, stop
         self.folders = _folders(cells, out)
         self.outcomes: dict[int, Outcome] = {}
         self.unwritable: OSError | None = None
@@ -169,7 +177,7 @@ class _Sweep:
             torch.set_num_threads(before)
 
     def _stop_asked(self) -> bool:
-        return self.interrupt.asked or self.unwritable is not None
+        return self.interrupt.asked or self.unwritable is not None or self.stop()
 
     def _hear(self, message: Message) -> None:
         cell, folder = self.cells[message.index], self.folders[message.index]

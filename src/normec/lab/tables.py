@@ -1,11 +1,11 @@
-"""Rows of results as CSV, JSON or Parquet."""
+"""Rows of results as CSV, JSON, Parquet or Markdown."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ def to_csv(rows: Sequence[Row]) -> str:
 def to_json(rows: Sequence[Row]) -> str:
     """A list of objects."""
     return json.dumps(rows, indent=1) + "\n"
+
+
+def to_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ... import models
+from ...data.entries import ENTRIES
+from ...data.folders import locate, missing
 from ...errors import UsageError, nearest, one_of
 from ...privacy.records import Sensitivity
 from ...privacy.release import Release, paper_sigma
@@ -152,14 +156,30 @@ class Extent:
     dimension: int
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def extent(protocol: Protocol) -> Extent:
-    """Read off the data and the private model; a data set that is not there is refused here, before anything runs."""
-    problem = build.problem(make_config({**shared(protocol), "model": protocol.private_model}))
-    if problem.sizes is None:
-        raise UsageError(f"{protocol.data} has no records to pass over")
-    steps = rounds_of(1, problem.sizes, protocol.batch_size) if protocol.round == "epoch" else 1
-    return Extent(steps, len(problem.x0))
+    """Read off the private model and the data; a set published with its test part is known without being here."""
+    entry = ENTRIES.get(protocol.data)
+    if entry is None or entry.test_rows is None:
+        problem = build.problem(make_config({**shared(protocol), "model": protocol.private_model}))
+        if problem.sizes is None:
+            raise UsageError(f"{protocol.data} has no records to pass over")
+        sizes, dimension = problem.sizes, len(problem.x0)
+    else:
+        count = entry.rows if protocol.records is None else protocol.records
+        kept = count - build.held_out(count, protocol.validation)
+        sizes = torch.bincount(torch.arange(kept) * protocol.clients // kept)
+        model = models.build(protocol.private_model, entry.shape, entry.classes).model
+        dimension = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    steps = rounds_of(1, sizes, protocol.batch_size) if protocol.round == "epoch" else 1
+    return Extent(steps, dimension)
+
+
+def at_hand(protocol: Protocol) -> None:
+    """Refuse a protocol whose data set is not here, before anything runs."""
+    entry = ENTRIES.get(protocol.data)
+    if entry is not None and entry.files and locate(entry) is None:
+        raise UsageError(missing(entry))
 
 
 def shared(protocol: Protocol) -> dict[str, Any]:

@@ -45,8 +45,9 @@ def plan(config: RunConfig) -> Planned:
     """Parameters for the configuration's problem, horizon and privacy; alpha, beta and decay stay where given."""
     if config.method != "normec":
         raise UsageError(f"plans are for normec, got method = {config.method!r}")
-    if config.server_norm is False:
-        raise UsageError("no theorem covers NormEC without server normalisation; drop server_norm=false")
+    if config.server_norm not in (None, True):
+        way = str(config.server_norm).lower()
+        raise UsageError(f"no theorem covers NormEC without server normalisation of the whole; drop server_norm={way}")
     for name in OUTSIDE:
         if getattr(config, name) is not None:
             raise UsageError(f"the theorems are for full gradients of all clients; drop {name}")

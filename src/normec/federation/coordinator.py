@@ -1,0 +1,318 @@
+"""The server's side of a federation, without a network: whom to ask, what to take, when x moves.
+
+    while not coordinator.finished:
+        for node, request in coordinator.requests().items(): …      ask again whoever has not answered
+        coordinator.receive(node, fields)                           as replies come in, late ones too
+        if coordinator.ready: coordinator.close_round()
+
+A reply counts once the checkpoint of its round is on the disk; parties hear of it in the next request, and send the
+same message again until then. So a server killed at any instant goes on with nothing lost and nothing counted twice.
+A party that is away keeps its row g_i, and the sum is always divided by n: ĝ = mean g_i whoever answers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import Diverged, UsageError
+from ..history import Row
+from ..methods import Method
+from ..privacy.ledger import BudgetSpent
+from ..privacy.mechanism import Mechanism
+from ..privacy.statement import Privacy
+from ..records import checksum
+from ..run import Plan, Run
+from ..storage import RunStorage
+from .intake import Intake, Outcome
+from .journal import Journal
+from .observing import due, observed
+from .privacy import mechanism_of
+from .screening import longest
+from .server_state import ServerState
+from .terms import MethodTerms, PlanTerms, PrivacyTerms
+from .wire import NAME, Array, Refusal, Reply, Request
+
+JOURNAL = "events.jsonl"
+Evaluate = Callable[[Tensor], Mapping[str, float]]
+
+
+class Coordinator:
+    """One federated run under way. `parties` are names, in the order of their client numbers.
+
+    `minimum`: so many must have answered before a round may close. `evaluate(x)`: what the server measures at x.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        x0: Tensor,
+        parties: Sequence[str],
+        plan: Plan,
+        *,
+        run: str,
+        privacy: Privacy | None = None,
+        folder: str | Path | None = None,
+        minimum: int = 1,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        check_names(run, parties)
+        if not 1 <= minimum <= len(parties):
+            raise UsageError(f"minimum must lie between 1 and the {len(parties)} parties, got {minimum}")
+        if plan.batch_rate is not None or plan.initial_memory != "zero":
+            raise UsageError("a federation takes batch_size or full gradients, and starts with memories of zero")
+        self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
+        self.minimum, self._evaluate = minimum, evaluate
+        x0 = x0.detach().cpu().clone()
+        self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0))
+        sigma = self.mechanism.sigma if self.mechanism is not None else 0.0
+        self._terms = (
+            MethodTerms.of(method),
+            PrivacyTerms.of(privacy, sigma, method),
+            PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds),
+        )
+        self._local = privacy is not None and privacy.trust == "local"
+        limit = longest(method, sigma if self._local else 0.0, len(x0))
+        identity = {
+            "method": repr(method),
+            "dtype": str(x0.dtype),
+            "privacy": privacy.to_dict() if privacy is not None else None,
+            **plan.identity(),
+            "run": run,
+            "parties": self.parties,
+            "start": checksum(x0),
+        }
+        self.storage = RunStorage(Path(folder) if folder is not None else None, identity)
+        self.storage.open()
+        self.journal = Journal(self.storage.out / JOURNAL if self.storage.out is not None else None)
+        self.stopped: str | None = None
+        self.timings = {"total": 0.0}
+        self._since = time.monotonic()
+        saved = self.storage.load()
+        self.state = ServerState.restored(method, *saved) if saved else ServerState.fresh(method, x0, parties)
+        self.intake = Intake(run, self.state.seats, limit, self.journal)
+        if saved:
+            self.timings |= saved[1]["timings"]
+            self.journal.note("resumed", round=self.round)
+        if self.mechanism is not None and self.storage.out is not None:
+            self.mechanism.open(self.storage.out / "ledger.jsonl", saved[1].get("ledger") if saved else None)
+        if not saved:
+            self._save()
+        self._open_round()
+
+    @property
+    def round(self) -> int:
+        return self.state.run.round
+
+    @property
+    def finished(self) -> bool:
+        return self.round >= self.plan.rounds or self.stopped is not None
+
+    @property
+    def waiting(self) -> set[str]:
+        """Who was asked and has neither answered nor refused."""
+        return self.intake.waiting
+
+    @property
+    def greeting(self) -> set[str]:
+        """Who said hello and waits for the server's record: worth asking again at once."""
+        return self.intake.greeting & self.intake.waiting
+
+    @property
+    def needed(self) -> int:
+        """How many answers this round may close with."""
+        return min(self.minimum, len(self.intake.asked))
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough have answered for the round to close."""
+        return not self.finished and len(self.intake.taken) >= self.needed
+
+    @property
+    def answered(self) -> int:
+        """How many messages were taken in this round."""
+        return len(self.intake.taken)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Who refused in this round, and with which word."""
+        return dict(self.intake.refusals)
+
+    def requests(self) -> dict[str, Request]:
+        """What to send to everyone who has not answered in this round yet; call it again to ask again."""
+        if self.finished:
+            return {}
+        if self.intake.unsaved:  # what a party is told of hellos and drops must outlive the server
+            self._save()
+        x = self.state.run.x.numpy().copy()
+        method, privacy, plan = self._terms
+        return {
+            node: Request(
+                run=self.name,
+                node=node,
+                round=self.round,
+                index=self.parties.index(node),
+                parties=len(self.parties),
+                x=x,
+                method=method,
+                privacy=privacy,
+                plan=plan,
+                record=self.state.seats[node].record(self._row(node)),
+            )
+            for node in self.intake.asked
+            if node in self.waiting
+        }
+
+    def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
+        """A message that came from `node`. Whatever is wrong with it is named in the journal, and never reaches x."""
+        return self.intake.receive(node, given, self.state.run.x.numpy())
+
+    def fault(self, node: str, why: str) -> Outcome:
+        """Something came from `node` that was no message at all."""
+        return self.intake.fault(node, why)
+
+    def stop(self, reason: str) -> None:
+        """No more rounds."""
+        self.stopped = reason
+        self.journal.note("stopped", round=self.round, reason=reason)
+
+    def repeat_round(self) -> None:
+        """Ask those who refused once more: for a round that too few have answered."""
+        refused = len(self.intake.refusals)
+        self.journal.note("repeated", round=self.round, answered=len(self.intake.taken), refused=refused)
+        self.intake.refusals.clear()
+
+    def close_round(self) -> None:
+        """The server's step with what was taken; nothing of it counts before the checkpoint is written."""
+        k, taken, state = self.round, self.intake.taken, self.state.run
+        if not self.ready:
+            raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait, or ask again")
+        row = self._observed(taken) if due(self.plan, k) else None
+        numbers = [i for i, node in enumerate(self.parties) if node in taken]
+        messages = state.x.new_zeros(len(numbers), len(state.x))
+        for own, i in zip(messages, numbers, strict=True):
+            own.copy_(torch.tensor(taken[self.parties[i]].message))
+        total = self._sum(messages, numbers)
+        if total is None:
+            return
+        direction, estimate = self.method.server_step(total / len(self.parties), state.estimate)
+        x = state.x - self.plan.step_size(k) * direction
+        if not bool(torch.isfinite(x).all()):
+            raise Diverged(k, [], "x")
+        if row is not None:
+            self._record(row)
+        self._move(x, estimate, messages, numbers)
+        away = sorted(set(self.intake.asked) - taken.keys())
+        if away:
+            self.journal.note("away", round=k, parties=away)
+        self._save()
+        self._open_round()
+
+    def _sum(self, messages: Tensor, numbers: list[int]) -> Tensor | None:
+        """Σ of what was taken, paid for in the server's ledger, with a central sum's noise; None: no budget left."""
+        total = messages.sum(0)
+        if self.mechanism is None:
+            return total
+        try:
+            self.mechanism.pay(self.round)
+        except BudgetSpent as spent:
+            self.stop(str(spent))
+            return None
+        if self._local:
+            return total
+        if numbers:
+            self.mechanism.send(messages, torch.tensor(numbers))
+        noisy = self.mechanism.outgoing(torch.zeros_like(total))
+        return self.mechanism.received(noisy, total)
+
+    def _move(self, x: Tensor, estimate: Tensor, messages: Tensor, numbers: list[int]) -> None:
+        """The next round's state: rows take their messages, those away forget as all do."""
+        state, method = self.state.run, self.method
+        if method.feedback:
+            rows = method.idle_step(state.memory.clone())
+            rows[numbers] = method.remember(state.memory[numbers], messages)
+            state.memory = rows
+        for i in numbers:
+            self.state.seats[self.parties[i]].accept(self.intake.taken[self.parties[i]].digest, self.round)
+        state.x, state.estimate = x, estimate
+        state.messages += len(numbers)
+        state.round += 1
+
+    def finish(self) -> Run:
+        """The last row, and what came out, as any run has it."""
+        history = self.storage.history
+        if self.round == self.plan.rounds and not (history.rows and history.rows[-1]["round"] == self.round):
+            self._record(self._observed({}))
+        self._save()
+        stopped = self.stopped if self.stopped or self.round == self.plan.rounds else "interrupted"
+        return Run(
+            method=self.method,
+            state=self.state.run,
+            model=None,
+            history=history,
+            timings=self.timings,
+            engine="federation",
+            rounds=self.plan.rounds,
+            n=len(self.parties),
+            privacy=self.mechanism.spent() if self.mechanism is not None else None,
+            stopped=stopped,
+        )
+
+    def close(self) -> None:
+        self.storage.close()
+        if self.mechanism is not None:
+            self.mechanism.close()
+
+    def _open_round(self) -> None:
+        drawn = self.plan.participation.draw(len(self.parties), self.round, self.plan.seed)
+        self.intake.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
+
+    def _row(self, node: str) -> Array | None:
+        """A party that lost its memory gets the server's; the others have their own."""
+        if node not in self.intake.greeting or not self.method.feedback or not self.state.seats[node].accepted:
+            return None
+        return self.state.run.memory[self.parties.index(node)].numpy().copy()
+
+    def _observed(self, taken: Mapping[str, Reply]) -> Row:
+        row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
+        evaluates = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
+        if self._evaluate is not None and evaluates:
+            row |= self._evaluate(self.state.run.x)
+        return row
+
+    def _record(self, row: Row) -> None:
+        if self.mechanism is not None:
+            row["epsilon"] = self.mechanism.epsilon()
+        broken = [key for key, value in row.items() if not math.isfinite(value)]
+        if broken:
+            raise Diverged(row["round"], [], broken[0])
+        self.storage.history.append(row)
+        self.storage.history.write()
+
+    def _save(self) -> None:
+        now = time.monotonic()
+        self.timings["total"] += now - self._since
+        self._since = now
+        state, facts = self.state.run, {**self.state.facts(), "timings": self.timings}
+        if self.mechanism is not None:
+            facts["ledger"] = self.mechanism.head
+        tensors = {"x": state.x, "estimate": state.estimate}
+        if self.method.feedback:
+            tensors["memory"] = state.memory
+        self.storage.save(self.round, tensors, facts)
+        self.intake.unsaved = False
+
+
+def check_names(run: str, parties: Sequence[str]) -> None:
+    """Names become folders and travel: letters, digits, dot, dash, underscore, each party once."""
+    for name in (run, *parties):
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is no name for a run or party: letters, digits, '.', '-', '_', at most 64")
+    if not parties or len(set(parties)) != len(parties):
+        raise UsageError(f"a federation needs parties, each named once, got {len(parties)} with repetitions or none")

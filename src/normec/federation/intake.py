@@ -1,0 +1,105 @@
+"""What comes in while a round is open: taken once, recognised when it comes again, dropped by name when it is bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from .journal import Journal
+from .screening import screened
+from .server_state import Seat
+from .wire import Refusal, Reply, WireError, from_fields
+
+Outcome = Literal["taken", "duplicate", "dropped", "refused", "hello", "late"]
+
+
+class Intake:
+    """`taken`: the replies of the open round; `refusals`: reasons, by party; `greeting`: who said hello and waits.
+
+    `unsaved`: the seats know of hellos or drops that no checkpoint holds yet. `limit`: the norm no message may pass.
+    """
+
+    def __init__(self, run: str, seats: dict[str, Seat], limit: float, journal: Journal) -> None:
+        self._run, self._seats, self._journal = run, seats, journal
+        self.limit = limit
+        self.unsaved = False
+        self.open(0, [])
+
+    def open(self, round: int, asked: Sequence[str]) -> None:
+        """A new round: nothing has come in yet."""
+        self._round, self.asked = round, asked
+        self.taken: dict[str, Reply] = {}
+        self.refusals: dict[str, str] = {}
+        self.greeting: set[str] = set()
+
+    @property
+    def waiting(self) -> set[str]:
+        return set(self.asked) - self.taken.keys() - self.refusals.keys()
+
+    def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal, like: np.ndarray[Any, Any]) -> Outcome:
+        """A message from `node`, whose messages are to look `like` x."""
+        seat = self._seats.get(node)
+        if seat is None:
+            return self.fault(node, "it comes from nobody of this federation")
+        try:
+            message = given if isinstance(given, Reply | Refusal) else from_fields(given, len(like))
+        except WireError as error:
+            return self.fault(node, str(error))
+        if not isinstance(message, Reply | Refusal):
+            return self.fault(node, "it is neither a reply nor a refusal")
+        if message.run != self._run or message.node != node:
+            return self.fault(node, "it names another run or party")
+        if isinstance(message, Refusal):
+            return self._refusal(node, seat, message)
+        return self._reply(node, seat, message, like)
+
+    def _reply(self, node: str, seat: Seat, reply: Reply, like: np.ndarray[Any, Any]) -> Outcome:
+        if node in self.taken:
+            if reply.digest == self.taken[node].digest:
+                return self._note("duplicate", node, step=reply.step)
+            return self.fault(node, "it differs from the message already taken in this round")
+        if reply.step <= seat.accepted:
+            return self._note("duplicate", node, step=reply.step)
+        fault = screened(reply, seat, like, self.limit)
+        if fault is not None:
+            if fault.known and seat.dropped != reply.digest:
+                seat.dropped, seat.drops, self.unsaved = reply.digest, seat.drops + 1, True
+            return self.fault(node, fault.reason)
+        if reply.round != self._round:
+            self._note("late", node, step=reply.step, computed=reply.round)
+        self.taken[node] = reply
+        self.refusals.pop(node, None)
+        self.greeting.discard(node)
+        return "taken"
+
+    def _refusal(self, node: str, seat: Seat, refusal: Refusal) -> Outcome:
+        if refusal.reason == "state":
+            if not refusal.token:
+                return self.fault(node, "a hello without a token")
+            if refusal.token in seat.tokens:
+                seat.tokens.remove(
+                    refusal.token
+                )  # an earlier life's hello may come last: whoever repeats its own is heard
+            else:
+                self.unsaved = True
+                self._note("hello", node, life=len(seat.tokens) + 1)
+            seat.tokens.append(refusal.token)
+            self.greeting.add(node)
+            return "hello"
+        if refusal.round != self._round or node in self.taken:
+            return self._note("late", node, reason=refusal.reason)
+        self.refusals[node] = refusal.reason
+        return self._note("refused", node, reason=refusal.reason)
+
+    def _note(self, event: Outcome, node: str, **facts: Any) -> Outcome:
+        self._journal.note(event, round=self._round, party=node, **facts)
+        return event
+
+    def fault(self, node: str, why: str) -> Outcome:
+        """A bad message, named in the journal and counted; nothing else happens."""
+        seat = self._seats.get(node)
+        if seat is not None:
+            seat.faults += 1
+        return self._note("dropped", node if seat is not None else "?", why=why)

@@ -1,0 +1,109 @@
+"""Requests out, answers in, over Flower's Grid.
+
+Each answer is fetched by a thread of its own. A party that dies in the middle of sending, or sends what Flower cannot
+put together, holds up or breaks its own thread and nobody else's; what comes of it is a fault with a name.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .flower import from_records, to_records
+from .wire import Fields, Request, WireError, to_fields
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
+
+
+CROWD = 8  # answers waited for at once before one looks less often
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What came from a node: the fields of a message, or what was wrong with it; or word that nothing will come."""
+
+    node: int
+    round: int  # of the request it answers
+    fields: Fields | None
+    fault: str = ""
+    lost: bool = False
+
+
+class Mailbox:
+    """`post` requests, `next` answers, in the order they come. `largest`: the most numbers in an array."""
+
+    def __init__(self, grid: Grid, poll_seconds: float, largest: int) -> None:
+        self._grid, self._poll, self._largest = grid, poll_seconds, largest
+        self._letters: queue.Queue[Letter] = queue.Queue()
+        self._closed = threading.Event()
+        self._watching, self._counting = 0, threading.Lock()
+        self._sending = threading.BoundedSemaphore(CROWD)
+
+    def __enter__(self) -> Mailbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+
+    def post(self, requests: Mapping[int, Request], ttl: float) -> None:
+        """Send each node its request; answers are looked for until `ttl` seconds have passed."""
+        for node, request in requests.items():
+            threading.Thread(target=self._exchange, args=(node, request, ttl), daemon=True).start()
+
+    def next(self, seconds: float) -> Letter | None:
+        """The next letter, None if none comes in time."""
+        try:
+            return self._letters.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _exchange(self, node: int, request: Request, ttl: float) -> None:
+        """Send a request and wait for what comes of it."""
+        import httpx
+        from flwr.app import Message
+
+        until, round = time.monotonic() + ttl, request.round
+        with self._counting:
+            self._watching += 1
+        try:
+            with self._sending:
+                message = Message(to_records(to_fields(request)), node, "train", group_id=str(round), ttl=ttl)
+                (identifier,) = self._grid.push_messages([message])
+            if not identifier:
+                self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+                return
+            # The more are waited for, the less often each is looked for: the SuperLink has one process.
+            while not self._closed.wait(self._poll * max(1.0, self._watching / CROWD)) and time.monotonic() < until:
+                with suppress(httpx.HTTPError):  # a SuperLink out of breath; Flower has tried again already
+                    for answer in self._grid.pull_messages([identifier]):
+                        self._letters.put(self._opened(node, round, answer))
+                        return
+        except httpx.HTTPError:
+            self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+        except Exception as error:  # Flower's own reader met what a stranger sent
+            self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
+        finally:
+            with self._counting:
+                self._watching -= 1
+
+    def _opened(self, node: int, round: int, message: Message) -> Letter:
+        from flwr.common.constant import ErrorCode
+
+        if message.has_error():
+            # Flower's own word, not the node's: it went away, or the request became too old.
+            gone = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+            lost = message.error.code in gone
+            return Letter(node, round, None, f"Flower's error {int(message.error.code)}", lost)
+        if message.metadata.src_node_id != node:
+            return Letter(node, round, None, "it comes from another node than the one that was asked")
+        try:
+            return Letter(node, round, from_records(message.content, self._largest))
+        except WireError as error:
+            return Letter(node, round, None, str(error))

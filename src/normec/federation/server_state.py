@@ -1,0 +1,69 @@
+"""What the server keeps: x, ĝ, each party's row g_i, and its book about each party; with its way to the disk and back.
+
+The row of a party is what its messages, as the server saw them, add up to: g_i ← (1−λ) g_i + β m̂_i. Hence ĝ = mean g_i
+exactly. Under "local" trust the server could compute the rows from what it saw in any case, so keeping them tells
+nobody anything; a party's own memory equals its row if it takes the noisy message, and differs from it by its own noise
+if it takes the clean one. Under "central" trust the rows are clean, as all that the server sees is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..memories import stateless
+from ..methods import Method
+from ..run import State
+from .wire import Array, Record
+
+
+@dataclass
+class Seat:
+    """The server's book about one party; see `wire.Record`. `tokens`: its hellos, the last heard last.
+
+    `drops`: messages that continued its chain and were dropped all the same; `faults`: all its bad messages.
+    """
+
+    accepted: int = 0
+    since: int = 0
+    digest: str = ""
+    dropped: str = ""
+    tokens: list[str] = field(default_factory=list)
+    drops: int = 0
+    faults: int = 0
+
+    def record(self, row: Array | None) -> Record:
+        last, lost = (self.tokens[-1], len(self.tokens) - 1) if self.tokens else ("", 0)
+        return Record(self.accepted, self.since, self.digest, self.dropped, self.drops + lost, last, row)
+
+    def accept(self, digest: str, round: int) -> None:
+        self.accepted, self.since, self.digest, self.dropped = self.accepted + 1, round + 1, digest, ""
+
+
+@dataclass
+class ServerState:
+    """`run` is the state as any run has it: round, x, the rows as its memory, ĝ, and the count of messages."""
+
+    run: State
+    seats: dict[str, Seat]
+
+    @staticmethod
+    def fresh(method: Method, x0: Tensor, parties: Sequence[str]) -> ServerState:
+        n = len(parties)
+        rows = x0.new_zeros(n, len(x0)) if method.feedback else stateless(n, x0)
+        return ServerState(State(0, x0.clone(), rows, torch.zeros_like(x0), {}), {node: Seat() for node in parties})
+
+    @staticmethod
+    def restored(method: Method, tensors: dict[str, Tensor], facts: dict[str, Any]) -> ServerState:
+        x, seats = tensors["x"], {node: Seat(**kept) for node, kept in facts["seats"].items()}
+        rows = tensors["memory"] if method.feedback else stateless(len(seats), x)
+        return ServerState(State(facts["round"], x, rows, tensors["estimate"], {}, facts["messages"]), seats)
+
+    def facts(self) -> dict[str, Any]:
+        seats = {node: dataclasses.asdict(seat) for node, seat in self.seats.items()}
+        return {"messages": self.run.messages, "seats": seats}

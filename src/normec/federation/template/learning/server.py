@@ -1,0 +1,7 @@
+"""The server's end."""
+
+from normec.federation.app import server_app
+
+from . import task
+
+app = server_app(task)

@@ -1,0 +1,219 @@
+"""What travels between server and party: three messages, each a flat table of numbers, words and float arrays.
+
+`to_fields` and `from_fields` go there and back. Nothing is unpickled. Whatever is unknown, missing, of another type,
+too large or not finite is a `WireError` that names the field and the rule, never the contents.
+
+`encoding` is "plain": float32 or float64 numbers. The name leaves room for quantised messages of a known bound, which
+a secure sum over a network will need.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, cast, get_type_hints
+
+import numpy as np
+
+from .terms import MethodTerms, PlanTerms, PrivacyTerms
+
+FORMAT = 1
+ENCODING = "plain"
+LARGEST = 2**28  # numbers in an array, unless the reader sets a lower limit
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
+Fields = dict[str, int | float | str | bool | Array]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
+_TOKEN = re.compile(r"(?:[0-9a-f]{32})?")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
+_LONGEST = 128
+
+
+class WireError(ValueError):
+    """A message that breaks a rule of the format; says which, and nothing of what was in it."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the server has of a party.
+
+    `accepted`: how many of its messages are in ĝ; `since`: the round after the last of them (0: none); `digest`: the
+    chain of them (`chained`). `dropped`: digest of the message that was refused since. `lost`: how many messages may
+    have been made and were not accepted: one for each that was dropped, and one for each hello but the first.
+    `token`: of the last hello. `row`: g_i as the server knows it, for a party that lost its own.
+    """
+
+    accepted: int = 0
+    since: int = 0
+    digest: str = ""
+    dropped: str = ""
+    lost: int = 0
+    token: str = ""
+    row: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Server to party: your message of `round`, please, at `x`. You are client `index` of `parties`."""
+
+    run: str
+    node: str
+    round: int
+    index: int
+    parties: int
+    x: Array
+    method: MethodTerms
+    privacy: PrivacyTerms
+    plan: PlanTerms
+    record: Record
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """Party to server: its message number `step` (from 1), computed in `round`; `digest` is the chain with it."""
+
+    run: str
+    node: str
+    round: int
+    step: int
+    digest: str
+    message: Array
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Party to server: no message, for one of a few fixed reasons. `token` comes with the reason "state"."""
+
+    run: str
+    node: str
+    round: int
+    reason: str
+    token: str = ""
+
+
+# What a party may say, and no more than that; the exact reason stays in its own log.
+REASONS = {
+    "malformed": "the request could not be read",
+    "terms": "the party does not take part on these terms",
+    "noise": "the noise is less than the party asks for",
+    "budget": "the party's privacy budget does not allow it",
+    "state": "the party has no state of this run and asks for the server's record",
+    "late": "the party has answered a newer request of this run",
+    "failed": "the party could not compute its message",
+}
+KINDS: dict[str, type[Request] | type[Reply] | type[Refusal]] = {
+    "request": Request,
+    "reply": Reply,
+    "refusal": Refusal,
+}
+_PATTERNS = {
+    "run": NAME,
+    "node": NAME,
+    "digest": _DIGEST,
+    "record.digest": _DIGEST,
+    "record.dropped": _DIGEST,
+    "token": _TOKEN,
+    "record.token": _TOKEN,
+}
+Message = Request | Reply | Refusal
+Kind = TypeVar("Kind")
+
+
+def to_fields(message: Message) -> Fields:
+    """The message as a flat table."""
+    kind = next(name for name, known in KINDS.items() if isinstance(message, known))
+    return {"format": FORMAT, "kind": kind, "encoding": ENCODING, **_flat(message, "")}
+
+
+def from_fields(table: Mapping[str, Any], largest: int = LARGEST) -> Message:
+    """The message in a flat table, checked throughout; raises `WireError`."""
+    if not isinstance(table, Mapping) or not all(type(name) is str for name in table):
+        raise WireError("a message must be a table with names")
+    rest = dict(table)
+    header: dict[str, Any] = {name: rest.pop(name, None) for name in ("format", "kind", "encoding")}
+    if type(header["format"]) is not int or header["format"] != FORMAT:
+        raise WireError(f"format must be {FORMAT}")
+    if type(header["kind"]) is not str or header["kind"] not in KINDS:
+        raise WireError(f"kind must be one of {', '.join(KINDS)}")
+    if type(header["encoding"]) is not str or header["encoding"] != ENCODING:
+        raise WireError(f"encoding must be {ENCODING!r}; nothing else is known yet")
+    built = _built(KINDS[header["kind"]], rest, "", largest)
+    if rest:
+        raise WireError(f"{len(rest)} unknown field(s)")
+    if isinstance(built, Request):
+        _check_request(built)
+    if isinstance(built, Reply) and built.step < 1:
+        raise WireError("step must be at least 1")
+    if isinstance(built, Refusal) and built.reason not in REASONS:
+        raise WireError("reason must be a known one")
+    return built
+
+
+def _check_request(request: Request) -> None:
+    record = request.record
+    if not request.index < request.parties:
+        raise WireError("index must be below parties")
+    if not request.round < request.plan.rounds:
+        raise WireError("round must be below plan.rounds")
+    if not record.accepted <= record.since <= request.round:
+        raise WireError("record.accepted and record.since must not pass the rounds there were")
+    if record.row is not None and (record.row.shape != request.x.shape or record.row.dtype != request.x.dtype):
+        raise WireError("record.row must look like x")
+
+
+def _flat(value: Any, prefix: str) -> Fields:
+    table: Fields = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if is_dataclass(item):
+            table |= _flat(item, f"{prefix}{field.name}.")
+        elif item is not None:
+            table[prefix + field.name] = item
+    return table
+
+
+def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) -> Kind:
+    """A dataclass out of the table's fields, which are taken out of it."""
+    hints, found = get_type_hints(kind), {}
+    for field in fields(cast(Any, kind)):
+        hint, name = hints[field.name], prefix + field.name
+        if is_dataclass(hint):
+            found[field.name] = _built(cast(type[Any], hint), rest, f"{name}.", largest)
+            continue
+        optional = hint in (Array | None, float | None)
+        if name not in rest:
+            if not optional:
+                raise WireError(f"{name} is missing")
+            continue
+        item = rest.pop(name)
+        found[field.name] = _array(name, item, largest) if hint in (Array, Array | None) else _scalar(name, item, hint)
+    return kind(**found)
+
+
+def _scalar(name: str, item: Any, hint: Any) -> int | float | str | bool:
+    wanted = float if hint == float | None else hint
+    if type(item) is not wanted:  # exactly: a bool is no int here
+        raise WireError(f"{name} must be a {wanted.__name__}")
+    if wanted is int and not 0 <= item < 2**63:
+        raise WireError(f"{name} must be a whole number from 0 to 2^63 - 1")
+    if wanted is float and not np.isfinite(item):
+        raise WireError(f"{name} must be finite")
+    if isinstance(item, str) and (len(item) > _LONGEST or not _PATTERNS.get(name, _WORD).fullmatch(item)):
+        raise WireError(f"{name} must be a short word of the expected form")
+    return cast(int | float | str | bool, item)
+
+
+def _array(name: str, item: Any, largest: int) -> Array:
+    if type(item) is not np.ndarray:
+        raise WireError(f"{name} must be an array")
+    if item.dtype not in FLOATS:
+        raise WireError(f"{name} must be float32 or float64")
+    if item.ndim != 1 or not 1 <= item.size <= largest:
+        raise WireError(f"{name} must be a vector of 1 to {largest} numbers")
+    if not bool(np.isfinite(item).all()):
+        raise WireError(f"{name} must be finite")
+    return np.ascontiguousarray(item)

@@ -1,0 +1,87 @@
+"""The pictures of the replay's pages: curves beside the paper's numbers, heat maps. Made where cells have run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...report import pictures
+from ..paper import drawing
+from ..paper.drawing import Axes, Table
+from . import page_alpha, page_private
+from .facts import Facts
+from .page_tables import METHODS
+from .plan import NOISES, PRIVATE_ARMS, PRIVATE_LRS
+
+Values = list[list[float | None]]
+
+
+def draw(facts: Facts, folder: Path) -> list[Path]:
+    """Every picture whose cells have run, at least one of them."""
+    found = []
+    if any(cell.name in facts.records for cell in facts.part("tables")):
+        found.append(_tables(facts, folder / "tables.png"))
+    values = page_alpha.grid(facts)
+    base = facts.base
+    if _some(values):
+        note = f"{base.data}, {base.model}, {base.rounds} epochs, seed {base.seed}"
+        axes = Axes(base.alphas, base.betas, "α", "β")
+        tables = [Table("α-NormEC with SN", values, "highest test accuracy, %")]
+        found.append(_png(folder / "alpha.png", lambda path: drawing.heatmaps(path, tables, axes, note)))
+    for noise in NOISES:
+        grids = {arm.name: page_private.grid(facts, noise, arm) for arm in PRIVATE_ARMS}
+        if any(map(_some, grids.values())):
+            found.append(_private(facts, noise, grids, folder / f"private-{noise}.png"))
+    return found
+
+
+def _private(facts: Facts, noise: str, grids: dict[str, Values], path: Path) -> Path:
+    base = facts.base
+    note = f"{base.data}, {base.private_model}, {base.short_rounds} epochs, seed {base.seed}; noise read as {noise}: "
+    note += page_private.epsilons(facts, noise)
+    axes = Axes(base.private_betas, PRIVATE_LRS, "β", "step size γ")
+    tables = [Table(name, values, "highest test accuracy, %") for name, values in grids.items()]
+    return _png(path, lambda aside: drawing.heatmaps(aside, tables, axes, note))
+
+
+def _tables(facts: Facts, path: Path) -> Path:
+    """A panel a method: test accuracy by epoch, the paper's number as a dotted line of the same colour."""
+    with pictures.figure(path, len(METHODS), 3.2, drawing.WIDTH) as (sheet, axes):
+        for axis, arm in zip(axes, METHODS, strict=True):
+            _panel(facts, axis, arm.name)
+        axes[0].set_ylabel("test accuracy, %")
+        handles = axes[0].get_legend_handles_labels()
+        sheet.legend(*handles, loc="outside lower center", ncols=len(handles[1]) or 1, fontsize=8)
+    return path
+
+
+def _panel(facts: Facts, axis: Any, method: str) -> None:
+    axis.set_title(method, fontsize=9)
+    axis.set_xlabel("epoch")
+    for cell in facts.part("tables"):
+        record = facts.of(cell)
+        if cell.arm.name != method or cell.seed != facts.base.seed:
+            continue
+        colour = drawing.BETA_COLOURS[cell.beta]
+        epochs = record["curve"]["epoch"] if record is not None else []
+        axis.plot(
+            epochs, record["curve"]["test"] if record is not None else [], color=colour, label=f"β = {cell.beta:g}"
+        )
+        if cell.paper is not None:
+            axis.axhline(cell.paper, color=colour, linestyle=":", linewidth=1)
+    axis.set_ylim(bottom=45)
+
+
+def _some(values: Values) -> bool:
+    return any(value is not None for line in values for value in line)
+
+
+def _png(path: Path, make: Callable[[Path], None]) -> Path:
+    """The PNG alone of a picture that is drawn as PNG and PDF."""
+    with tempfile.TemporaryDirectory() as aside:
+        make(Path(aside) / path.stem)
+        shutil.copyfile(Path(aside) / path.name, path)
+    return path

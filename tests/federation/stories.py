@@ -1,0 +1,228 @@
+"""A small federation to tell stories about: quadratics, a network that misbehaves, and processes that die.
+
+Every durable write passes `os.write`, `os.fsync` or `os.replace`; `dying` raises around the m-th of them, which is what
+a kill between two system calls leaves on the disk. `left` remembers every distinct message that ever left a party.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from normec import DPSGD, Clip21, Method, NormEC, Privacy, SmoothedNorm
+from normec.federation import party_state
+from normec.federation.account import FILE, read_releases
+from normec.federation.coordinator import Coordinator
+from normec.federation.party import Party
+from normec.federation.policy import Policy
+from normec.federation.reconciling import agree, forgotten
+from normec.federation.terms import PlanTerms
+from normec.federation.wire import Reply, Request, to_fields
+
+from .village import plan
+
+DIMENSION = 5
+NODES = ["a", "b", "c"]
+POLICY = Policy(
+    epsilon=1e6,
+    least_sigma=1e-3,
+    allow_without_noise=True,
+    trusts=["local", "central"],
+    methods=["normec", "clip21", "dpsgd"],
+)
+
+NOISY = Privacy(sigma=0.5, noise="secure", memory="noisy")
+SETTINGS: dict[str, tuple[Method, Privacy | None]] = {
+    "no noise": (NormEC(0.1, 0.5, server_norm=False), None),
+    "noisy memory": (NormEC(0.1, 0.5), NOISY),
+    "noisy memory that forgets": (NormEC(0.1, 0.5, decay=0.1), NOISY),
+    "clean memory": (Clip21(0.5), Privacy(sigma=0.5, noise="secure", memory="clean")),
+    "central": (NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", trust="central")),
+    "no memory": (DPSGD(SmoothedNorm(0.1)), Privacy(sigma=0.5, noise="secure")),
+}
+
+
+class Killed(BaseException):
+    """What a SIGKILL looks like from inside: nobody handles it."""
+
+
+@contextmanager
+def dying(point: int) -> Iterator[None]:
+    """Die before (even) or after (odd) the (point // 2)-th durable write; live if there are fewer."""
+    seen = 0
+
+    def deadly(real: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            nonlocal seen
+            here, seen = seen == point // 2, seen + 1
+            if here and point % 2 == 0:
+                raise Killed
+            found = real(*given, **more)
+            if here:
+                raise Killed
+            return found
+
+        return call
+
+    patches = [mock.patch.object(os, name, deadly(getattr(os, name))) for name in ("write", "fsync", "replace")]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+class Quadratic:
+    """∇f_i(x) = x − b_i: parties that disagree."""
+
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+        grad = x - torch.linspace(-3, 3, len(x), dtype=x.dtype) * (index + 1)
+        return grad, float(grad.square().sum() / 2)
+
+
+@dataclass
+class Story:
+    folder: Path
+    method: Method
+    privacy: Privacy | None = None
+    minimum: int = 1
+    left: dict[str, set[str]] = field(default_factory=lambda: {node: set() for node in NODES})
+    asked: list[Request] = field(default_factory=list)
+    flying: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.server = self._open()
+
+    def _open(self) -> Coordinator:
+        return Coordinator(
+            self.method,
+            torch.zeros(DIMENSION, dtype=torch.float64),
+            NODES,
+            plan(10_000, lr=0.1),
+            run="story",
+            privacy=self.privacy,
+            folder=self.folder / "server",
+            minimum=self.minimum,
+        )
+
+    def restart(self) -> None:
+        self.server.close()
+        self.server = self._open()
+
+    def home(self, node: str) -> Path:
+        return self.folder / node
+
+    def ask(self, node: str, point: int | None = None) -> None:
+        """One request travels to the party, its answer starts on its way back; at `point` the party dies."""
+        request = self.server.requests().get(node)
+        if request is not None:
+            self.asked.append(request)
+            self.carry(request, point)
+
+    def ask_late(self, number: int) -> None:
+        """A request of any age reaches its party, perhaps for the second time."""
+        if self.asked:
+            self.carry(self.asked[-1 - number % len(self.asked)])
+
+    def carry(self, request: Request, point: int | None = None) -> None:
+        node = request.node
+        party = Party(self.home(node), POLICY, Quadratic(), node=node)
+        try:
+            with dying(10**9 if point is None else point):
+                answer = party.answer(to_fields(request))
+        except Killed:
+            return
+        if isinstance(answer, Reply):
+            self.left[node].add(answer.message.tobytes().hex())
+        self.flying.append((node, dict(to_fields(answer))))
+
+    def deliver(self, number: int, *, keep: bool = False) -> None:
+        if self.flying:
+            node, fields = self.flying[number % len(self.flying)]
+            if not keep:
+                del self.flying[number % len(self.flying)]
+            self.server.receive(node, fields)
+
+    def lose(self, number: int) -> None:
+        if self.flying:
+            del self.flying[number % len(self.flying)]
+
+    def wipe(self, node: str, what: str = "all") -> None:
+        if what == "all":
+            shutil.rmtree(self.home(node), ignore_errors=True)
+        elif what == "state":
+            shutil.rmtree(self.home(node) / "runs", ignore_errors=True)
+        else:
+            for name in (FILE, FILE + ".head"):
+                (self.home(node) / name).unlink(missing_ok=True)
+
+    def close(self, point: int | None = None) -> None:
+        """The server closes its round, or dies at `point` of it and comes back."""
+        if not self.server.ready:
+            return
+        try:
+            with dying(10**9 if point is None else point):
+                self.server.close_round()
+        except Killed:
+            self.restart()
+        self.check()
+
+    def answer(self, node: str) -> None:
+        """One party's part of a round without a fault: a hello if it needs one, and its message."""
+        for _ in range(3):
+            before = len(self.flying)
+            self.ask(node)
+            while len(self.flying) > before:
+                self.deliver(before)
+
+    def settle(self) -> None:
+        """Calm weather: everyone answers twice, rounds close; whatever was lost has now been noticed."""
+        self.flying.clear()
+        goal = self.server.round + 2
+        while self.server.round < goal:
+            for node in NODES:
+                self.answer(node)
+            assert self.server.waiting == set()
+            self.close()
+        self.check_parties()
+
+    def check(self) -> None:
+        """What holds after every round: ĝ = mean g_i, every round has its row, every message is counted once."""
+        state, seats = self.server.state.run, self.server.state.seats
+        if self.method.feedback and (self.privacy is None or self.privacy.trust == "local"):
+            torch.testing.assert_close(state.estimate, state.memory.mean(0), rtol=1e-9, atol=1e-9)
+        assert [row["round"] for row in self.server.storage.history] == list(range(state.round))
+        assert sum(seat.accepted for seat in seats.values()) == state.messages
+
+    def check_parties(self) -> None:
+        """Each party's memory is the server's row of it, and no account is short of what left."""
+        rows = self.server.state.run.memory
+        for number, (node, request) in enumerate(self.server.requests().items()):
+            state = party_state.load(party_state.path_of(self.home(node), "story", node))
+            assert state is not None
+            agreed = agree(state, request, self.method)
+            assert agreed is not None
+            assert agreed.accepted == self.server.state.seats[node].accepted
+            if self.privacy is None or self.privacy.memory == "noisy" or self.privacy.trust == "central":
+                own = forgotten(self.method, agreed, request.round)
+                torch.testing.assert_close(own, rows[number], rtol=1e-12 if self.method.decay else 0, atol=0)
+            if self.privacy is not None:
+                assert read_releases(self.home(node)).count("story", node) >= len(self.left[node])
+
+
+def settled(folder: Path, name: str = "noisy memory", minimum: int = 1) -> Story:
+    """A federation of one of the `SETTINGS`, in which everyone has a memory."""
+    story = Story(folder, *SETTINGS[name], minimum)
+    story.settle()
+    return story

@@ -1,0 +1,276 @@
+"""A party's own rules: the file, the floor on noise, the budget over all runs, and refusals that say little."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normec import DPSGD, GD, Clip21, Method, NormEC, Privacy, SmoothedNorm, UsageError
+from normec.federation.account import FILE, read_releases
+from normec.federation.coordinator import Coordinator
+from normec.federation.journal import read_journal
+from normec.federation.party import Party
+from normec.federation.policy import Policy, load_policy
+from normec.federation.spending import spending
+from normec.federation.terms import MethodTerms, PlanTerms
+from normec.federation.wire import REASONS, Refusal, Reply, Request, to_fields
+from normec.privacy import gaussian
+
+from .stories import DIMENSION, Quadratic
+from .village import plan
+
+SECURE = Privacy(sigma=2.0, noise="secure", memory="noisy")
+CAREFUL = Policy(epsilon=8.0)
+
+
+def server(method: Method, privacy: Privacy | None, run: str = "trial", rounds: int = 1000) -> Coordinator:
+    return Coordinator(
+        method, torch.zeros(DIMENSION, dtype=torch.float64), ["a"], plan(rounds), run=run, privacy=privacy
+    )
+
+
+def asked(party: Party, coordinator: Coordinator) -> Reply | Refusal:
+    """The party's answer to the round's request, after the hello."""
+    answer = party.answer(to_fields(coordinator.requests()["a"]))
+    if isinstance(answer, Refusal) and answer.reason == "state":
+        coordinator.receive("a", answer)
+        answer = party.answer(to_fields(coordinator.requests()["a"]))
+    return answer
+
+
+def test_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text('epsilon = 4\ndelta = 1e-6\nleast_sigma = 2\ntrusts = ["local", "central"]\nruns = ["trial-7"]\n')
+    policy = load_policy(path)
+    assert (policy.epsilon, policy.delta, policy.least_sigma) == (4.0, 1e-6, 2.0)
+    assert policy.trusts == ["local", "central"]
+    assert policy.runs == ["trial-7"]
+    assert not policy.simulation
+    assert not policy.allow_without_noise
+    assert not policy.report_loss
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("epsilom = 4", "did you mean 'epsilon'"),
+        ("epsilon = 'much'", "epsilon: input should be a valid number"),
+        ("epsilon = -1", "epsilon: input should be greater than 0"),
+        ("epsilon = inf", "epsilon: input should be a finite number"),
+        ("epsilon = 4\nleast_sigma = 0", "least_sigma: input should be greater than 0"),
+        ("epsilon = 4\nleast_sigma = nan", "least_sigma"),
+        ("epsilon = 4\ndelta = 1", "delta: input should be less than 1"),
+        ("epsilon = 4\nmethods = ['sgd']", "methods.0: input should be 'normec'"),
+        ("epsilon = 4\nmethods = []", "methods: list should have at least 1 item"),
+        ("epsilon = 4\ntrusts = ['secure-sum']", "trusts.0"),
+        ("epsilon = 4\nsimulation = 'yes'", "simulation"),
+        ("epsilon = 4\nruns = ['../up']", "is no name of a run"),
+        ("", "epsilon is missing"),
+        ("epsilon = ", "cannot be read as TOML"),
+    ],
+)
+def test_mistakes_in_the_file(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says.replace("(", "\\(").replace(".", "\\.")):
+        load_policy(path)
+    with pytest.raises(UsageError, match="there is no policy"):
+        load_policy(tmp_path / "other.toml")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Method, Privacy | None, str]] = {
+    "another run": ({"runs": ["mine"]}, NormEC(0.1, 0.5), SECURE, "terms"),
+    "a model too large": ({"largest_model": 3}, NormEC(0.1, 0.5), SECURE, "malformed"),
+    "another method": ({"methods": ["clip21"]}, NormEC(0.1, 0.5), SECURE, "terms"),
+    "no noise": ({}, NormEC(0.1, 0.5), None, "noise"),
+    "seeded noise": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, memory="noisy"), "noise"),
+    "central trust": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", trust="central"), "terms"),
+    "another unit": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", unit="record"), "terms"),
+    "another relation": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", relation="replace"), "terms"),
+    "too little noise": ({"least_sigma": 2.001}, NormEC(0.1, 0.5), SECURE, "noise"),
+    "too little for the bound": ({"least_sigma": 1.0}, Clip21(2.001), SECURE, "noise"),
+    "no budget for one message": ({"epsilon": 0.01}, NormEC(0.1, 0.5), SECURE, "budget"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_and_what_the_server_hears(name: str, tmp_path: Path) -> None:
+    rules, method, privacy, reason = REFUSED[name]
+    party = Party(tmp_path, CAREFUL.model_copy(update=rules), Quadratic(), node="a")
+    answer = asked(party, server(method, privacy))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == reason
+    assert answer.token == ""
+    assert answer.reason in REASONS
+    assert set(to_fields(answer)) == {"format", "kind", "encoding", "run", "node", "round", "reason", "token"}
+    (line,) = [line for line in read_journal(tmp_path / "events.jsonl") if line["event"] == "refused"]
+    assert len(line["exact"]) > 10
+    assert read_releases(tmp_path).count() == 0
+
+
+def test_the_floor_is_met_exactly(tmp_path: Path) -> None:
+    party = Party(tmp_path, CAREFUL.model_copy(update={"least_sigma": 2.0}), Quadratic(), node="a")
+    assert isinstance(asked(party, server(NormEC(0.1, 0.5), SECURE)), Reply)
+
+
+def test_a_party_answers_to_its_own_name_only(tmp_path: Path) -> None:
+    party = Party(tmp_path, CAREFUL, Quadratic(), node="b")
+    answer = asked(party, server(NormEC(0.1, 0.5), SECURE))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "terms"
+
+
+def test_a_claimed_bound_that_is_not_the_operators(tmp_path: Path) -> None:
+
+    party = Party(tmp_path, CAREFUL, Quadratic(), node="a")
+    coordinator = server(Clip21(2.0), Privacy(sigma=8.0, noise="secure"))
+    request = coordinator.requests()["a"]
+    lying = dataclasses.replace(request, privacy=dataclasses.replace(request.privacy, bound=0.5))
+    answer = party.answer(lying)
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "terms"
+
+
+def test_an_unbounded_method_under_noise_is_refused_by_the_party_too(tmp_path: Path) -> None:
+
+    party = Party(tmp_path, CAREFUL.model_copy(update={"methods": ["gd"]}), Quadratic(), node="a")
+    request = server(DPSGD(SmoothedNorm(0.1)), SECURE).requests()["a"]
+    method = MethodTerms.of(GD())
+    answer = party.answer(dataclasses.replace(request, method=method))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "terms"
+
+
+def test_the_budget_runs_out_in_the_middle_and_a_new_run_brings_no_new_one(tmp_path: Path) -> None:
+    afford = 5
+    epsilon = gaussian.epsilon(math.sqrt(afford) / 2.0, 1e-5) * (1 + 1e-12)  # five messages of sigma 2, no sixth
+    policy = CAREFUL.model_copy(update={"epsilon": epsilon})
+    party = Party(tmp_path, policy, Quadratic(), node="a")
+    sent = 0
+    for run in ("first", "second"):
+        coordinator = server(NormEC(0.1, 0.5), SECURE, run)
+        for _ in range(3):
+            answer = asked(party, coordinator)
+            if isinstance(answer, Refusal):
+                assert answer.reason == "budget"
+                assert coordinator.receive("a", answer) == "refused"
+                assert not coordinator.ready  # the round is not closed without anyone
+                assert coordinator.waiting == set()
+                coordinator.repeat_round()
+                assert coordinator.waiting == {"a"}
+                break
+            sent += 1
+            coordinator.receive("a", answer)
+            coordinator.close_round()
+    assert sent == afford
+    found = spending(tmp_path, policy)
+    json.dumps(found)
+    assert found["epsilon"] == pytest.approx(epsilon, rel=1e-9)
+    assert found["releases"] == afford
+    assert found["refusals"] == {"budget": 1}
+    assert {run: facts["releases"] for run, facts in found["runs"].items()} == {"first": 3, "second": 2}
+    assert found["runs"]["first"]["epsilon"] == pytest.approx(gaussian.epsilon(math.sqrt(3) / 2, 1e-5), rel=1e-9)
+    assert found["without_noise"] == 0
+    more = Party(tmp_path, CAREFUL.model_copy(update={"epsilon": 2 * epsilon}), Quadratic(), node="a")
+    assert isinstance(asked(more, coordinator), Reply)  # a party may raise its own budget
+
+
+def test_the_unit_of_an_account_cannot_change(tmp_path: Path) -> None:
+    assert isinstance(asked(Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE)), Reply)
+    other = Party(tmp_path, CAREFUL.model_copy(update={"relation": "replace"}), Quadratic(), node="a")
+    answer = asked(other, server(NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", relation="replace"), "second"))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "failed"
+    assert "was begun for relation" in read_journal(tmp_path / "events.jsonl")[-1]["exact"]
+
+
+def test_a_damaged_ledger_stops_the_party(tmp_path: Path) -> None:
+    party, coordinator = Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE)
+    coordinator.receive("a", asked(party, coordinator))
+    coordinator.close_round()
+    ledger = tmp_path / FILE
+    ledger.write_text(ledger.read_text().replace('"sigma":2.0', '"sigma":3.0'))
+    answer = asked(party, coordinator)
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "failed"
+    with pytest.raises(UsageError, match="not what was written"):
+        spending(tmp_path, CAREFUL)
+
+
+def test_what_a_partys_code_says_in_its_errors_stays_there(tmp_path: Path) -> None:
+    class Broken:
+        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+            raise KeyError("patient 4711")
+
+    class Endless:
+        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+            return x * math.nan, 0.0
+
+    for number, work in enumerate((Broken(), Endless())):
+        folder = tmp_path / str(number)
+        answer = asked(Party(folder, CAREFUL, work, node="a"), server(NormEC(0.1, 0.5), SECURE))
+        assert isinstance(answer, Refusal)
+        assert answer.reason == "failed"
+        assert "4711" not in str(to_fields(answer))
+        assert read_releases(folder).count() == 0
+    assert "patient 4711" in (tmp_path / "0" / "events.jsonl").read_text()
+
+
+def test_the_loss_is_sent_only_where_the_policy_allows(tmp_path: Path) -> None:
+    for report in (False, True):
+        policy = CAREFUL.model_copy(update={"report_loss": report})
+        answer = asked(Party(tmp_path / str(report), policy, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE))
+        assert isinstance(answer, Reply)
+        assert (answer.loss is not None) == report
+
+
+def test_messages_without_noise_are_counted(tmp_path: Path) -> None:
+    policy = Policy(allow_without_noise=True)
+    party, coordinator = Party(tmp_path, policy, Quadratic(), node="a"), server(NormEC(0.1, 0.5), None)
+    for _ in range(3):
+        coordinator.receive("a", asked(party, coordinator))
+        coordinator.close_round()
+    found = spending(tmp_path, policy)
+    assert (found["epsilon"], found["releases"], found["without_noise"]) == (0.0, 0, 3)
+    with pytest.raises(UsageError, match="there is no folder"):
+        spending(tmp_path / "nowhere", policy)
+
+
+def test_a_message_made_on_other_terms_is_not_sent_again(tmp_path: Path) -> None:
+    """A party that no longer allows messages without noise does not repeat one to a server that now asks for noise."""
+    clean = asked(
+        Party(tmp_path, Policy(allow_without_noise=True), Quadratic(), node="a"), server(NormEC(0.1, 0.5), None)
+    )
+    assert isinstance(clean, Reply)
+    answer = asked(Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE))
+    assert isinstance(answer, Reply)
+    assert answer.message.tobytes() != clean.message.tobytes()
+    assert read_releases(tmp_path).count() == 1
+
+
+def test_a_damaged_state_is_a_lost_one(tmp_path: Path) -> None:
+    party, coordinator = Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE)
+    coordinator.receive("a", asked(party, coordinator))
+    coordinator.close_round()
+    (path,) = (tmp_path / "runs").glob("*/*.safetensors")
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 1
+    path.write_bytes(bytes(raw))
+    assert isinstance(asked(party, coordinator), Reply)
+    assert coordinator.state.seats["a"].tokens[1:]
+    assert "damaged" in {line["event"] for line in read_journal(tmp_path / "events.jsonl")}
+
+
+def test_a_request_object_and_its_fields_are_the_same(tmp_path: Path) -> None:
+    request = server(NormEC(0.1, 0.5), SECURE).requests()["a"]
+    assert isinstance(request, Request)
+    first = Party(tmp_path, CAREFUL, Quadratic(), node="a").answer(request)
+    again = Party(tmp_path, CAREFUL, Quadratic(), node="a").answer(to_fields(request))
+    assert first == again  # the same hello, with the same token

@@ -1,0 +1,134 @@
+"""The server's folder: a run like any other, that goes on where it was; and what it refuses to start with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from normec import GD, Diverged, NormEC, Privacy, Problem, UsageError
+from normec.federation.coordinator import Coordinator
+from normec.federation.policy import Policy
+from normec.federation.terms import PlanTerms
+from normec.federation.work import ProblemWork
+from normec.lab.config import RunConfig
+from normec.lab.runs import summarise
+from normec.report import page
+from normec.report.reading import read_run
+
+from .stories import Quadratic
+from .village import NODES, Village, plan, shares, softmax
+
+METHOD = NormEC(0.1, 0.5)
+SECURE = Privacy(epsilon=20.0, noise="secure", memory="noisy")
+
+
+def village(folder: Path, **changes: Any) -> Village:
+    policy = Policy(epsilon=100.0, least_sigma=0.01, allow_without_noise=True)
+    return Village(folder, METHOD, plan(4), policy=policy, works=[Quadratic()] * len(NODES), **changes)
+
+
+def test_a_federated_run_reads_like_any_other(tmp_path: Path) -> None:
+    """Summary and page by the code of all runs; a test set at the server; ε in every row."""
+    problem = Problem(softmax(), nn.functional.cross_entropy, [shares()[0]], test=shares()[1])
+
+    def evaluate(x: Tensor) -> Mapping[str, float]:
+        return problem.to(torch.device("cpu"), x.dtype).evaluate(x, {})
+
+    policy = Policy(epsilon=100.0, least_sigma=0.01)
+    found = Village(tmp_path, METHOD, plan(3), policy=policy, privacy=SECURE, evaluate=evaluate)
+    found.run()
+    run = found.server.finish()
+    assert run.finished
+    assert [row["round"] for row in run.history] == [0, 1, 2, 3]
+    assert run.history["messages"] == [0, 5, 10, 15]
+    assert run.history["parties"] == [5, 5, 5]
+    assert len(run.history["accuracy"]) == 4
+    assert run.history["epsilon"] == sorted(run.history["epsilon"])
+    assert run.history["epsilon"][-1] == pytest.approx(20.0, rel=1e-6)  # calibrated for all rounds
+    assert "loss" not in run.history.rows[0]  # not covered by the noise, so not sent
+    assert "message_norm" not in run.history.rows[0]
+    assert run.privacy is not None
+    assert run.privacy.releases == 3
+    folder = tmp_path / "server"
+    summary = summarise(run, RunConfig(clients=5, trust="local", memory="noisy", noise="secure"))
+    page.write_run(folder, summary)
+    view = read_run(folder, summary)
+    assert (view.status, view.round, view.rounds) == ("finished", 3, 3)
+    assert view.epsilon == pytest.approx(20.0, rel=1e-6)
+    assert not view.notes
+    assert "accuracy" in (folder / "report.html").read_text(encoding="utf-8")
+    found.server.close()
+
+
+def test_a_killed_server_goes_on(tmp_path: Path) -> None:
+    plain, broken = village(tmp_path / "plain"), village(tmp_path / "broken")
+    expected = plain.run()
+    while not broken.server.finished:
+        broken.restart_server()
+        requests = broken.server.requests()
+        for node, request in requests.items():
+            broken.server.receive(node, broken.ask(node, request))
+        broken.restart_server()  # the answers are gone, the parties send them again
+        broken.round()
+    assert torch.equal(broken.server.finish().x, expected)
+    history = broken.server.storage.history
+    assert [row["round"] for row in history] == [0, 1, 2, 3, 4]
+    broken.restart_server()
+    assert broken.server.finished
+    assert len(broken.server.finish().history) == 5  # the last row is there once
+    for one in (plain, broken):
+        one.server.close()
+
+
+def test_a_folder_of_another_run_and_one_in_use(tmp_path: Path) -> None:
+    found = village(tmp_path)
+    with pytest.raises(UsageError, match="another process is training"):
+        Coordinator(**found.arguments)
+    found.server.close()
+    with pytest.raises(UsageError, match="parties is"):
+        Coordinator(**{**found.arguments, "parties": ["x", "y"]})
+    with pytest.raises(UsageError, match="run of another configuration"):
+        Coordinator(**{**found.arguments, "method": NormEC(0.2, 0.5)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"parties": []}, "needs parties"),
+        ({"parties": ["a", "a"]}, "each named once"),
+        ({"parties": ["../a", "b"]}, "is no name"),
+        ({"run": "a b"}, "is no name"),
+        ({"minimum": 0}, "minimum must lie between 1 and the 2"),
+        ({"minimum": 3}, "minimum must lie between 1 and the 2"),
+    ],
+)
+def test_what_cannot_be_a_federation(changes: dict[str, Any], says: str) -> None:
+    given: dict[str, Any] = {"parties": ["a", "b"], "run": "r", **changes}
+    with pytest.raises(UsageError, match=says):
+        Coordinator(METHOD, torch.zeros(5), plan=plan(3), **given)
+
+
+def test_a_party_works_on_one_clients_data_without_statistics() -> None:
+    images = TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
+    with pytest.raises(UsageError, match="one client; the problem has 2"):
+        ProblemWork(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [images, images]))
+    normed = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    with pytest.raises(UsageError, match="use GroupNorm"):
+        ProblemWork(Problem(normed, nn.functional.cross_entropy, [images]))
+    work = ProblemWork(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [images]))
+    with pytest.raises(UsageError, match="has 8 parameters, x has 7"):
+        work.gradient(torch.zeros(7), 0, 0, PlanTerms(0, 0, 1))
+
+
+def test_a_step_to_infinity_is_said_and_not_saved(tmp_path: Path) -> None:
+    found = Village(tmp_path, GD(), plan(4, lr=1e308), works=[Quadratic()] * len(NODES))
+    with pytest.raises(Diverged, match="x is not finite"):
+        found.run()
+    assert found.server.round < 4
+    found.server.close()

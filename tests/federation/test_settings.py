@@ -1,0 +1,101 @@
+"""The app that `init` writes, and the settings in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normec.errors import UsageError
+from normec.federation.local import agreeing, app_config
+from normec.federation.policy import load_policy
+from normec.federation.scaffold import app_name, write_app
+from normec.federation.settings import NAMES, OF_THE_LAB, read, to_toml
+from normec.lab.config import RunConfig, load
+
+
+def test_the_app_names_every_setting_and_its_settings_are_good(tmp_path: Path) -> None:
+    write_app(tmp_path / "My App")
+    config = app_config(tmp_path / "My App")
+    assert config.keys() == set(NAMES)
+    settings = read(config)
+    assert (settings.name, settings.run.method, settings.run.trust, settings.least) == ("my-app", "normec", "local", 5)
+    load_policy(tmp_path / "My App" / "policy.toml")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        write_app(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["task.py"]
+    write_app(tmp_path / "new")
+    with pytest.raises(UsageError, match="not empty"):
+        write_app(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("a", "a"), ("3 cats!", "app-3-cats"), ("x" * 40, "x" * 32), ("ß", "app")]
+)
+def test_names_that_flower_takes(folder: str, name: str) -> None:
+    assert app_name(Path(folder)) == name
+
+
+def test_names_are_those_of_any_run() -> None:
+    assert set(OF_THE_LAB) <= RunConfig.model_fields.keys()
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({"roundz": 3}, "did you mean 'rounds'"),
+        ({"rounds": 0}, "rounds"),
+        ({"rounds": "ten"}, "rounds"),
+        ({"trust": "secure-sum"}, "later piece of work"),
+        ({"parties": 3, "min_parties": 4}, "at most parties = 3"),
+        ({"name": "a/b"}, "name"),
+        ({"round_seconds": -1.0}, "round_seconds"),
+    ],
+)
+def test_mistakes(config: dict[str, object], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        read(config)
+
+
+def test_private_by_default_with_noise_at_the_party() -> None:
+    config = read({"epsilon": 2.0}).run
+    assert (config.private, config.trust, config.noise, config.memory) == (True, "local", "secure", "noisy")
+    assert read({"trust": "central"}).run.memory == "clean"
+    assert not read({"private": False}).run.private
+    assert read({"batch-size": 4, "epsilon": ""}).run.batch_size == 4
+
+
+def test_a_folder_is_known_by_its_settings(tmp_path: Path) -> None:
+    run = read({"epsilon": 2.0, "lr": 0.1, "parties": 3}).run
+    (tmp_path / "config.toml").write_text(to_toml(run))
+    assert load(tmp_path / "config.toml") == run
+    assert "split" not in to_toml(run)
+
+
+def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
+    import tomli_w
+
+    for config in ({}, {"private": False}, {"trust": "central", "noise": "seeded"}, {"method": "dpsgd-clip"}):
+        (tmp_path / "policy.toml").write_text(tomli_w.dumps(agreeing(read(config))))
+        load_policy(tmp_path / "policy.toml")
+
+
+def test_other_commands_do_not_load_flower() -> None:
+    code = "import sys, normec.cli.app, normec.federation; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
+
+
+def test_without_flower_the_command_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['flwr'] = None; from normec.cli.app import run; sys.exit(run(['federation', 'local']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], timeout=300, check=False, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "pip install 'normec[federation]'" in ended.stderr

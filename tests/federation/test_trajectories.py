@@ -1,0 +1,74 @@
+"""A federation computes what the one-process engine computes: same seed, same x, to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from normec import DPSGD, EF21, GD, Clip, Clip21, FixedSize, Method, NormEC, RandK, SmoothedNorm, TopK, train
+
+from .village import NODES, Village, convolution, plan, softmax, whole
+
+METHODS: dict[str, Method] = {
+    "normec": NormEC(alpha=0.01, beta=0.1),
+    "normec, no server norm, forgetting": NormEC(alpha=0.1, beta=0.3, server_norm=False, decay=0.1),
+    "clip21": Clip21(0.2),
+    "ef21 topk": EF21(TopK(30)),
+    "ef21 randk": EF21(RandK(30)),
+    "dpsgd norm": DPSGD(SmoothedNorm(0.1)),
+    "dpsgd clip": DPSGD(Clip(0.2)),
+    "gd": GD(),
+}
+
+
+def compared(folder: Path, method: Method, model: Callable[[], nn.Module], **how: Any) -> None:
+    rounds = how.pop("rounds", 5)
+    village = Village(folder, method, plan(rounds, **how), model=model)
+    x = village.run()
+    reference = train(
+        whole(model), method, lr=0.5, rounds=rounds, seed=7, dtype=torch.float64, engine="loop", log_every=1, **how
+    )
+    torch.testing.assert_close(x, reference.x, rtol=1e-9, atol=1e-12)
+    history = village.server.storage.history
+    assert [row["round"] for row in history] == [row["round"] for row in reference.history]
+    torch.testing.assert_close(history["loss"], reference.history["loss"][: len(history["loss"])], rtol=1e-6, atol=1e-9)
+    assert history["messages"] == reference.history["messages"]
+    assert history["bytes"] == reference.history["bytes"]
+    mean = village.server.state.run.memory.mean(0)
+    if method.feedback:
+        torch.testing.assert_close(village.server.state.run.estimate, mean, rtol=1e-9, atol=1e-12)
+    village.server.close()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_logistic_regression(name: str, tmp_path: Path) -> None:
+    compared(tmp_path, METHODS[name], softmax)
+
+
+@pytest.mark.parametrize("name", ["normec", "clip21", "ef21 topk"])
+def test_a_small_cnn_on_batches(name: str, tmp_path: Path) -> None:
+    compared(tmp_path, METHODS[name], convolution, batch_size=8, rounds=7)
+
+
+def test_sampled_parties_with_forgetting(tmp_path: Path) -> None:
+    method = METHODS["normec, no server norm, forgetting"]
+    village = Village(tmp_path, method, plan(8, participation=FixedSize(2)))
+    x = village.run()
+    reference = train(
+        whole(softmax),
+        *(method,),
+        lr=0.5,
+        rounds=8,
+        seed=7,
+        dtype=torch.float64,
+        participation=FixedSize(2),
+    )
+    torch.testing.assert_close(x, reference.x, rtol=1e-9, atol=1e-12)
+    assert len(NODES) == len(reference.state.memory)
+    torch.testing.assert_close(village.server.state.run.memory, reference.state.memory, rtol=1e-9, atol=1e-12)
+    village.server.close()

@@ -1,0 +1,268 @@
+"""The messages, there and back; and whatever else might come over a network."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, Privacy, RandK, SmoothedNorm, TopK, UsageError
+from normec.federation.digests import chained
+from normec.federation.journal import read_journal
+from normec.federation.terms import MethodTerms, PlanTerms, PrivacyTerms
+from normec.federation.wire import REASONS, Record, Refusal, Reply, Request, WireError, from_fields, to_fields
+
+from .stories import NODES, Story
+
+METHODS: list[Method] = [
+    NormEC(0.01, 0.1, decay=0.05),
+    NormEC(0.0, 0.1, server_norm=False),
+    Clip21(0.3),
+    EF21(TopK(3)),
+    EF21(RandK(4)),
+    DPSGD(SmoothedNorm(0.1), 2.0),
+    DPSGD(Clip(0.5)),
+    GD(),
+]
+
+
+def request(**changes: Any) -> Request:
+    method = NormEC(0.01, 0.1)
+    x = np.linspace(-1, 1, 5)
+    given = Request(
+        run="run-1",
+        node="a",
+        round=3,
+        index=0,
+        parties=5,
+        x=x,
+        method=MethodTerms.of(method),
+        privacy=PrivacyTerms.of(Privacy(epsilon=8.0), 2.5, method),
+        plan=PlanTerms(7, 32, 10),
+        record=Record(2, 3, "0" * 64, "", 1, "f" * 32, x / 3),
+    )
+    return dataclasses.replace(given, **changes)
+
+
+def same(one: Any, other: Any) -> bool:
+    first, second = to_fields(one), to_fields(other)
+    return first.keys() == second.keys() and all(np.array_equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_method_comes_out_as_it_went_in(method: Method) -> None:
+    assert MethodTerms.of(method).build() == method
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        request(),
+        request(record=Record()),
+        Reply("r", "a", 3, 2, "1" * 64, np.ones(3, np.float32), 0.5),
+        Reply("r", "a", 0, 1, "1" * 64, np.ones(3)),
+        *(Refusal("r", "a", 1, reason, "e" * 32) for reason in REASONS),
+    ],
+)
+def test_there_and_back(message: Any) -> None:
+    fields = to_fields(message)
+    assert all(type(value) in (int, float, str, bool, np.ndarray) for value in fields.values())
+    back = from_fields(fields)
+    assert type(back) is type(message)
+    assert same(back, message)
+
+
+def broken_fields(good: dict[str, Any]) -> dict[str, Any]:
+    """Every kind of wrong field there is, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in good.items():
+        found[f"{name} missing"] = {key: item for key, item in good.items() if key != name}
+        for other in (None, [], {}, b"x", "word with spaces", -1, True, math.nan, math.inf, 1e300, 2**70, "x" * 1000):
+            if type(other) is not type(value) or (isinstance(other, float) and not math.isfinite(other)):
+                found[f"{name} = {str(other)[:20]!r}"] = {**good, name: other}
+        if isinstance(value, str):
+            found[f"{name} strange"] = {**good, name: "../../etc"}
+        if type(value) is int:
+            found[f"{name} negative"] = {**good, name: -1}
+        if isinstance(value, np.ndarray):
+            arrays = {
+                "NaN": np.full_like(value, np.nan),
+                "inf": np.full_like(value, np.inf),
+                "half": value.astype(np.float16),
+                "whole numbers": value.astype(np.int64),
+                "complex": value.astype(np.complex128),
+                "objects": value.astype(object),
+                "other byte order": value.astype(">f8"),
+                "empty": value[:0],
+                "a matrix": value[None],
+                "a number": np.float64(1.0),
+                "a masked array": np.ma.masked_array(value),
+            }
+            found |= {f"{name} {kind}": {**good, name: array} for kind, array in arrays.items()}
+    return found
+
+
+@pytest.mark.parametrize(
+    "good", [request(), Reply("r", "a", 3, 2, "1" * 64, np.ones(3), 0.5)], ids=["request", "reply"]
+)
+def test_every_broken_field_is_named_and_not_echoed(good: Any) -> None:
+    fields = dict(to_fields(good))
+    optional = {"loss missing", "record.row missing"}
+    for kind, broken in broken_fields(fields).items():
+        if kind in optional:
+            continue
+        with pytest.raises(WireError) as caught:
+            from_fields(broken)
+        assert "etc" not in str(caught.value)
+        assert "xxx" not in str(caught.value)
+        assert "nan" not in str(caught.value)
+    for extra in ("more", "x.y", "__class__"):
+        with pytest.raises(WireError, match="unknown"):
+            from_fields({**fields, extra: 1})
+    for table in (None, [], "table", {1: 2}, {}):
+        with pytest.raises(WireError):
+            from_fields(table)  # type: ignore[arg-type]
+    with pytest.raises(WireError, match="vector of 1 to 2"):
+        from_fields(fields, largest=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"index": 5},
+        {"round": 10},
+        {"record": Record(accepted=4, since=3)},
+        {"record": Record(accepted=2, since=4)},
+        {"record": Record(row=np.ones(4))},
+        {"record": Record(row=np.ones(5, np.float32))},
+    ],
+)
+def test_requests_that_contradict_themselves(changes: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        from_fields(to_fields(request(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("name", "sgd"),
+        ("operator", "Identity"),
+        ("parameter", -1.0),
+        ("beta", 0.0),
+        ("decay", 1.0),
+        ("operator", "TopK"),
+    ],
+)
+def test_a_method_that_is_none_cannot_be_built(name: str, value: Any) -> None:
+    terms = dataclasses.replace(MethodTerms.of(NormEC(0.01, 0.1)), **{name: value})
+    with pytest.raises(UsageError):
+        terms.build()
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    trap = np.array([Trap()], dtype=object)
+    for thing in (trap, pickle.dumps(Trap()), Trap()):
+        with pytest.raises(WireError):
+            from_fields({**to_fields(request()), "x": thing})
+    assert not (tmp_path / "sprung").exists()
+
+
+def hostile(rng: random.Random, good: Reply) -> list[dict[str, Any]]:
+    """Twenty kinds of bad messages, each a little different every time."""
+    fields = dict(to_fields(good))
+    size = len(good.message)
+    noise = np.array([rng.gauss(0, 1) for _ in range(size)])
+    changes: list[dict[str, Any]] = [
+        {"message": noise * 10 ** rng.randint(5, 300)},
+        {"message": np.where(np.arange(size) == rng.randrange(size), np.nan, noise)},
+        {"message": np.where(np.arange(size) == rng.randrange(size), -np.inf, noise)},
+        {"message": noise[: rng.randrange(1, size)]},
+        {"message": np.concatenate([noise, noise])},
+        {"message": noise[:, None]},
+        {"message": noise.astype(np.float32)},
+        {"message": noise.astype(np.float16)},
+        {"message": (noise * 100).astype(np.int64)},
+        {"message": noise.astype(object)},
+        {"message": pickle.dumps(noise)},
+        {"message": noise / 10},  # the digest is of another
+        {"step": good.step + rng.randint(1, 9)},
+        {"step": -rng.randint(1, 9)},
+        {"digest": f"{rng.getrandbits(256):064x}"},
+        {"run": f"other-{rng.randrange(100)}"},
+        {"node": "b"},
+        {"format": rng.randint(2, 99)},
+        {"encoding": "quantised"},
+        {"kind": "request"},
+        {f"extra-{rng.randrange(9)}": rng.random()},
+        {"loss": math.nan},
+        {"kind": "refusal", "reason": "because"},
+    ]
+    return [{**fields, **change} for change in changes]
+
+
+def test_two_hundred_malformed_messages_never_reach_x(tmp_path: Path) -> None:
+    story = Story(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
+    rng = random.Random(5)
+    story.settle()
+    request = story.server.requests()["a"]
+    story.ask("a")
+    good = from_fields(story.flying.pop()[1])
+    assert isinstance(good, Reply)
+    sent = 0
+    while sent < 200:
+        for fields in hostile(rng, good):
+            assert story.server.receive("a", fields) == "dropped"
+            sent += 1
+    for fields in (None, [], 7, b"\x80\x04.", {}):
+        assert story.server.receive("a", fields) == "dropped"  # type: ignore[arg-type]
+    assert story.server.receive("mallory", to_fields(good)) == "dropped"
+    assert story.server.ready is False
+    assert np.array_equal(story.server.requests()["a"].x, request.x)
+    assert story.server.state.seats["a"].faults == sent + 5
+    lines = [line for line in read_journal(tmp_path / "server" / "events.jsonl") if line["event"] == "dropped"]
+    assert len(lines) == sent + 6
+    assert all(line["why"] for line in lines)
+    assert {line["party"] for line in lines} == {"a", "?"}
+    assert story.server.receive("a", to_fields(good)) == "taken"  # the honest one still counts
+    story.settle()
+    assert torch.isfinite(story.server.state.run.x).all()
+    story.server.close()
+
+
+def test_a_message_past_its_bound_is_dropped_and_replaced(tmp_path: Path) -> None:
+    """A party whose noise came out impossible, or that cheats: it is told, and makes another message."""
+    story = Story(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
+    story.settle()
+    intake = story.server.intake
+    intake.limit, honest = 1e-9, intake.limit
+    story.ask("a")
+    story.deliver(0)
+    assert story.server.state.seats["a"].drops == 1
+    intake.limit = honest
+    story.ask("a")
+    story.deliver(0)
+    assert "a" not in story.server.waiting
+    assert len(story.left["a"]) == 4
+    story.settle()
+    story.server.close()
+
+
+def test_a_message_within_its_bound_is_taken_and_one_past_it_is_not(tmp_path: Path) -> None:
+    story = Story(tmp_path, NormEC(0.1, 0.5), None)
+    unit = np.full(5, 1 / math.sqrt(5))
+    for node, factor, outcome in zip(NODES, (0.99999, 1.01, 1e3), ("taken", "dropped", "dropped"), strict=True):
+        message = unit * factor
+        reply = Reply("story", node, 0, 1, chained("", 1, message), message)
+        assert story.server.receive(node, to_fields(reply)) == outcome
+    story.server.close()

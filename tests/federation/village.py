@@ -1,0 +1,139 @@
+"""Five parties in one process, each with its own folder, label-sorted digits; and a loop that plays the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from normec import Method, Privacy, Problem, data
+from normec.federation.coordinator import Coordinator, Evaluate
+from normec.federation.party import Party
+from normec.federation.policy import Policy
+from normec.federation.wire import Refusal, Reply, from_fields, to_fields
+from normec.federation.work import ProblemWork
+from normec.run import Plan
+from normec.sampling import Everyone, Participation
+
+NODES = [f"party-{i}" for i in range(5)]
+OPEN = Policy(allow_without_noise=True, report_loss=True, methods=["normec", "clip21", "ef21", "dpsgd", "gd"])
+
+
+def softmax() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def convolution() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)
+    )
+
+
+@cache
+def shares() -> list[Subset[Any]]:
+    """Twenty-odd digits a party, sorted by label, of different sizes."""
+    found = data.load("digits")
+    _, targets = found.train.tensors
+    order = targets[:300].argsort(stable=True)
+    return [Subset(found.train, part.tolist()) for part in order.split([40, 50, 60, 70, 80])]
+
+
+def whole(model: Callable[[], nn.Module]) -> Problem:
+    """All five as one problem: what the one-process engine trains."""
+    return Problem(model(), nn.functional.cross_entropy, shares())
+
+
+def own(model: Callable[[], nn.Module], index: int) -> ProblemWork:
+    return ProblemWork(Problem(model(), nn.functional.cross_entropy, [shares()[index]]))
+
+
+def plan(rounds: int, lr: float = 0.5, batch_size: int | None = None, **changes: Any) -> Plan:
+    participation: Participation = changes.pop("participation", Everyone())
+    return Plan(
+        lr=lr,
+        rounds=rounds,
+        batch_size=batch_size,
+        batch_rate=None,
+        warmup=changes.pop("warmup", 0),
+        seed=changes.pop("seed", 7),
+        participation=participation,
+        initial_memory="zero",
+        log_every=1,
+        evaluate_every=1,
+        full_gradient=False,
+    )
+
+
+class Village:
+    """The parties and their folders; `ask` carries one request there and its answer back, by way of the wire."""
+
+    def __init__(
+        self,
+        folder: Path,
+        method: Method,
+        plan: Plan,
+        *,
+        model: Callable[[], nn.Module] = softmax,
+        policy: Policy = OPEN,
+        privacy: Privacy | None = None,
+        minimum: int = 1,
+        dtype: torch.dtype = torch.float64,
+        works: list[Any] | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.folder, self.policy = folder, policy
+        self.works = works if works is not None else [own(model, i) for i in range(len(NODES))]
+        self.arguments: dict[str, Any] = {
+            "method": method,
+            "x0": whole(model).x0.to(dtype),
+            "parties": NODES,
+            "plan": plan,
+            "run": "story",
+            "privacy": privacy,
+            "folder": folder / "server",
+            "minimum": minimum,
+            "evaluate": evaluate,
+        }
+        self.server = Coordinator(**self.arguments)
+
+    def restart_server(self) -> None:
+        self.server.close()
+        self.server = Coordinator(**self.arguments)
+
+    def home(self, node: str) -> Path:
+        return self.folder / node
+
+    def party(self, node: str) -> Party:
+        """As a fresh process would open it."""
+        return Party(self.home(node), self.policy, self.works[NODES.index(node)], node=node)
+
+    def ask(self, node: str, request: Any) -> Mapping[str, Any]:
+        return to_fields(self.party(node).answer(to_fields(request)))
+
+    def round(self) -> None:
+        """Everybody answers, hellos included; then the round closes."""
+        while True:
+            requests = self.server.requests()
+            if not requests:
+                break
+            for node, request in requests.items():
+                self.server.receive(node, self.ask(node, request))
+        self.server.close_round()
+
+    def run(self) -> Tensor:
+        while not self.server.finished:
+            self.round()
+        return self.server.finish().x
+
+
+def answer_of(fields: Mapping[str, Any]) -> Reply | Refusal:
+    found = from_fields(fields)
+    assert isinstance(found, Reply | Refusal)
+    return found

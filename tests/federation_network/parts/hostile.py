@@ -1,0 +1,105 @@
+"""Nodes that were let in and answer every request with something else than a message, each in a way of its own.
+
+python hostile.py SUPERLINK AUTHORITY KEY…
+"""
+
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from normec.federation.digests import chained
+from normec.federation.flower import to_records
+from normec.federation.node import _private_key, _push
+from normec.federation.roster import name_of
+from normec.federation.wire import Reply, to_fields
+
+Fields = dict[str, Any]
+
+
+def honest(request: Fields, message: np.ndarray | None = None) -> Fields:
+    """A reply as a party would write it, of a size that the bound allows."""
+    step = request["record.accepted"] + 1
+    if message is None:
+        message = np.zeros(650, np.float32)
+    digest = chained(request["record.digest"], step, message)
+    return to_fields(Reply(request["run"], request["node"], request["round"], step, digest, message))
+
+
+def with_message(request: Fields, message: Any) -> RecordDict:
+    return to_records({**honest(request), "message": message})
+
+
+def raw(request: Fields, **description: Any) -> RecordDict:
+    """A reply whose array is described by hand."""
+    records = to_records(honest(request))
+    given = {"dtype": "float32", "shape": (650,), "stype": "numpy.ndarray", "data": b""} | description
+    records["arrays"] = ArrayRecord({"message": Array(**given)})
+    return records
+
+
+def _without(request: Fields, name: str) -> RecordDict:
+    return to_records({key: value for key, value in honest(request).items() if key != name})
+
+
+KINDS: dict[str, Callable[[Fields], Any]] = {
+    "nothing": lambda _: RecordDict({}),
+    "other names": lambda _: RecordDict({"a": ConfigRecord({"x": 1}), "b": ArrayRecord({})}),
+    "other records": lambda _: RecordDict({"fields": MetricRecord({"round": 1}), "arrays": ArrayRecord({})}),
+    "a field too few": lambda r: _without(r, "digest"),
+    "a field too many": lambda r: to_records({**honest(r), "more": 1}),
+    "a word for a number": lambda r: to_records({**honest(r), "round": "1"}),
+    "a very long word": lambda r: to_records({**honest(r), "node": "x" * 100_000}),
+    "bytes": lambda r: RecordDict({"fields": ConfigRecord({**_scalars(r), "run": b"x"}), "arrays": ArrayRecord({})}),
+    "not a number": lambda r: with_message(r, np.full(650, np.nan, np.float32)),
+    "infinite": lambda r: with_message(r, np.full(650, np.inf, np.float32)),
+    "too short": lambda r: to_records(honest(r, np.zeros(10, np.float32))),
+    "too precise": lambda r: to_records(honest(r, np.zeros(650, np.float64))),
+    "whole numbers": lambda r: with_message(r, np.zeros(650, np.int32)),
+    "a matrix": lambda r: with_message(r, np.zeros((65, 10), np.float32)),
+    "a pickle": lambda r: raw(r, data=pickle.dumps(print), stype="pickle"),
+    "noise for a header": lambda r: raw(r, data=b"\x93NUMPY\x01\x00" + b"(" * 2700),
+    "a trillion numbers": lambda r: raw(r, shape=(10**12,), data=b"\x93NUMPY"),
+    "too large": lambda r: to_records(honest(r, np.full(650, 1e6, np.float32))),
+    "another step": lambda r: to_records({**honest(r), "step": 7}),
+    "an error": lambda _: Error(2, "x" * 1000),
+}
+
+
+def _scalars(request: Fields) -> Fields:
+    return {key: value for key, value in honest(request).items() if key != "message"}
+
+
+def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
+    private = _private_key(key)
+    node = name_of(public_key_to_bytes(private.public_key()))
+    # Nothing of it is ever accepted, so the server's record stays as it is at the start.
+    record = {"run": "hostile", "node": node, "round": 0, "record.accepted": 0, "record.digest": ""}
+    with http_request_response(superlink, False, authority, (private, private.public_key())) as connection:
+        _, receive, send, _, _, _, push, _ = connection
+        while True:
+            try:
+                received = receive()
+                if received is None:
+                    time.sleep(1)
+                else:
+                    _push(Message(KINDS[kind](record), reply_to=received[0]), 0.0, send, push)
+            except RunNotRunningException:
+                time.sleep(1)
+
+
+if __name__ == "__main__":
+    link, trusted, *keys = sys.argv[1:]
+    read = Path(trusted).read_bytes()
+    for path, way in zip(keys, KINDS, strict=True):
+        threading.Thread(target=attack, args=(link, read, Path(path), way), daemon=True).start()
+    threading.Event().wait()

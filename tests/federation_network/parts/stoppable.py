@@ -1,0 +1,62 @@
+"""A party's end with places where a test can stop it, and a list of what left.
+
+A file STAGE/stop-I.json names a phase and a round. The party reaches it, renames the file to stopped-I.json and waits
+there to be killed. STAGE/left-I.txt gets the digest of every message before it is sent.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from normec.federation import node, party_state
+from normec.federation.account import PartyAccount
+from normec.federation.app import client_app
+from normec.federation.work import ProblemWork
+
+from . import task
+
+STAGE = Path(os.environ.get("NORMEC_TEST_STAGE", "."))
+now = {"party": -1, "round": -1}
+inner, app = client_app(task), ClientApp()
+
+
+def reached(phase: str) -> None:
+    path = STAGE / f"stop-{now['party']}.json"
+    if not path.exists() or json.loads(path.read_text()) != {"phase": phase, "round": now["round"]}:
+        return
+    path.rename(STAGE / f"stopped-{now['party']}.json")
+    time.sleep(3600)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    now["party"], now["round"] = int(context.node_config["partition-id"]), int(message.content["fields"]["round"])
+    reached("received")
+    reply = inner(message, context)
+    if "digest" in reply.content["fields"]:
+        with (STAGE / f"left-{now['party']}.txt").open("a") as file:
+            fields = reply.content["fields"]
+            file.write(f"{fields['run']} {fields['digest']}\n")
+    return reply
+
+
+def _after(owner: object, name: str, phase: str, matters=lambda *_: True) -> None:
+    original = getattr(owner, name)
+
+    def replaced(*given, **named):
+        result = original(*given, **named)
+        if matters(*given):
+            reached(phase)
+        return result
+
+    setattr(owner, name, replaced)
+
+
+_after(ProblemWork, "gradient", "computed")
+_after(PartyAccount, "pay", "paid")
+_after(party_state, "save", "written", lambda _, state: state.pending is not None)
+_after(node, "_push", "sent")

@@ -1,0 +1,187 @@
+"""A federation of real processes for tests: five parties over TLS, which can be stopped, killed and started again."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import normec
+import normec.data
+from normec.federation import party_state
+from normec.federation.account import read_releases
+from normec.federation.local import Asked, Federation, app_config
+from normec.federation.party import forgotten
+from normec.federation.scaffold import write_app
+from normec.federation.settings import read
+from normec.history import History
+from normec.lab import methods
+
+PARTS = Path(__file__).with_name("parts")
+PARTIES = 5
+PATIENCE = 900.0  # seconds; only a broken federation, or a very busy machine, needs more than a few
+WITHOUT_NOISE = {"private": False, "epsilon": "", "delta": "", "unit": "", "relation": "", "trust": "", "noise": ""}
+
+
+def wait_for(what: Callable[[], bool], name: str, check: Callable[[], None] = lambda: None, every: float = 0.2) -> None:
+    until = time.monotonic() + PATIENCE
+    while not what():
+        check()
+        assert time.monotonic() < until, f"waited {PATIENCE:g} s for {name}"
+        time.sleep(every)
+
+
+def write_test_app(folder: Path, task: str) -> None:
+    """The app that `init` writes, with another task and a client that can be stopped."""
+    write_app(folder)
+    for name, source in (("task", task), ("client", "stoppable"), ("sorted_digits", "sorted_digits")):
+        shutil.copy(PARTS / f"{source}.py", folder / "learning" / f"{name}.py")
+
+
+def keep_digits(path: Path) -> None:
+    """The digits as plain arrays: loading scikit-learn in every process would take longer than all the rest."""
+    found = normec.data.load("digits")
+    assert found.test is not None
+    arrays = zip(
+        ("inputs", "targets", "test_inputs", "test_targets"), (*found.train.tensors, *found.test.tensors), strict=True
+    )
+    np.savez(path, **{name: tensor.numpy() for name, tensor in arrays})
+
+
+class Stage:
+    """`task`: "logistic" or "cnn". Enter it, and five parties wait for runs."""
+
+    def __init__(self, folder: Path, task: str, database: bool = False) -> None:
+        self.folder, self.task, self._database = folder, task, database
+        write_test_app(folder / "app", task)
+        keep_digits(folder / "digits.npz")
+        os.environ["NORMEC_TEST_STAGE"] = str(folder)  # for every process that is started from here
+        self.federation = Federation(Asked(folder / "app", folder / "home", PARTIES, {}))
+
+    def __enter__(self) -> Stage:
+        self.federation.__enter__()
+        try:
+            self.federation.start_superlink(lambda: None, database=self._database)
+            self.federation.register()
+            for i in range(PARTIES):
+                self.policy(i)
+                self.start(i)
+        except BaseException:
+            self.federation.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.federation.__exit__()
+
+    def policy(self, i: int, epsilon: float = 1e6, **rules: object) -> None:
+        """A party's own rules; for tests they allow all that a test does not look at."""
+        allowed = {
+            "epsilon": epsilon,
+            "least_sigma": 1e-6,
+            "methods": ["normec", "clip21", "dpsgd", "ef21", "gd"],
+            "trusts": ["local", "central"],
+            "allow_without_noise": True,
+            **rules,
+        }
+        folder = self.federation.folder(i)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "policy.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items()))
+
+    def start(self, i: int) -> None:
+        self.federation.start_party(i)
+
+    def kill(self, i: int) -> None:
+        self.federation.processes.kill(self.federation.name(i))
+
+    def stop_at(self, i: int, phase: str, round: int) -> None:
+        (self.folder / f"stop-{i}.json").write_text(json.dumps({"phase": phase, "round": round}))
+
+    def stopped(self, i: int) -> bool:
+        return (self.folder / f"stopped-{i}.json").exists()
+
+    def out(self, name: str) -> Path:
+        return self.folder / name
+
+    def begin(self, name: str, **config: Any) -> int:
+        self.config = {"name": name, "out": str(self.out(name)), "poll_seconds": 0.25, **config}
+        return self.federation.start_run(**self.config)
+
+    def end(self, run: int) -> str:
+        """Wait for a run's end; returns what Flower says of it, nothing where all went well."""
+        with self.federation.control() as control:
+            done = lambda: control.outcome(run) is not None  # noqa: E731
+            wait_for(done, f"the end of {self.config['name']}", self._alive, every=1.0)
+            return control.outcome(run) or ""
+
+    def _alive(self) -> None:
+        self.federation.check(["superlink"])
+
+    def play(self, name: str, **config: Any) -> None:
+        assert self.end(self.begin(name, **config)) == ""
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        history = History(self.out(name) / "metrics.jsonl")
+        history.reread()
+        return history.rows
+
+    def summary(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out(name) / "summary.json").read_text())
+        return found
+
+    def facts(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out(name) / "checkpoint" / "latest.json").read_text())
+        return found
+
+    def server(self, name: str) -> dict[str, Tensor]:
+        return load_file(self.out(name) / "checkpoint" / self.facts(name)["file"])
+
+    def problem(self, silent: int = 0) -> normec.Problem:
+        """The same task as one problem in one process; `silent`: so many more clients, whatever their data."""
+        task = importlib.import_module(f"tests.federation_network.parts.{self.task}")
+        clients = [task.data(i, PARTIES) for i in range(PARTIES)]
+        return normec.Problem(task.model(), task.loss, clients + clients[:1] * silent, task.test())
+
+    def method(self, config: dict[str, Any], dimension: int) -> normec.Method:
+        return methods.build(read({**app_config(self.folder / "app"), **config}).run, dimension)
+
+    def check(self, name: str) -> None:
+        """What holds after every story: ĝ = mean g_i, memories that agree, accounts that count enough, all rounds."""
+        kept, facts = self.server(name), self.facts(name)
+        method = self.method(self.config, len(kept["x"]))
+        if self.config.get("trust") != "central":  # there the server's own noise is in ĝ, and in nobody's memory
+            torch.testing.assert_close(kept["memory"].mean(0), kept["estimate"], rtol=1e-4, atol=1e-6)
+        assert [row["round"] for row in self.rows(name)] == list(range(len(self.rows(name))))
+        assert facts["messages"] == sum(seat["accepted"] for seat in facts["seats"].values())
+        for i in range(PARTIES):
+            party, seat = facts["identity"]["parties"][i], facts["seats"][facts["identity"]["parties"][i]]
+            own = party_state.load(party_state.path_of(self.federation.folder(i), name, party))
+            assert own is not None, f"party {i} has no state of {name}"
+            if own.memory is not None:
+                end = facts["round"]
+                if own.accepted < seat["accepted"]:  # the server has taken it, the party has not heard of it yet
+                    assert own.pending is not None
+                    assert own.pending.digest == seat["digest"]
+                    memory = method.remember(forgotten(method, own, seat["since"] - 1), own.pending.taken)
+                    memory = memory * (1 - method.decay) ** (end - seat["since"])
+                else:
+                    memory = forgotten(method, own, end)
+                torch.testing.assert_close(memory, kept["memory"][i], rtol=1e-4, atol=1e-6)
+            if self.summary(name)["privacy"] is not None:
+                assert read_releases(self.federation.folder(i)).count(name) >= len(self.left(i, name))
+
+    def left(self, i: int, name: str) -> set[str]:
+        """Digests of all messages of a run that a party ever began to send."""
+        path = self.folder / f"left-{i}.txt"
+        lines = path.read_text().split("\n") if path.exists() else []
+        return {line.split()[1] for line in lines if line.startswith(f"{name} ")}

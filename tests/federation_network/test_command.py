@@ -1,0 +1,86 @@
+"""`normec federation local` as a user runs it, interrupted, killed and run again; nothing may be left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .stage import PATIENCE, wait_for
+
+COMMAND = [sys.executable, "-m", "normec", "federation", "local", "--parties", "2", "--quiet", "--json"]
+
+
+def started(out: Path, *more: str) -> subprocess.Popen[str]:
+    # A mark of our own, which its processes inherit beside their launcher's.
+    environment = {**os.environ, "NORMEC_TEST_RUN": str(out)}
+    command = [*COMMAND, "--out", str(out), "--rounds", "3", *more]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def running(out: Path) -> list[str]:
+    """Command lines of all processes of the run that are alive."""
+    found, wanted = [], f"NORMEC_TEST_RUN={out}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if line:  # a zombie has none
+                    found.append(line)
+        except OSError:
+            continue
+    return found
+
+
+def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
+    process = started(tmp_path / "run")
+    wait_for(lambda: (tmp_path / "run" / "federation" / "logs" / "superlink.log").exists(), "the SuperLink to start")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, errors
+    assert running(tmp_path / "run") == []
+
+
+def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = started(out)
+    rows = out / "metrics.jsonl"
+    wait_for(lambda: (rows.exists() and b"\n" in rows.read_bytes()) or process.poll() is not None, "the first row")
+    assert process.poll() is None, process.communicate()[1]
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    wait_for(lambda: running(out) == [], "every process of a killed federation to end")
+
+    again = started(out, "--flower-nodes")
+    printed, errors = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, errors
+    summary = json.loads(printed)
+    assert (summary["status"], summary["round"]) == ("finished", 3)
+    assert [json.loads(line)["round"] for line in rows.read_text().splitlines()] == [0, 1, 2, 3]
+    assert summary["privacy"]["epsilon"] <= 8
+    assert running(out) == []
+    spent = subprocess.run(
+        [*COMMAND[:4], "ledger", str(out / "federation" / "parties" / "party-1"), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
+    )
+    assert json.loads(spent.stdout)["releases"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [(("--set", "trust=secure-sum"), "later piece of work"), (("--set", "roundz=3"), "did you mean 'rounds'")],
+)
+def test_mistakes_are_said_before_anything_starts(tmp_path: Path, more: tuple[str, ...], word: str) -> None:
+    process = started(tmp_path / "run", *more)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert word in errors
+    assert not (tmp_path / "run" / "federation" / "logs").exists()

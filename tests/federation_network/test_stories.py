@@ -1,0 +1,143 @@
+"""Five parties, logistic regression, one SuperLink: what may go wrong over a network, with real processes and TLS."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import normec
+from normec.federation import certificates
+from normec.federation.account import read_releases
+from normec.federation.journal import read_journal
+from normec.privacy.accounting import Event
+
+from .parts.hostile import KINDS
+from .stage import PARTIES, WITHOUT_NOISE, Stage, wait_for
+
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class TheFirst:
+    """Only the first clients ever take part."""
+
+    count: int
+
+    def draw(self, clients: int, round: int, seed: int) -> torch.Tensor:  # noqa: ARG002
+        return torch.arange(self.count)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with Stage(tmp_path_factory.mktemp("stage"), "logistic") as entered:
+        yield entered
+
+
+def test_same_trajectory_as_in_one_process(stage: Stage) -> None:
+    stage.play("plain", rounds=ROUNDS, lr=0.3, batch_size=32, seed=5, evaluate_every=1, **WITHOUT_NOISE)
+    method = normec.NormEC(alpha=0.01, beta=0.1)
+    run = normec.train(stage.problem(), method, lr=0.3, rounds=ROUNDS, batch_size=32, seed=5, evaluate_every=1)
+    torch.testing.assert_close(stage.server("plain")["x"], run.x, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stage.server("plain")["memory"], run.state.memory, rtol=1e-4, atol=1e-6)
+    assert [row["test_loss"] for row in stage.rows("plain")] == pytest.approx(run.history["test_loss"], rel=1e-4)
+    assert stage.summary("plain")["status"] == "finished"
+    assert (stage.out("plain") / "report.html").exists()
+    stage.check("plain")
+
+
+def test_parties_killed_in_every_phase_of_a_round_and_a_disk_wiped(stage: Stage) -> None:
+    phases = ("received", "computed", "paid", "written", "sent")
+    for i, phase in enumerate(phases):
+        stage.stop_at(i, phase, round=1)
+    run = stage.begin("killed", rounds=ROUNDS, sigma=0.5, epsilon="", lr=0.05)
+    for i in range(PARTIES):
+        wait_for(lambda i=i: stage.stopped(i), f"party {i} to reach {phases[i]}")
+    for i in range(PARTIES):
+        stage.kill(i)
+    wiped = stage.federation.folder(4)  # its message is with the server; nobody else knows of it any more
+    shutil.rmtree(wiped)
+    stage.policy(4)
+    for i in range(PARTIES):
+        stage.start(i)
+    assert stage.end(run) == ""
+    stage.check("killed")
+    assert stage.summary("killed")["round"] == ROUNDS
+    made = {i: read_releases(stage.federation.folder(i)).count("killed") for i in range(PARTIES)}
+    assert made[0] == made[1] == made[3] == ROUNDS  # nothing was paid for twice
+    assert made[2] == ROUNDS + 1  # killed between paying and writing: paid once too often, never too little
+    assert made[4] >= ROUNDS
+    assert "recovered" in {line["event"] for line in read_journal(wiped / "events.jsonl")}
+
+
+def test_a_budget_that_runs_out_in_the_middle_under_central_trust(stage: Stage) -> None:
+    settings = {"rounds": 6, "sigma": 0.5, "epsilon": "", "lr": 0.05, "min_parties": PARTIES - 1, "trust": "central"}
+    faced = 0.5 * PARTIES**0.5  # the server's one draw on the sum is that of five parties
+    for i, messages in ((0, 1), (1, 2)):
+        spent = read_releases(stage.federation.folder(i))
+        most, more = (spent.epsilon(1e-5, more=Event(faced, 1.0, count)) for count in (messages, messages + 1))
+        stage.policy(i, epsilon=(most + more) / 2)
+    assert stage.end(stage.begin("budget", **settings)) == ""
+    summary = stage.summary("budget")
+    assert summary["status"] == "stopped"
+    assert summary["round"] == 2
+    assert "budget: 2" in summary["stopped"]
+    paid = [read_releases(stage.federation.folder(i)).count("budget") for i in range(PARTIES)]
+    assert paid[:2] == [1, 2]
+    assert all(count in (2, 3) for count in paid[2:])  # a message of the round that never closed, if it was made
+    stage.check("budget")
+    for i in (0, 1):
+        stage.policy(i)
+
+
+def test_a_node_that_was_not_registered_is_refused(stage: Stage) -> None:
+    federation, stranger = stage.federation, stage.folder / "stranger"
+    certificates.make_key(stranger)
+    policy = federation.folder(0) / "policy.toml"
+    command = [sys.executable, "-m", "normec", "federation", "party", "--superlink", federation.address]
+    command += ["--root-certificates", str(federation.home / "tls" / "ca.crt"), "--key", str(stranger)]
+    command += ["--app", str(federation.app), "--folder", str(stage.folder / "nowhere"), "--policy", str(policy)]
+    command += ["--patience", "0"]
+    federation.processes.start("stranger", command)
+    wait_for(lambda: federation.processes.ended("stranger") is not None, "the stranger to be refused")
+    assert federation.processes.ended("stranger") == 2
+    assert "its key is not registered" in federation.processes.log("stranger").read_text()
+
+
+def test_two_hundred_malformed_messages_of_twenty_kinds(stage: Stage) -> None:
+    federation, rounds = stage.federation, 11  # of twenty messages each
+    keys = [stage.folder / "hostile" / str(i) for i in range(len(KINDS))]
+    with federation.control() as control:
+        for key in keys:
+            control.register(certificates.make_key(key))
+    command = [sys.executable, "-m", "tests.federation_network.parts.hostile", federation.address]
+    command += [str(federation.home / "tls" / "ca.crt"), *map(str, keys)]
+    federation.processes.start("hostile", command, {"PYTHONPATH": os.pathsep.join(sys.path)})
+    everyone = PARTIES + len(KINDS)
+    stage.play(
+        "hostile", parties=everyone, min_parties=PARTIES, rounds=rounds, lr=0.3, batch_size=32, seed=5, **WITHOUT_NOISE
+    )
+    federation.processes.kill("hostile")
+
+    stage.check("hostile")
+    facts, kept = stage.facts("hostile"), stage.server("hostile")
+    names = facts["identity"]["parties"]
+    assert [facts["seats"][name]["accepted"] for name in names] == [rounds] * PARTIES + [0] * len(KINDS)
+    assert not kept["memory"][PARTIES:].any()
+    dropped = [line for line in read_journal(stage.out("hostile") / "events.jsonl") if line["event"] == "dropped"]
+    assert len(dropped) >= 200
+    assert {line["party"] for line in dropped} == set(names[PARTIES:])
+    assert all(line["why"] for line in dropped)
+    assert "print" not in json.dumps(dropped)  # nothing of what was sent is repeated
+
+    # And x is what it would have been had the twenty kept silent.
+    method = normec.NormEC(alpha=0.01, beta=0.1)
+    settings = {"lr": 0.3, "rounds": rounds, "batch_size": 32, "seed": 5, "participation": TheFirst(PARTIES)}
+    run = normec.train(stage.problem(silent=len(KINDS)), method, **settings)
+    torch.testing.assert_close(kept["x"], run.x, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,164 @@
+"""Studies under a guarantee: every method tried alike, kept as they come, and what is measured is what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from normec.errors import UsageError
+from normec.lab.honest import page, studies, trial, tuned, work
+from normec.lab.honest.contenders import CONTENDERS, contender, draw
+from normec.lab.honest.studies import STUDIES, Place, Study
+
+EFFORT = tuned.Effort(2, (0,), (2, 3), rounds=(3, 5))
+WHERE: dict[str, Any] = {"data": "digits", "model": "softmax", "clients": 20}
+TINY = Study("tiny", "softmax regression on digits, 20 clients", WHERE, EFFORT, epsilons=(8.0,), splits=("iid",))
+
+
+def test_the_area_under_the_curve() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 20, (500,), generator=generator).float()  # many ties
+    positive = torch.rand(500, generator=generator) < 0.1 + scores / 40
+    assert trial.area(scores, positive) == pytest.approx(roc_auc_score(positive.numpy(), scores.numpy()))
+    assert math.isnan(trial.area(scores, torch.ones(500, dtype=torch.bool)))
+
+
+def test_every_study_tries_all_methods_alike_under_the_same_guarantee() -> None:
+    for study in STUDIES.values():
+        places = study.cells()
+        assert len(places) == len(set(places)) == len(CONTENDERS) * len(study.epsilons) * len(study.splits)
+        assert set(study.epsilons) == {1.0, 2.0, 4.0, 8.0}
+        assert set(study.splits) == {"iid", "label"}
+        assert not {"unit", "relation", "trust", "delta"} & set(study.settings)  # the defaults: client, zero-out, sum
+    assert {"a9a-100", "a9a-1000", "w8a-100", "w8a-1000", "fashion-mnist-1000"} < set(STUDIES)
+    assert {"cifar10-1000", "cifar10-10000"} < set(STUDIES)
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_settings_are_drawn_within_their_ranges(name: str) -> None:
+    one = contender(name, steps=(0.5, 0.6), plain=(7.0, 8.0), memory=(0.001, 0.002))
+    for number in range(20):
+        found = draw(one, number, (10, 20))
+        assert found == draw(one, number, (10, 20))
+        assert found["rounds"] in (10, 20)
+        low, high = (0.5, 0.6) if one.normalises else (7.0, 8.0)
+        assert low <= found["lr"] <= high
+        if one.remembers:
+            assert 0.001 <= found["tau" if one.method == "clip21" else "beta"] <= 0.002
+
+
+def test_the_best_by_validation_is_tested_with_other_seeds() -> None:
+    found = tuned.cell("DP-SGD, norm", {**WHERE, "split": "iid", "epsilon": 8.0}, EFFORT)
+    chosen = draw(EFFORT.contender("DP-SGD, norm"), max(range(2), key=lambda k: found["tried"][k]), EFFORT.rounds)
+    assert found["chosen"] == chosen
+    where = {**WHERE, "split": "iid", "epsilon": 8.0, **chosen}
+    assert found["accuracies"] == [trial.measure(where, seed, 0.0, "accuracy")["value"] for seed in (2, 3)]
+    assert found["exact_epsilon"] == pytest.approx(8.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"method": "normec", "beta": 0.1, "decay": 0.0}, {"method": "dpsgd-norm"}])
+def test_the_noise_in_the_estimate_is_what_the_guarantee_needs(settings: dict[str, Any]) -> None:
+    """Averaged over seeds: βσ√(kd/n) with error feedback, βσ√(d/n) without."""
+    where = {**WHERE, "epsilon": 8.0, "rounds": 16, "lr": 0.01, **settings}
+    found = [trial.measure(where, seed, 0.0, "accuracy", why=True) for seed in range(3)]
+    beta, gathered = (0.1, 16) if settings["method"] == "normec" else (1.0, 1)
+    wanted = beta * found[0]["sigma"] * math.sqrt(gathered * 650 / 20)
+    assert sum(one["noise"] for one in found) / 3 == pytest.approx(wanted, rel=0.1)
+    assert -1 <= found[0]["cosine"] <= 1
+    assert ("memory_error" in found[0]) == (settings["method"] == "normec")
+
+
+def test_a_run_that_diverges_counts_as_nothing() -> None:
+    found = trial.measure({**WHERE, "method": "clip21", "tau": 0.1, "lr": 1e38, "rounds": 8}, 0, 0.2, "accuracy")
+    assert found["value"] == 0.0
+    assert "diverged" in found
+
+
+def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "seconds"}
+
+
+def test_a_study_stopped_anywhere_goes_on_to_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert work.run([TINY], tmp_path / "whole", device="cpu")
+    left = iter([False] * 6 + [True])  # four runs a cell: stops in the middle of the second
+    monkeypatch.setattr(work, "_study", _stopping(left))
+    assert not work.run([TINY], tmp_path / "parts", limit_seconds=0.0, device="cpu")
+    monkeypatch.undo()
+    assert len(work.read(TINY, tmp_path / "parts")) == 1
+    part = tmp_path / "parts" / "tiny.part.jsonl"
+    assert len(part.read_text().splitlines()) == 6
+    part.write_text(part.read_text() + '{"cell": "iid/8')  # a kill in the middle of a line
+    assert work.run([TINY], tmp_path / "parts", device="cpu")
+    assert not part.exists()
+    whole, parts = work.read(TINY, tmp_path / "whole"), work.read(TINY, tmp_path / "parts")
+    assert list(map(without_seconds, whole)) == list(map(without_seconds, parts))
+    assert [one["method"] for one in whole] == list(CONTENDERS)
+
+
+def _stopping(left: Any) -> Any:
+    real = work._study
+    return lambda study, out, device, report, _: real(study, out, device, report, lambda: next(left))
+
+
+def test_no_time_begins_nothing(tmp_path: Path) -> None:
+    assert not work.run([TINY], tmp_path, limit_seconds=0.0, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_of_another_study_is_refused(tmp_path: Path) -> None:
+    place = TINY.cells()[0]
+    record = {"study": "tiny", "method": place.method, **TINY.where(place), "by": "accuracy", "trials": 2}
+    (tmp_path / "tiny.jsonl").write_text(json.dumps(record) + "\n")
+    assert work.read(TINY, tmp_path) == [record]
+    with pytest.raises(UsageError, match="trials is 2 in the record, 3 in the study"):
+        work.read(replace(TINY, effort=replace(EFFORT, trials=3)), tmp_path)
+    with pytest.raises(UsageError, match="has no cell iid/8/NormEC"):
+        work.read(replace(TINY, epsilons=(4.0,)), tmp_path)
+    (tmp_path / "tiny.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match="no record of tiny"):
+        work.read(TINY, tmp_path)
+
+
+def made(study: str, method: str, epsilon: float, split: str, value: float, spread: float = 0.01) -> work.Record:
+    remembers = CONTENDERS[method].remembers
+    why = {"gradient": 0.5, "estimate": 1.0, "noise": 2.0, "cosine": 0.1} | (
+        {"memory_error": 0.25} if remembers else {}
+    )
+    chosen = {"method": CONTENDERS[method].method, "rounds": 100, "lr": 0.1}
+    place = Place(study, method, epsilon, split)
+    kept = {**STUDIES[study].where(place), "trials": STUDIES[study].effort.trials, "by": STUDIES[study].effort.by}
+    return {"study": study, "method": method, **kept, "chosen": chosen, "accuracy": value, "spread": spread, **why}
+
+
+def test_the_page_says_who_wins_and_what_was_not_run(tmp_path: Path) -> None:
+    values = dict(zip(CONTENDERS, (0.80, 0.81, 0.71, 0.75, 0.60, 0.72), strict=True))
+    records = [made("a9a-100", name, 8.0, "iid", value) for name, value in values.items()]
+    records += [made("a9a-100", "NormEC", 4.0, "iid", 0.9)]  # the only one of its place: nobody has won there
+    work.write(STUDIES["a9a-100"], tmp_path, records)
+    page.write(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "| a9a-100, iid | NormEC, no SN (+1.0) |" in text
+    assert "| NormEC, no SN | not run | not run | not run | **81.0 ± 1.0** |" in text
+    assert "as in the paper, iid**: against the better DP-SGD, ahead in 1 of 1 places" in text
+    assert "forgetting, iid**: against the better DP-SGD, ahead in 0 of 1 places, behind in 0, level" in text
+    assert "| NormEC | iid | 4 | 0.5 | 0.1 |" in text
+    assert "| a9a-100 | 0.2 |" in text  # 2 / √100
+    assert text.count("Not run.") == len(STUDIES) - 1
+    assert len((tmp_path / "honest.csv").read_text().splitlines()) == 8
+    assert page.standing(tmp_path) == f"7 of {sum(len(one.cells()) for one in STUDIES.values())}"
+    assert "NormEC, no SN (+1.0)" in "\n".join(page.summary(tmp_path, Path("honest")))
+    assert "not run yet" in "\n".join(page.summary(tmp_path / "nowhere", Path("honest")))
+
+
+def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="a9a-100"):
+        studies.named(["a9a-10"])
+    assert next(one.name for one in studies.named(["w8a-100", "all"])) == "w8a-100"
+    assert len(studies.named(["w8a-100", "all"])) == len(STUDIES)
