@@ -23,9 +23,9 @@ run: .venv/.ready-run
 test: check
 	$(TEST_ENV) $(BIN)/pytest -n 2
 
-# Each file has a federation of its own, of a dozen processes; two at a time.
+# Each group of tests has federations of its own, of a dozen processes; two groups side by side.
 test-federation: .venv/.ready-test
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/federation_network
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadgroup tests/federation_network
 
 check: .venv/.ready-test
 	$(BIN)/ruff format --check src tests
