@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from normec import Method, Privacy
+from normec import DPSGD, Clip21, Method, NormEC, Privacy, SmoothedNorm
 from normec.federation import party_state
 from normec.federation.account import FILE, read_releases
 from normec.federation.coordinator import Coordinator
@@ -39,6 +39,16 @@ POLICY = Policy(
     trusts=["local", "central"],
     methods=["normec", "clip21", "dpsgd"],
 )
+
+NOISY = Privacy(sigma=0.5, noise="secure", memory="noisy")
+SETTINGS: dict[str, tuple[Method, Privacy | None]] = {
+    "no noise": (NormEC(0.1, 0.5, server_norm=False), None),
+    "noisy memory": (NormEC(0.1, 0.5), NOISY),
+    "noisy memory that forgets": (NormEC(0.1, 0.5, decay=0.1), NOISY),
+    "clean memory": (Clip21(0.5), Privacy(sigma=0.5, noise="secure", memory="clean")),
+    "central": (NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", trust="central")),
+    "no memory": (DPSGD(SmoothedNorm(0.1)), Privacy(sigma=0.5, noise="secure")),
+}
 
 
 class Killed(BaseException):
@@ -209,3 +219,10 @@ class Story:
                 torch.testing.assert_close(own, rows[number], rtol=1e-12 if self.method.decay else 0, atol=0)
             if self.privacy is not None:
                 assert read_releases(self.home(node)).count("story", node) >= len(self.left[node])
+
+
+def settled(folder: Path, name: str = "noisy memory", minimum: int = 1) -> Story:
+    """A federation of one of the `SETTINGS`, in which everyone has a memory."""
+    story = Story(folder, *SETTINGS[name], minimum)
+    story.settle()
+    return story

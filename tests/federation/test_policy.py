@@ -243,6 +243,18 @@ def test_messages_without_noise_are_counted(tmp_path: Path) -> None:
         spending(tmp_path / "nowhere", policy)
 
 
+def test_a_message_made_on_other_terms_is_not_sent_again(tmp_path: Path) -> None:
+    """A party that no longer allows messages without noise does not repeat one to a server that now asks for noise."""
+    clean = asked(
+        Party(tmp_path, Policy(allow_without_noise=True), Quadratic(), node="a"), server(NormEC(0.1, 0.5), None)
+    )
+    assert isinstance(clean, Reply)
+    answer = asked(Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE))
+    assert isinstance(answer, Reply)
+    assert answer.message.tobytes() != clean.message.tobytes()
+    assert read_releases(tmp_path).count() == 1
+
+
 def test_a_damaged_state_is_a_lost_one(tmp_path: Path) -> None:
     party, coordinator = Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE)
     coordinator.receive("a", asked(party, coordinator))

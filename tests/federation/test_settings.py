@@ -12,16 +12,16 @@ from normec.errors import UsageError
 from normec.federation.local import agreeing, app_config
 from normec.federation.policy import load_policy
 from normec.federation.scaffold import app_name, write_app
-from normec.federation.settings import OF_THE_LAB, Settings, read, run_config
-from normec.lab.config import RunConfig
+from normec.federation.settings import NAMES, OF_THE_LAB, read, to_toml
+from normec.lab.config import RunConfig, load
 
 
 def test_the_app_names_every_setting_and_its_settings_are_good(tmp_path: Path) -> None:
     write_app(tmp_path / "My App")
     config = app_config(tmp_path / "My App")
-    assert config.keys() == Settings.model_fields.keys()
+    assert config.keys() == set(NAMES)
     settings = read(config)
-    assert (settings.name, settings.method, settings.trust, settings.least) == ("my-app", "normec", "local", 5)
+    assert (settings.name, settings.run.method, settings.run.trust, settings.least) == ("my-app", "normec", "local", 5)
     load_policy(tmp_path / "My App" / "policy.toml")
 
 
@@ -43,7 +43,8 @@ def test_names_that_flower_takes(folder: str, name: str) -> None:
 
 
 def test_names_are_those_of_any_run() -> None:
-    assert set(OF_THE_LAB) <= RunConfig.model_fields.keys() & Settings.model_fields.keys()
+    assert set(OF_THE_LAB) <= RunConfig.model_fields.keys()
+    assert len(set(NAMES)) == len(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +65,18 @@ def test_mistakes(config: dict[str, object], word: str) -> None:
 
 
 def test_private_by_default_with_noise_at_the_party() -> None:
-    config = run_config(read({"epsilon": 2.0}), "data", "model")
+    config = read({"epsilon": 2.0}).run
     assert (config.private, config.trust, config.noise, config.memory) == (True, "local", "secure", "noisy")
-    assert run_config(read({"trust": "central"}), "data", "model").memory == "clean"
-    assert not run_config(read({"private": False}), "data", "model").private
-    assert read({"batch-size": 4, "epsilon": ""}).batch_size == 4
+    assert read({"trust": "central"}).run.memory == "clean"
+    assert not read({"private": False}).run.private
+    assert read({"batch-size": 4, "epsilon": ""}).run.batch_size == 4
+
+
+def test_a_folder_is_known_by_its_settings(tmp_path: Path) -> None:
+    run = read({"epsilon": 2.0, "lr": 0.1, "parties": 3}).run
+    (tmp_path / "config.toml").write_text(to_toml(run))
+    assert load(tmp_path / "config.toml") == run
+    assert "split" not in to_toml(run)
 
 
 def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
@@ -82,3 +90,12 @@ def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
 def test_other_commands_do_not_load_flower() -> None:
     code = "import sys, normec.cli.app, normec.federation; sys.exit('flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
+
+
+def test_without_flower_the_command_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['flwr'] = None; from normec.cli.app import run; sys.exit(run(['federation', 'local']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], timeout=300, check=False, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "pip install 'normec[federation]'" in ended.stderr

@@ -23,7 +23,7 @@ from normec.federation.account import read_releases
 from normec.federation.local import Asked, Federation, app_config
 from normec.federation.party import forgotten
 from normec.federation.scaffold import write_app
-from normec.federation.settings import read, run_config
+from normec.federation.settings import read
 from normec.history import History
 from normec.lab import methods
 
@@ -153,14 +153,14 @@ class Stage:
         return normec.Problem(task.model(), task.loss, clients + clients[:1] * silent, task.test())
 
     def method(self, config: dict[str, Any], dimension: int) -> normec.Method:
-        settings = read({**app_config(self.folder / "app"), **config})
-        return methods.build(run_config(settings, "", ""), dimension)
+        return methods.build(read({**app_config(self.folder / "app"), **config}).run, dimension)
 
     def check(self, name: str) -> None:
         """What holds after every story: ĝ = mean g_i, memories that agree, accounts that count enough, all rounds."""
         kept, facts = self.server(name), self.facts(name)
         method = self.method(self.config, len(kept["x"]))
-        torch.testing.assert_close(kept["memory"].mean(0), kept["estimate"], rtol=1e-4, atol=1e-6)
+        if self.config.get("trust") != "central":  # there the server's own noise is in ĝ, and in nobody's memory
+            torch.testing.assert_close(kept["memory"].mean(0), kept["estimate"], rtol=1e-4, atol=1e-6)
         assert [row["round"] for row in self.rows(name)] == list(range(len(self.rows(name))))
         assert facts["messages"] == sum(seat["accepted"] for seat in facts["seats"].values())
         for i in range(PARTIES):

@@ -13,7 +13,6 @@ from . import options as o
 
 app = typer.Typer(help="Real parties over Flower, each enforcing its own privacy.", no_args_is_help=True)
 
-PRIVATE_SETTINGS = ("epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory")
 Superlink = Annotated[str, typer.Option(help="HOST:PORT of the server's SuperLink.", show_default=False)]
 Authority = Annotated[Path, typer.Option(help="Certificate of the authority that signed the server's.")]
 
@@ -60,6 +59,8 @@ def local(
     """
     _need_flower()
     from ..federation import local as machine
+    from ..federation.settings import OF_THE_LAB
+    from ..lab.build import PRIVATE_SETTINGS
     from ..lab.config import parse_assignment
     from .progress import watcher
     from .train import show_result
@@ -68,7 +69,7 @@ def local(
     config: dict[str, Any] = {**dict(map(parse_assignment, set_ or []))}
     config |= {name: value for name, value in flags.items() if value is not None}
     if config.get("private") is False:  # the app's own privacy settings mean nothing then
-        config = {**dict.fromkeys(PRIVATE_SETTINGS, ""), **config}
+        config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in OF_THE_LAB), ""), **config}
     asked = machine.Asked(app_, out, parties, config, policy, flower_nodes)
     display = watcher("federation", quiet)
     try:

@@ -11,8 +11,7 @@ accepted, and one for each life that ended, for each may have had a message unde
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ..errors import UsageError
 from ..privacy.accounting import Account, Event
@@ -47,7 +46,7 @@ class Releases:
 
 
 class PartyAccount:
-    """The account, open and locked."""
+    """The account, open and locked until `close`."""
 
     def __init__(self, folder: Path, unit: str, relation: str) -> None:
         try:
@@ -103,14 +102,6 @@ class PartyAccount:
 
     def close(self) -> None:
         self._chain.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_releases(folder: Path) -> Releases:

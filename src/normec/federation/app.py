@@ -10,6 +10,7 @@ Everything about a party's privacy is decided by the party: its folder and its p
 from __future__ import annotations
 
 import fcntl
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.utils.data import Dataset
 from ..atomic import write_atomic
 from ..errors import Diverged, UsageError, at_least
 from ..lab import build, methods, runs
-from ..lab.config import RunConfig, to_toml
+from ..lab.config import RunConfig
 from ..problem import Problem
 from ..run import Plan
 from ..sampling import Everyone
@@ -93,12 +94,12 @@ def server_app(task: Task) -> ServerApp:
 def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     """One run over `grid`, from the start or from where its folder says it stopped."""
     model, test = task.model(), task.test()
-    out, config = Path(settings.out), settings_of_run.run_config(settings, settings.name, type(model).__name__)
+    out, config = Path(settings.out), settings.run.model_copy(update={"model": type(model).__name__})
     _wait_for(out)
     if (out / "config.toml").exists():
         known = runs.held(out, config)
         if known is not None and known.summary["status"] == "finished":
-            print(f"the run in {out} is finished", flush=True)
+            _say(f"the run in {out} is finished")
             return
     x0, evaluate = _start(task, model, test)
     roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
@@ -113,11 +114,12 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         minimum=settings.least,
         evaluate=evaluate,
     )
-    write_atomic(out / "config.toml", to_toml(config))
+    write_atomic(out / "config.toml", settings_of_run.to_toml(config))
     try:
         with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
             serve(coordinator, mailbox, roster, settings.round_seconds, _say)
         runs.write_summary(out, runs.summarise(coordinator.finish(), config))
+        _say(coordinator.stopped or f"finished; the run is in {out}")
     except Diverged as error:
         runs.note(config, out, {"status": "diverged", "round": error.round, "error": str(error)})
         raise
@@ -126,7 +128,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    logging.getLogger("flwr").info(line)  # Flower's log of the run: `flwr run --stream`, `flwr log`
 
 
 def _plan(config: RunConfig) -> Plan:

@@ -78,10 +78,14 @@ class Intake:
         if refusal.reason == "state":
             if not refusal.token:
                 return self.fault(node, "a hello without a token")
-            if refusal.token not in seat.tokens:
-                seat.tokens.append(refusal.token)
+            if refusal.token in seat.tokens:
+                seat.tokens.remove(
+                    refusal.token
+                )  # an earlier life's hello may come last: whoever repeats its own is heard
+            else:
                 self.unsaved = True
-                self._note("hello", node, life=len(seat.tokens))
+                self._note("hello", node, life=len(seat.tokens) + 1)
+            seat.tokens.append(refusal.token)
             self.greeting.add(node)
             return "hello"
         if refusal.round != self._round or node in self.taken:

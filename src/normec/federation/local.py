@@ -26,10 +26,11 @@ from ..lab.config import load
 from . import certificates, superlink
 from .processes import Processes, free_port
 from .scaffold import write_app
-from .settings import Settings, read, run_config
+from .settings import Settings, read
 from .watching import Follower
 
-STARTING = 120.0  # seconds for a SuperLink to answer
+STARTING = 300.0  # seconds for a SuperLink to answer
+ATTEMPTS = 3
 SCRIPTS = Path(sys.executable).parent
 
 
@@ -57,6 +58,7 @@ class Federation:
         self.config = {**asked.config, "out": str(self.out), "parties": asked.parties}
         self.settings = read({**app_config(self.app), **self.config})
         self._tls = certificates.make_server(self.home / "tls")
+        _call_directly("127.0.0.1")
         self.processes = Processes(self.home / "logs", self._environment())
         self.address = ""
         self.nodes: list[int] = []
@@ -73,11 +75,19 @@ class Federation:
 
     def start_superlink(self, patient: Callable[[], None], port: int | None = None, database: bool = False) -> None:
         """Start a SuperLink on a free port, or on `port`, and wait until it answers. `patient` may end the waiting."""
-        tls, chosen = self._tls, port if port is not None else free_port()
-        kept = self.home / "superlink.db" if database else None
-        command = superlink.command(tls.certificate, tls.key, tls.authority, chosen, kept)
+        for attempt in range(ATTEMPTS):  # somebody else may have taken the port meanwhile
+            try:
+                self._start_superlink(patient, free_port() if port is None else port, database)
+                break
+            except ChildProcessError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+
+    def _start_superlink(self, patient: Callable[[], None], port: int, database: bool) -> None:
+        tls, kept = self._tls, self.home / "superlink.db" if database else None
+        command = superlink.command(tls.certificate, tls.key, tls.authority, port, kept)
         self.processes.start("superlink", [str(SCRIPTS / command[0]), *command[1:]])
-        self.address = f"127.0.0.1:{chosen}"
+        self.address = f"127.0.0.1:{port}"
         until = time.monotonic() + STARTING
         with self.control() as control:
             while not control.ready():
@@ -85,7 +95,7 @@ class Federation:
                 self.check(["superlink"])
                 if time.monotonic() > until:
                     raise TimeoutError(f"the SuperLink did not answer within {STARTING:g} s")
-                time.sleep(0.1)
+                time.sleep(0.2)
 
     def register(self) -> None:
         """Every party gets a key and is let in, in the order of its number."""
@@ -152,7 +162,7 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
             raise Interrupted
 
     federation = Federation(asked)
-    config = run_config(federation.settings, federation.settings.name, "")
+    config = federation.settings.run
     if (asked.out / "config.toml").exists():
         model = load(asked.out / "config.toml").model  # known to the app alone
         known = runs.held(asked.out, config.model_copy(update={"model": model}))
@@ -181,6 +191,14 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
     return runs.read(asked.out)
 
 
+def _call_directly(host: str) -> None:
+    """Keep calls to this machine away from a proxy that the environment names; what is started inherits it."""
+    for name in ("NO_PROXY", "no_proxy"):
+        known = [part for part in os.environ.get(name, "").split(",") if part]
+        if host not in known:
+            os.environ[name] = ",".join([*known, host])
+
+
 def app_config(app: Path) -> dict[str, Any]:
     """The settings in an app's pyproject.toml."""
     path = app / "pyproject.toml"
@@ -194,7 +212,7 @@ def app_config(app: Path) -> dict[str, Any]:
 
 def agreeing(settings: Settings) -> dict[str, Any]:
     """A policy under which a party takes part in just this run: for trying out, where all parties are one's own."""
-    config = run_config(settings, settings.name, "")
+    config = settings.run
     policy: dict[str, Any] = {
         "delta": config.delta,
         "unit": config.unit,

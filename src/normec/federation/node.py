@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
 
 
+PULLING = 120.0  # seconds for the parts of a request to arrive
+
+
 def serve(
     app: ClientApp,
     superlink: str,
@@ -38,9 +41,6 @@ def serve(
 
     `patience`: how many seconds to go on trying where the server does not let the party in.
     """
-    from flwr.app import Context, Error, Message, RecordDict
-    from flwr.common.constant import ErrorCode
-    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.fleet_http_connection import http_request_response
 
@@ -51,36 +51,48 @@ def serve(
         _arrived(superlink, trusted, private, key.with_name(key.name + ".node"), patience),
         http_request_response(superlink, False, trusted, (private, private.public_key())) as connection,
     ):
-        node, receive, send, _, _, pull_object, push_object, confirm = connection
-        print(f"node {node} waits for requests from {superlink}", flush=True)
+        print(f"node {connection[0]} waits for requests from {superlink}", flush=True)
         while True:
             try:
-                received = receive()
-                if received is None:
+                if not _exchange(app, connection, dict(node_config), signals):
                     time.sleep(poll_seconds)
-                    continue
-                tree, run = received[1], received[0].metadata.run_id
-                message = pull_and_inflate_object_from_tree(
-                    tree,
-                    partial(pull_object, run),
-                    partial(confirm, run),
-                    return_type=Message,
-                    initial_backoff=0.05,  # the server announces a message before its parts: wait less than Flower does
-                )
-                message.metadata.__dict__["_message_id"] = tree.object_id  # an object's name is not part of it
-                began = time.monotonic()
-                context = Context(run, node, dict(node_config), RecordDict(), run_config={})
-                with signals.later():
-                    try:
-                        reply = app(message, context)
-                    except Exception as error:  # whatever the party's code does, the process goes on
-                        print(f"request {tree.object_id[:12]} failed: {type(error).__name__}: {error}", flush=True)
-                        # What went wrong is the party's business.
-                        fault = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed")
-                        reply = Message(fault, reply_to=message)
-                _push(reply, time.monotonic() - began, send, push_object)
             except RunNotRunningException:
                 time.sleep(poll_seconds)
+            except Exception as error:  # a message that the server, or a network, broke in the middle
+                print(f"an exchange failed: {type(error).__name__}: {error}", flush=True)
+                time.sleep(poll_seconds)
+
+
+def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], signals: _Signals) -> bool:
+    """Answer one request; False where there is none."""
+    from flwr.app import Context, Error, Message, RecordDict
+    from flwr.common.constant import ErrorCode
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+
+    node, receive, send, _, _, pull_object, push_object, confirm = connection
+    received = receive()
+    if received is None:
+        return False
+    tree, run = received[1], received[0].metadata.run_id
+    message = pull_and_inflate_object_from_tree(
+        tree,
+        partial(pull_object, run),
+        partial(confirm, run),
+        return_type=Message,
+        max_time=PULLING,
+        initial_backoff=0.05,  # the server announces a message before its parts: wait less than Flower does
+    )
+    message.metadata.__dict__["_message_id"] = tree.object_id  # an object's name is not part of it
+    began = time.monotonic()
+    with signals.later():
+        try:
+            reply = app(message, Context(run, node, node_config, RecordDict(), run_config={}))
+        except Exception as error:  # whatever the party's code does, the process goes on
+            print(f"request {tree.object_id[:12]} failed: {type(error).__name__}: {error}", flush=True)
+            # What went wrong is the party's business.
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
+    _push(reply, time.monotonic() - began, send, push_object)
+    return True
 
 
 @contextmanager

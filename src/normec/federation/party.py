@@ -1,7 +1,7 @@
 """A party: answers the server's requests under its own policy, with its memory and its account on its own disk.
 
-A round, in order: read the request → the policy → what the server has of this party (`reconcile`) → the gradient → the
-message → pay in the account, synced to the disk → the new state with the noisy message in one atomic step → send.
+A round, in order: read the request → the policy → what the server has of this party (`reconciling`) → the gradient →
+the message → pay in the account, synced to the disk → the new state with the noisy message in one atomic step → send.
 
 - A message that was made is sent again, bit for bit, until the server says that it was accepted or dropped: no second
   payment, no second noise. Only then the memory takes it. So memory and server agree whatever is lost in between.
@@ -19,7 +19,7 @@ import dataclasses
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from ..methods import Method
 from ..privacy.accounting import Event
 from ..privacy.mechanism import facts_of
 from ..privacy.noise import noise_source, privatise
-from ..privacy.release import Release
 from ..privacy.rules import release as released
 from ..privacy.setting import Setting
 from ..streams import Key, Stream
@@ -52,14 +51,6 @@ class _Refused(Exception):  # noqa: N818  (a verdict on its way to the answer)
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.exact)
         self.verdict = verdict
-
-
-@dataclass(frozen=True)
-class _Price:
-    """What one message of this request costs; there is none where the run has no noise."""
-
-    release: Release
-    event: Event
 
 
 class Party:
@@ -113,19 +104,20 @@ class Party:
             return state
         if price is None:
             return self._reply(request, state) if state.pending else self._message(path, request, method, state, None)
-        with PartyAccount(self.folder, self.policy.unit, self.policy.relation) as account:
+        with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
             due = max(state.paid, request.record.accepted + request.record.lost - state.clean)
             sigma = request.privacy.sigma
-            charged = account.recover(request.run, request.node, due, price.event, sigma)
+            charged = account.recover(request.run, request.node, due, price, sigma)
             if charged:
                 self.journal.note("recovered", run=request.run, node=request.node, releases=charged)
             if state.pending is not None:
                 return self._reply(request, state)
-            if not account.affords(price.event, self.policy.budget, self.policy.delta):
+            if not account.affords(price, self.policy.budget, self.policy.delta):
                 raise _Refused(Verdict("budget", f"one more message would pass epsilon = {self.policy.budget:g}"))
             return self._message(path, request, method, state, (account, price))
 
-    def _price(self, request: Request, method: Method) -> _Price | None:
+    def _price(self, request: Request, method: Method) -> Event | None:
+        """What one message costs by the party's own account; None where the run has no noise."""
         privacy = request.privacy.build(self.policy.delta)
         if privacy is None:
             return None
@@ -138,7 +130,7 @@ class Party:
         verdict = self.policy.check_noise(request, release)
         if verdict is not None:
             raise _Refused(verdict)
-        return _Price(release, release.event(request.privacy.sigma))
+        return release.event(request.privacy.sigma)
 
     def _reconciled(self, path: Path, request: Request, method: Method) -> PartyState | Refusal:
         """The state as the server's record leaves it, or a hello."""
@@ -176,7 +168,7 @@ class Party:
         request: Request,
         method: Method,
         state: PartyState,
-        paying: tuple[PartyAccount, _Price] | None,
+        paying: tuple[PartyAccount, Event] | None,
     ) -> Reply:
         """Compute, pay, write down; then the message may leave."""
         x, terms, step = torch.tensor(request.x), request.privacy, state.accepted + 1
@@ -192,7 +184,7 @@ class Party:
         sent = message
         if paying is not None:
             account, price = paying
-            account.pay(request.run, request.node, step, price.event, terms.sigma)
+            account.pay(request.run, request.node, step, price, terms.sigma)
             if terms.trust == "local":
                 source = noise_source(terms.noise, request.plan.seed if terms.noise == "seeded" else None)
                 attempt = account.releases.count(request.run, request.node)  # a payment names its noise once
@@ -206,6 +198,7 @@ class Party:
             clean=state.clean + (paying is None),
             pending=Pending(
                 round=request.round,
+                terms=terms.cover,
                 digest=chained(state.digest, step, sent.numpy()),
                 sent=sent,
                 taken=sent if terms.memory == "noisy" else message,

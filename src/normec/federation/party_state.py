@@ -30,10 +30,12 @@ _PATIENCE = 120.0  # seconds: a request that comes while another is being answer
 class Pending:
     """A message that was made and paid for, and is not known to be accepted.
 
-    `sent` is what leaves; `taken` what the memory takes when it was accepted (the same, or the message without noise).
+    `terms`: what covers it (`PrivacyTerms.cover`). `sent` is what leaves; `taken` what the memory takes once it was
+    accepted (the same, or the message without noise).
     """
 
     round: int
+    terms: str
     digest: str
     sent: Tensor
     taken: Tensor
@@ -76,7 +78,7 @@ def save(path: Path, state: PartyState) -> None:
     if state.memory is not None:
         tensors["memory"] = state.memory
     if state.pending is not None:
-        facts["pending"] = {name: getattr(state.pending, name) for name in ("round", "digest", "loss")}
+        facts["pending"] = {name: getattr(state.pending, name) for name in ("round", "terms", "digest", "loss")}
         tensors["sent"] = state.pending.sent
         if state.pending.taken is not state.pending.sent:
             tensors["taken"] = state.pending.taken

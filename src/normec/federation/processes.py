@@ -84,7 +84,8 @@ class Processes:
         for group in (started[1:], started[:1]):
             _end(group, patience)
         # What is left was started by them and has a session of its own. A process killed here may have just forked.
-        while left := self.marked():
+        until = time.monotonic() + patience
+        while (left := self.marked()) and time.monotonic() < until:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -116,11 +117,22 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody uses now; the system does not hand it out again soon."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on this machine that nobody uses now, if possible one that no outgoing connection is ever given.
+
+    A port of the system's own choice may be taken by any connection before the server that it is meant for binds it,
+    and a client that calls a port nobody listens on may even be given that port and connect to itself.
+    """
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        lowest = 0
+    candidates = [20000 + secrets.randbelow(lowest - 20000) for _ in range(50)] if lowest > 21000 else []
+    for candidate in [*candidates, 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", candidate))
+            port: int = probe.getsockname()[1]
+            return port
+    raise OSError("there is no free port on 127.0.0.1")
 
 
 def _zombie(entry: Path) -> bool:

@@ -36,6 +36,8 @@ def agree(state: PartyState, request: Request, method: Method) -> PartyState | N
     if (record.accepted, record.digest) == (state.accepted, state.digest) and state.since <= request.round:
         if pending is not None and pending.digest == record.dropped:
             return dataclasses.replace(state, pending=None)
+        if pending is not None and pending.terms != request.privacy.cover:
+            return None  # made on other terms, which the policy may no longer allow: it is not sent again
         return state
     if pending is None or (record.accepted, record.digest) != (state.accepted + 1, pending.digest):
         return None

@@ -24,7 +24,7 @@ from .wire import Array, Record
 
 @dataclass
 class Seat:
-    """The server's book about one party; see `wire.Record`. `tokens`: its hellos.
+    """The server's book about one party; see `wire.Record`. `tokens`: its hellos, the last heard last.
 
     `drops`: messages that continued its chain and were dropped all the same; `faults`: all its bad messages.
     """

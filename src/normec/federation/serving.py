@@ -47,7 +47,7 @@ class _Round:
                 look = now + LOOK
                 self._present = self._roster.present()
                 self._ask(now)
-            letter = self._mailbox.next(min(LOOK, 0.2))
+            letter = self._mailbox.next(0.2)
             if letter is not None:
                 self._take(letter, k)
                 continue  # all that is there, before anything is decided

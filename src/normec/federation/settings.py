@@ -7,15 +7,15 @@ value and lets nobody add a key that the app does not have; so an empty string s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..errors import UsageError, nearest
-from ..lab.config import RunConfig
+from ..errors import UsageError, at_least, nearest
+from ..lab.config import RunConfig, make
 from .terms import LATER
 
-# What the settings share with any other run, in the names of lab/config.py.
+# What a federated run has in common with any other, by the names of lab/config.py.
 OF_THE_LAB = (
     *("method", "alpha", "beta", "server_norm", "decay", "tau", "compressor", "k"),
     *("private", "epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory"),
@@ -24,34 +24,9 @@ OF_THE_LAB = (
 
 
 class Settings(BaseModel):
-    """One federated run. Unlike in a simulation the noise is secure and the trust local unless told otherwise."""
+    """What is the federation's own; `run` is what any run has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    method: Literal["normec", "clip21", "ef21", "dpsgd-norm", "dpsgd-clip", "gd"] = "normec"
-    alpha: float | None = None
-    beta: float | None = None
-    server_norm: bool | None = None
-    decay: float | None = None
-    tau: float | None = None
-    compressor: Literal["topk", "randk"] | None = None
-    k: int | None = None
-
-    private: bool = True
-    epsilon: float | None = None
-    delta: float | None = None
-    unit: Literal["client", "record"] | None = None
-    relation: Literal["zero-out", "replace"] | None = None
-    trust: Literal["local", "secure-sum", "central"] | None = None
-    sigma: float | None = None
-    noise: Literal["seeded", "secure", "exact"] | None = None
-    memory: Literal["clean", "noisy"] | None = None
-
-    lr: float | None = None
-    rounds: int | None = Field(default=None, ge=1)
-    batch_size: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    evaluate_every: int | None = Field(default=None, ge=1)
 
     name: str = Field(default="federation", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     out: str = "runs/federation"
@@ -60,6 +35,7 @@ class Settings(BaseModel):
     round_seconds: float = Field(default=600.0, gt=0)
     start_seconds: float = Field(default=600.0, gt=0)
     poll_seconds: float = Field(default=0.5, gt=0)
+    run: RunConfig = RunConfig()
 
     @property
     def least(self) -> int:
@@ -67,18 +43,19 @@ class Settings(BaseModel):
         return self.parties if self.min_parties is None else self.min_parties
 
 
+NAMES = (*(name for name in Settings.model_fields if name != "run"), *OF_THE_LAB)
+
+
 def read(config: Mapping[str, Any]) -> Settings:
     """Checked settings from Flower's run configuration; what is wrong is said in one line."""
-    fields = Settings.model_fields
-    given = {}
+    given: dict[str, Any] = {}
     for key, value in config.items():
         name = key.replace("-", "_")
-        if name not in fields:
-            raise UsageError(f"there is no setting {key!r}{nearest(name, fields)}; settings are {', '.join(fields)}")
+        if name not in NAMES:
+            raise UsageError(f"there is no setting {key!r}{nearest(name, NAMES)}; settings are {', '.join(NAMES)}")
         if value != "":
             given[name] = value
-    if given.get("trust") == "secure-sum":
-        raise UsageError(LATER)
+    lab = {name: given.pop(name) for name in OF_THE_LAB if name in given}
     try:
         settings = Settings.model_validate(given)
     except ValidationError as error:
@@ -86,15 +63,29 @@ def read(config: Mapping[str, Any]) -> Settings:
         raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
     if settings.least > settings.parties:
         raise UsageError(f"min_parties must be at most parties = {settings.parties}, got {settings.least}")
-    return settings
+    run = _run(lab, settings)
+    return settings.model_copy(update={"run": run})
 
 
-def run_config(settings: Settings, data: str, model: str) -> RunConfig:
-    """The settings as those of any other run, for the method, the privacy terms and the run's folder."""
-    known = settings.model_dump(include=set(OF_THE_LAB), exclude_none=True)
-    if settings.private:
-        trust = known.setdefault("trust", "local")
-        known.setdefault("noise", "secure")
+def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
+    """The settings of any run; unlike in a simulation, secure noise and local trust unless told otherwise."""
+    if lab.get("private", True):
+        trust = lab.setdefault("trust", "local")
+        lab.setdefault("noise", "secure")
         # What the server saw is all that the memory is made of: a party that lost its disk gets it back at no cost.
-        known.setdefault("memory", "noisy" if trust == "local" else "clean")
-    return RunConfig(data=data, model=model, clients=settings.parties, **known)
+        lab.setdefault("memory", "noisy" if trust == "local" else "clean")
+    if lab.get("trust") == "secure-sum":
+        raise UsageError(LATER)
+    run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
+    at_least(0, seed=run.seed)
+    for name in ("rounds", "batch_size", "evaluate_every"):
+        if getattr(run, name) is not None:
+            at_least(1, **{name: getattr(run, name)})
+    return run
+
+
+def to_toml(run: RunConfig) -> str:
+    """What the run's folder says of its settings: those that mean something in a federation."""
+    import tomli_w
+
+    return tomli_w.dumps(run.model_dump(include={"data", "model", "clients", *OF_THE_LAB}, exclude_none=True))

@@ -81,10 +81,14 @@ class Control:
         return int(answer.run_id)
 
     def outcome(self, run: int) -> str | None:
-        """None while a run goes on; then "" if it completed, else what Flower says of its end."""
+        """None while a run goes on, or nothing is known; then "" if it completed, else what Flower says of its end."""
+        import httpx
         from flwr.proto.control_pb2 import ListRunsRequest
 
-        status = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        try:
+            status = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        except httpx.TransportError:
+            return None
         if status.status != "finished":
             return None
         return "" if status.sub_status == "completed" else f"{status.sub_status}: {status.details}".strip(": ")

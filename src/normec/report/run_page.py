@@ -240,6 +240,8 @@ def _rerun(view: RunView) -> Html:
     where = shown(view.folder)
     if not view.settings:
         return e("p", "Call normec.train as before; with out= this folder it goes on where it stopped.")
+    if view.identity.get("parties"):
+        return _rerun_federation(where, view.status)
     again = shlex.join(["normec", "train", f"{where}/config.toml", "--out", f"{where}-again"])
     lr = view.identity.get("lr", view.settings.get("lr"))
     on = ["normec", "train", f"{where}/config.toml", "--out", where]
@@ -257,6 +259,16 @@ def _rerun(view: RunView) -> Html:
         join(e("p", "With a step size ten times smaller:"), copyable(shlex.join(smaller), "the gentler command"))
         if smaller
         else None,
+    )
+
+
+def _rerun_federation(where: str, status: str) -> Html:
+    on = copyable(f"flwr run . -c 'out=\"{where}\"'", "the command to go on")
+    return join(
+        e("p", "A federated run is started from its app's folder, with the same settings. In a new folder:"),
+        copyable(f"flwr run . -c 'out=\"{where}-again\"'", "the command"),
+        join(e("p", "To go on where this one stopped:"), on) if status not in ("finished", "training") else None,
+        e("p", "With all parties on one machine: ", e("code", "normec federation local"), "."),
     )
 
 
