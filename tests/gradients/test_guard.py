@@ -14,9 +14,24 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import GD, NormEC, Problem, Run, UsageError, train
+from normec.gradients.guard import too_rough
 
 from ..core.runs import same
 from .cases import BATCH, CLASSES
+
+
+def test_an_engine_may_round_otherwise_but_not_be_wrong_in_a_precision() -> None:
+    """What is asked of a GPU's kernels, on numbers: errors like the loop's pass, a wrong client does not."""
+    draw = torch.Generator().manual_seed(0)
+    exact = torch.randn(3, 1000, generator=draw, dtype=torch.float64)
+    loop = (exact * (1 + 0.01 * torch.randn(3, 1000, generator=draw, dtype=torch.float64))).float()
+    assert too_rough(exact.bfloat16(), loop, exact) is None
+    assert too_rough(loop.flip(0).flip(0), loop, exact) is None
+    wrong = loop.clone()
+    wrong[1] *= 1.2
+    assert "its gradients are off by 20 %" in str(too_rough(wrong, loop, exact))
+    assert too_rough(loop.roll(1, 0), loop, exact) is not None
+    assert too_rough(torch.full_like(loop, torch.nan), loop, exact) is not None
 
 
 class Head(nn.Module):

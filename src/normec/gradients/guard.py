@@ -11,12 +11,14 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..objective import Buffers
+from ..operators import norms
 from ..problem import Problem
 from .engine import Block, Engine
 from .loop import Loop
 
 _LOOKED_AT = 3  # clients whose gradients are compared
 _CLOSE = 1e-6  # of their size, in float64: float32 would blur it, for a rounding moves a ReLU over its kink
+_ROUGHER, _ROUGH = 3.0, 0.02  # times the loop's own error, and as much besides: roundings fall otherwise
 _NO_ROOM = "the device has too little memory for it"
 
 log = logging.getLogger("normec")
@@ -95,7 +97,7 @@ class Guarded:
                 mine = _fitting(fast, point, buffers, round, clients)
                 theirs = _collected(loop, point, buffers, round, clients)
                 if all(bool(torch.isfinite(part).all()) for part in theirs):
-                    return _unlike(mine, theirs)
+                    return _unlike(mine, theirs) or self._rougher(x, buffers, round, clients, loop)
         except UsageError:
             return None  # the problem's own mistake: the run will say it
         except torch.OutOfMemoryError:
@@ -103,6 +105,34 @@ class Guarded:
         except Exception as error:  # whatever a model does that cannot be batched, or not in float64
             return _line(error)
         return None  # a run that diverges at its start is not the engine's fault
+
+    def _rougher(self, x: Tensor, buffers: Buffers, round: int, clients: Tensor, fine: Loop) -> str | None:
+        """Why the engine is not to be trusted in the precision it will run in, or None.
+
+        A GPU's kernels for float32 and half precisions are others than those for float64. They may be as far from the
+        gradients in float64 as the loop is in that precision, and a little more.
+        """
+        if not x.is_cuda:
+            return None
+        at = x.to(self._problem.x0.dtype)
+        exact = _collected(fine, x, buffers, round, clients)[0]
+        own = {
+            name: rows.to(self._problem.x0.dtype) if rows.is_floating_point() else rows
+            for name, rows in buffers.items()
+        }
+        mine = _fitting(self._fast, at, own, round, clients)[0]
+        theirs = _collected(self._reference, at, own, round, clients)[0]
+        return too_rough(mine, theirs, exact)
+
+
+def too_rough(mine: Tensor, theirs: Tensor, exact: Tensor) -> str | None:
+    """Whether `mine` is much farther from the exact gradients, row by row, than `theirs`; why, in words."""
+    scale = norms(exact).clamp_min(1e-30)
+    off, usual = (norms(found.double() - exact) / scale for found in (mine, theirs))
+    if bool((off <= _ROUGHER * usual + _ROUGH).all()):
+        return None
+    most, least = 100 * float(off.max()), 100 * float(usual.max())
+    return f"its gradients are off by {most:.0f} % where the loop's are by {least:.0f} %"
 
 
 def _alike(lengths: Tensor) -> Tensor:
