@@ -43,7 +43,7 @@ class Meeting:
                         silent.discard(rank)
                 time.sleep(0.05)
         except RuntimeError:
-            return RankLost("the rank or agent that keeps the job's store is gone")
+            return RankLost("whoever keeps the job's store is gone: rank 0, or the process that started the ranks")
         if left:
             return RankLost("; ".join(f"rank {rank} ended: {why}" for rank, why in left.items()))
         if not silent:

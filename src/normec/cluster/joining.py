@@ -46,7 +46,7 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
     patience = timedelta(seconds=max(timeout, DEFAULT_TIMEOUT))  # hosts start at their own pace
     try:
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience)))
-        # An agent may keep its store over restarts, with the addresses of ranks that are gone.
+        # torchrun may keep its store over restarts, with the addresses of ranks that are gone.
         store = dist.PrefixStore(f"life-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
