@@ -20,6 +20,8 @@ from .cases import data
 from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, RANKS, ROUNDS, SEED, model
 from .torchrun import torchrun
 
+pytestmark = pytest.mark.xdist_group("ranks")  # see test_trajectories
+
 N = RANKS * HOSTED
 
 
