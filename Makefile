@@ -21,11 +21,11 @@ run: .venv/.ready-run
 		normec normec:server_norm=false clip21 ef21 dpsgd-norm dpsgd-clip gd
 
 test: check
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadgroup
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile
 
-# Each group of tests has federations of its own, of a dozen processes; two groups side by side.
+# Each file of tests has federations of its own, of a dozen processes; two files side by side.
 test-federation: .venv/.ready-test
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadgroup tests/federation_network
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/federation_network
 
 check: .venv/.ready-test
 	$(BIN)/ruff format --check src tests

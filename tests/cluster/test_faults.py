@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 from ..cli.command import contents, normec, start
 from .torchrun import ENVIRONMENT, command
 
-pytestmark = pytest.mark.xdist_group("ranks")  # see test_trajectories
-
 RUN = ["train", "--rounds", "150", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
 TWO = [*RUN, "--processes", "2"]
 

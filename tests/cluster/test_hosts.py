@@ -14,8 +14,6 @@ import torch
 
 from .torchrun import ENVIRONMENT, ROOT, torchrun
 
-pytestmark = pytest.mark.xdist_group("ranks")  # see test_trajectories
-
 
 def test_the_example_learns_and_saves_one_state_a_rank(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "torchrun_cifar.py")

@@ -20,8 +20,6 @@ from .cases import data
 from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, RANKS, ROUNDS, SEED, model
 from .torchrun import torchrun
 
-pytestmark = pytest.mark.xdist_group("ranks")  # see test_trajectories
-
 N = RANKS * HOSTED
 
 

@@ -15,8 +15,6 @@ from normec import NormEC, Run
 from .cases import CASES, Case
 from .torchrun import torchrun
 
-pytestmark = pytest.mark.xdist_group("ranks")  # all on one test process: their ranks would crowd one another
-
 
 @cache
 def alone(name: str) -> Run:

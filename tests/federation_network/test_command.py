@@ -13,8 +13,6 @@ import pytest
 
 from .stage import PATIENCE, wait_for
 
-pytestmark = pytest.mark.xdist_group("machine")
-
 COMMAND = [sys.executable, "-m", "normec", "federation", "local", "--parties", "2", "--quiet", "--json"]
 
 

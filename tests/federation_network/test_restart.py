@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 import normec
@@ -12,8 +11,6 @@ import normec
 from .stage import WITHOUT_NOISE, Stage, wait_for
 
 ROUNDS = 4
-
-pytestmark = pytest.mark.xdist_group("machine")
 
 
 def test_a_superlink_killed_and_restarted_changes_nothing(tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ from .stage import PARTIES, WITHOUT_NOISE, Stage, wait_for
 
 ROUNDS = 4
 
-pytestmark = pytest.mark.xdist_group("stage")
-
 
 @dataclass(frozen=True)
 class TheFirst:
