@@ -21,7 +21,7 @@ run: .venv/.ready-run
 		normec normec:server_norm=false clip21 ef21 dpsgd-norm dpsgd-clip gd
 
 test: check
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile
+	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Each file of tests has federations of its own, of a dozen processes; two files side by side.
 test-federation: .venv/.ready-test
