@@ -14,7 +14,7 @@ from .gradients import Block
 from .operators import norms
 from .world import Alone, World
 
-_ROUNDING = 1e-3  # relative: what arithmetic may add to a message's length
+ROUNDING = 1e-3  # relative: what arithmetic may add to a message's length
 
 
 class Meter:
@@ -95,7 +95,7 @@ class Faults:
     def note_lengths(self, block: Block, lengths: Tensor, bound: float, round: int) -> None:
         """‖m_i‖ ``[c, 1]`` of the block's messages, which the operator promised to keep within `bound`."""
         if math.isfinite(bound):
-            self._note(self._long, block, ~(lengths[:, 0] > bound * (1 + _ROUNDING)), round)
+            self._note(self._long, block, ~(lengths[:, 0] > bound * (1 + ROUNDING)), round)
 
     def note_sum(self, total: Tensor, round: int) -> None:
         # One finite number iff every entry is (or their sum overflows, which is no better).

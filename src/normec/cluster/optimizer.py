@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import Diverged, UsageError, at_least, non_negative
+from ..measure import ROUNDING
 from ..methods import Method
 from ..operators import norms
 from ..privacy.statement import Privacy
@@ -34,7 +35,6 @@ from .ranks import Ranks
 
 FORMAT = 1
 _BROKEN = 2**61  # in a sum of whole numbers, which has no NaN: far above any sum of messages and noise
-_ROUNDING = 1e-3
 
 
 class ClientOptimizer(Optimizer):
@@ -142,7 +142,7 @@ class ClientOptimizer(Optimizer):
         if not bool(finite.all()):
             return f"the gradient of client {int(self._clients[int((~finite).nonzero()[0])])} is missing or not finite"
         longest = float(lengths.max())
-        if longest > bound * (1 + _ROUNDING):
+        if longest > bound * (1 + ROUNDING):
             whose = int(self._clients[int(lengths.argmax())])
             return f"the message of client {whose} has norm {longest:.6g}, past its operator's bound {bound:g}"
         return None

@@ -71,7 +71,7 @@ class Noise:
         if round >= self._rounds:
             raise UsageError(f"the noise was calibrated for {self._rounds} rounds; plan more of them from the start")
         if not self._opened:
-            self._world.first(lambda: self._open())
+            self._world.first(self._open)
             self._opened = True
         refused = self._payments.pay(round)
         if refused is not None:
