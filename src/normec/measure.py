@@ -78,7 +78,8 @@ class Meter:
 class Faults:
     """The first round in which a client's loss, or the sum of messages, was not finite, or a message past its bound.
 
-    Kept on the device so that noting it costs no wait; `check` looks, and raises `Diverged`.
+    Kept on the device, always in the same place, so that noting it costs no wait and can be recorded (`round` is then a
+    number on the device); `check` looks, and raises `Diverged`.
     """
 
     def __init__(self, clients: range, device: torch.device) -> None:
@@ -89,17 +90,17 @@ class Faults:
         self._long = torch.full((len(clients),), self._never, device=device)
         self._sum = torch.full((), self._never, device=device)
 
-    def note_losses(self, block: Block, round: int) -> None:
+    def note_losses(self, block: Block, round: int | Tensor) -> None:
         self._note(self._loss, block, torch.isfinite(block.losses), round)
 
-    def note_lengths(self, block: Block, lengths: Tensor, bound: float, round: int) -> None:
+    def note_lengths(self, block: Block, lengths: Tensor, bound: float, round: int | Tensor) -> None:
         """‖m_i‖ ``[c, 1]`` of the block's messages, which the operator promised to keep within `bound`."""
         if math.isfinite(bound):
             self._note(self._long, block, ~(lengths[:, 0] > bound * (1 + ROUNDING)), round)
 
-    def note_sum(self, total: Tensor, round: int) -> None:
+    def note_sum(self, total: Tensor, round: int | Tensor) -> None:
         # One finite number iff every entry is (or their sum overflows, which is no better).
-        self._sum = torch.where(torch.isfinite(total.sum()), self._sum, self._sum.clamp(max=round))
+        self._sum.copy_(torch.where(torch.isfinite(total.sum()), self._sum, self._sum.clamp(max=round)))
 
     @property
     def broken(self) -> Tensor:
@@ -138,6 +139,6 @@ class Faults:
         return None
 
     @staticmethod
-    def _note(noted: Tensor, block: Block, good: Tensor, round: int) -> None:
+    def _note(noted: Tensor, block: Block, good: Tensor, round: int | Tensor) -> None:
         seen = noted[block.rows]
         noted[block.rows] = torch.where(good, seen, seen.clamp(max=round))

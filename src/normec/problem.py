@@ -26,6 +26,8 @@ from .errors import UsageError
 from .functions import FunctionProblem
 from .objective import Buffers
 
+_LOOKED_AT = 1000  # records evaluated at once
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -124,7 +126,7 @@ class Problem:
         }
 
     @torch.no_grad()
-    def evaluate(self, x: Tensor, buffers: Buffers, batch_size: int = 1000) -> dict[str, float]:
+    def evaluate(self, x: Tensor, buffers: Buffers) -> dict[str, float]:
         """Loss and accuracy on the test and validation sets, with the clients' averaged buffers."""
         shared, found = averaged(buffers), {}
         self.model.eval()
@@ -133,13 +135,18 @@ class Problem:
             ("validation_loss", self.validation, "validation_accuracy"),
         ):
             if held is not None:
-                found[name], right = self._score(held, x, shared, batch_size)
+                found[name], right = self._score(held, x, shared)
                 if right is not None:
                     found[accuracy] = right
         return found
 
-    def _score(self, held: records.Records, x: Tensor, buffers: Buffers, batch_size: int) -> tuple[float, float | None]:
+    def _score(self, held: records.Records, x: Tensor, buffers: Buffers) -> tuple[float, float | None]:
         count = int(held.sizes[0])
+        batch_size = _LOOKED_AT
+        if x.is_cuda:  # small images: few large batches, for launching them is what takes time
+            first, _ = held.batch(0, torch.zeros(1, dtype=torch.int64, device=x.device))
+            if first.ndim == 4:
+                batch_size = max(_LOOKED_AT, min(5 * _LOOKED_AT, 2**24 // first.numel()))
         total, right = (
             x.new_zeros((), dtype=torch.float64),
             torch.zeros((), dtype=torch.int64, device=x.device),

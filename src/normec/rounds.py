@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import gradients, start, update
 from .callbacks import Callback
+from .closing import Closing
 from .errors import Diverged
 from .history import Row
 from .interrupt import Interrupt
@@ -76,6 +77,8 @@ class Rounds:
         self.watch = Stopwatch()
         self.payments = Payments(mechanism, world, problem.initial_buffers()) if mechanism is not None else None
         self.sending = Sending(method, plan.seed, mechanism, self.faults, self._released)
+        able = self.sending.fused and world.size == 1
+        self.closing = Closing(method, plan, problem, mechanism, self.faults, able)
         self.begun = False
         self.faulty = self.stopping = False  # what the ranks said in the last round
         self.asked: Callable[[], bool] = lambda: False
@@ -182,36 +185,50 @@ class Rounds:
         if self.observer.due(k):
             with self.watch.timed("evaluation"):
                 row, meter = self.observer.observe(state, drawn), Meter(state.x)
-        total = torch.zeros_like(state.x)
+        count = n if drawn is None else len(drawn)
+        total: Tensor | None = None
+        closed = False
         for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn)):
             with self.watch.timed("update"):
+                closed = row is None and self.begun and self.closing.takes(state, block, count)
+                if closed:
+                    reason = self._released(state)
+                    if reason:
+                        return reason
+                    self.closing.close(state, block)
+                    continue
                 if meter is not None:
                     meter.add(block)
                 self.faults.note_losses(block, k)
                 sent = self.sending.block(state, block, meter)
                 if isinstance(sent, str):
                     return sent
-                total += sent
+                total = sent if total is None else total + sent
+        if closed:
+            return self._count(state, count)
         reason = self._released(state)  # noise leaves even where nobody was drawn
         if reason:
             return reason
         if method.decay and drawn is not None:
             seed = derive_seed(self.plan.seed, "forgetting", k)
             update.forget(method, state.memory, self._places(drawn), seed)
-        total = self._whole(total, k, looked_at=row is not None)
+        total = self._whole(torch.zeros_like(state.x) if total is None else total, k, looked_at=row is not None)
         if (row is not None or self._on_host) and (self.world.size == 1 or self.faulty):
             self._check(state)
-        count = n if drawn is None else len(drawn)
         if count:
             self._begin(state)
         if row is not None and meter is not None:
             self.observer.record(row, meter, drawn, self.begun)
         with self.watch.timed("update"):
-            direction, state.estimate = method.server_step(total / n, state.estimate)
+            direction, estimate = method.server_step(total / n, state.estimate)
             state.x -= self.plan.step_size(k) * direction
-        state.messages += count
+            state.estimate = estimate if self._on_host else state.estimate.copy_(estimate)  # recordings know its place
+        return self._count(state, count)
+
+    @staticmethod
+    def _count(state: State, messages: int) -> None:
+        state.messages += messages
         state.round += 1
-        return None
 
     def _whole(self, total: Tensor, k: int, looked_at: bool) -> Tensor:
         """Σ of all clients' messages, noise included, from the sum over those that live here.

@@ -38,14 +38,14 @@ class Sending:
         self._sparse = not math.isfinite(method.operator.bound)
         scales = method.operator.scale(torch.ones(1)) is not None
         # Messages that are scaled differences need never be written out, where nobody looks at single ones.
-        self._fused = scales and (mechanism is None or mechanism.takes_sums)
+        self.fused = scales and (mechanism is None or mechanism.takes_sums)
 
     def block(self, state: State, block: Block, meter: Meter | None) -> Tensor | str:
         """What the block adds to the round's sum, or the reason why the round cannot be made.
 
         Uses up the block's gradients; changes its clients' memories.
         """
-        return self._scaled(state, block, meter) if self._fused else self._by_messages(state, block, meter)
+        return self._scaled(state, block, meter) if self.fused else self._by_messages(state, block, meter)
 
     def _scaled(self, state: State, block: Block, meter: Meter | None) -> Tensor | str:
         reason = self._released(state)

@@ -24,11 +24,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import Callback, Clip21, FixedSize, NormEC, Privacy, Problem, Run, models, train, update
+from normec import (
+    Callback,
+    Clip21,
+    FixedSize,
+    Method,
+    NormEC,
+    Privacy,
+    Problem,
+    Run,
+    SmoothedNorm,
+    models,
+    train,
+    update,
+)
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients import Block
 from normec.gradients.precision import products
 
+from ..core import closing_checks
 from ..core.runs import StopAt, same
 from . import engine_checks, kernel_checks
 from .cases import BATCH, METHODS, engines, problem
@@ -92,6 +106,25 @@ def check_graphs() -> None:
     for name in ("resnet20", "resnet20-gn", "augmented pixels", "text", "penalty"):
         for sampled in (False, True):
             replay(name, sampled)
+
+
+def check_closing() -> None:
+    """The rest of a round replayed is the rest of a round; and where an operator waits, it is not recorded."""
+    for name in closing_checks.CASES:
+        closing_checks.compare(name, DEVICE)
+    closing_checks.compare("normec", DEVICE, "batchnorm")
+    closing_checks.check_blame(DEVICE)
+
+    class Waits(SmoothedNorm):
+        def scale(self, norm: Tensor) -> Tensor:
+            return super().scale(norm) * (1.0 if float(norm.max()) < 1e30 else 0.5)
+
+    of = problem("norms", DEVICE, torch.float32, EQUAL_SIZES)
+    options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "batch_size": BATCH, "engine": "shared", **QUIET}
+    with lines() as said:
+        waiting = train(of, Method("waits", Waits(0.1), 0.3), **options)
+    assert said == ["no CUDA graph for the update: it waits for the device"], said
+    assert torch.equal(waiting.x, train(of, Method("plain", SmoothedNorm(0.1), 0.3), **options).x)
 
 
 class NoWaiting(Callback):
@@ -263,6 +296,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
     for check in (
         check_graphs,
+        check_closing,
         check_no_hidden_sync,
         check_no_hidden_sync_in_the_batched_engine,
         check_reruns,

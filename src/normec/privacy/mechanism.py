@@ -177,8 +177,12 @@ class Mechanism:
             scale = math.sqrt(share) * sigma / grid_step(sigma)
             noise = torch.from_numpy(self._source.integers(len(sums), scale))
             return (noise if self._sum is None else self._sum.cpu() + noise).to(sums.device)
-        noise = share * self._draw(sums, sigma, "sum")
+        noise = share * self.noise_of_sum(sums)
         return sums + noise if self._sum is None else self._sum + noise
+
+    def noise_of_sum(self, like: Tensor) -> Tensor:
+        """All clients' noise of the round that was paid for last, where only their sum is seen, off the grid."""
+        return self._draw(like, self.release.sum_sigma(self.sigma), "sum")
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
         """The sum over all processes of what left them, as numbers of `like`'s type."""

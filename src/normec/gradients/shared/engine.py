@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -49,6 +49,7 @@ class Shared:
         self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] // values))
         # Where cross entropy leaves out records (targets of −100), it divides by those that are left.
         self._plain = problem.loss in (F.cross_entropy, binary_loss) and not bool((records.targets == -100).any())
+        self._everyone: tuple[Tensor, ...] | None = None
         self._seen = False  # whether the model was seen to run without looking at values
         self._grads = torch.empty(0, 0)
         self._graphs = Graphs() if device.type == "cuda" else None
@@ -62,19 +63,28 @@ class Shared:
         self._grads, self._graphs = torch.empty(0, 0), (Graphs() if self._graphs is not None else None)
         self._sink.clear()
         self._block //= 2
+        self._everyone = None
         return self._block > 0
 
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
     ) -> Iterator[Block]:
-        everyone = torch.arange(self._problem.clients) if clients is None else clients
-        if not len(everyone):
-            return
-        for group in self._feed.groups(everyone, self._block, full=full):
+        for group in self._groups(clients, full):
             numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
             block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
             losses = self._run(x, buffers, block, numbers, uniforms)
             yield Block(block.clients, block.grads, losses, block.rows)
+
+    def _groups(self, clients: Tensor | None, full: bool) -> Sequence[Tensor]:
+        """The blocks' clients; those of a round in which everyone takes part are found once."""
+        if clients is not None and not len(clients):
+            return ()
+        if clients is not None or full:
+            chosen = torch.arange(self._problem.clients) if clients is None else clients
+            return tuple(self._feed.groups(chosen, self._block, full=full))
+        if self._everyone is None:
+            self._everyone = tuple(self._feed.groups(torch.arange(self._problem.clients), self._block, full=False))
+        return self._everyone
 
     def _room(self, x: Tensor, count: int) -> Tensor:
         if len(self._grads) < count or self._grads.dtype != x.dtype:

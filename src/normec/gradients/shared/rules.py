@@ -190,7 +190,7 @@ def _batch_norm(
     running = None
     if module.track_running_stats:
         running = (sink.buffers[name + "running_mean"], sink.buffers[name + "running_var"])
-        sink.buffers[name + "num_batches_tracked"] += 1
+        sink.passed(name + "num_batches_tracked")
     weight, bias = _values(module, slots, "weight", "bias")
     where = (slots.get("weight"), slots.get("bias"))
     momentum = module.momentum if running is not None else 0.0

@@ -7,6 +7,7 @@ it: rules read `Slot.value` and write `Slot.rows`, straight into place.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,10 +29,12 @@ class Sink:
     buffers: Buffers = field(default_factory=dict)  # the block's rows
     slots: list[Slot] = field(default_factory=list)
     packing: Packing = field(default_factory=Packing)
+    counts: Counter[str] = field(default_factory=Counter)  # what is to be added to buffers that count passes
 
     def fill(self, x: Tensor, grads: Tensor, buffers: Buffers) -> None:
         """Make ready for a forward pass at `x` whose backward pass fills `grads`."""
         self.x, self.grads, self.buffers, self.clients = x.detach(), grads, buffers, len(grads)
+        self.counts.clear()
         self.packing.forget()
         for slot in self.slots:
             slot.written = False
@@ -40,8 +43,14 @@ class Sink:
         """A convolution's weights as its kernel wants them."""
         return self.packing.weights(self.x, dtype, slot.start, tiles)
 
+    def passed(self, counter: str) -> None:
+        """One more batch for a buffer that counts them; all are told at once, when the pass is over."""
+        self.counts[counter] += 1
+
     def finish(self) -> None:
         """A parameter that took no part has gradient zero; nothing of the block is kept alive."""
+        for times in set(self.counts.values()):
+            torch._foreach_add_([self.buffers[name] for name, count in self.counts.items() if count == times], times)
         for slot in self.slots:
             if not slot.written:
                 slot.rows.zero_()
@@ -49,6 +58,7 @@ class Sink:
 
     def clear(self) -> None:
         self.x, self.grads, self.buffers = torch.empty(0), torch.empty(0, 0), {}
+        self.counts.clear()
         self.packing.forget()
 
 
