@@ -126,8 +126,11 @@ class Problem:
         }
 
     @torch.no_grad()
-    def evaluate(self, x: Tensor, buffers: Buffers) -> dict[str, float]:
-        """Loss and accuracy on the test and validation sets, with the clients' averaged buffers."""
+    def evaluate(self, x: Tensor, buffers: Buffers, batch_size: int | None = None) -> dict[str, float]:
+        """Loss and accuracy on the test and validation sets, with the clients' averaged buffers.
+
+        `batch_size`: records at a time; by default as many as suit the device.
+        """
         shared, found = averaged(buffers), {}
         self.model.eval()
         for name, held, accuracy in (
@@ -135,18 +138,23 @@ class Problem:
             ("validation_loss", self.validation, "validation_accuracy"),
         ):
             if held is not None:
-                found[name], right = self._score(held, x, shared)
+                size = batch_size or self._suiting(held, x.device)
+                found[name], right = self._score(held, x, shared, size)
                 if right is not None:
                     found[accuracy] = right
         return found
 
-    def _score(self, held: records.Records, x: Tensor, buffers: Buffers) -> tuple[float, float | None]:
-        count = int(held.sizes[0])
-        batch_size = _LOOKED_AT
-        if x.is_cuda:  # small images: few large batches, for launching them is what takes time
-            first, _ = held.batch(0, torch.zeros(1, dtype=torch.int64, device=x.device))
+    @staticmethod
+    def _suiting(held: records.Records, device: torch.device) -> int:
+        """How many records to evaluate at once: of small images on a GPU many, for launching is what takes time."""
+        if device.type == "cuda":
+            first, _ = held.batch(0, torch.zeros(1, dtype=torch.int64, device=device))
             if first.ndim == 4:
-                batch_size = max(_LOOKED_AT, min(5 * _LOOKED_AT, 2**24 // first.numel()))
+                return max(_LOOKED_AT, min(5 * _LOOKED_AT, 2**24 // first.numel()))
+        return _LOOKED_AT
+
+    def _score(self, held: records.Records, x: Tensor, buffers: Buffers, batch_size: int) -> tuple[float, float | None]:
+        count = int(held.sizes[0])
         total, right = (
             x.new_zeros((), dtype=torch.float64),
             torch.zeros((), dtype=torch.int64, device=x.device),

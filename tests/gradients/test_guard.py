@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from normec import GD, NormEC, Problem, Run, UsageError, train
 from normec.gradients.guard import too_rough
 
-from ..core.runs import same
+from ..core.runs import alike
 from .cases import BATCH, CLASSES
 
 
@@ -189,7 +189,7 @@ def test_the_shared_pass_gives_way_with_one_line(name: str, caplog: pytest.LogCa
     assert MODELS[name][1] in line
     assert "\n" not in line
     assert run.engine == "loop"
-    same(run, by_the_loop(name))
+    alike(run, by_the_loop(name))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -199,7 +199,7 @@ def test_the_batched_engine_gives_way_or_is_right(name: str, caplog: pytest.LogC
         (line,) = lines(caplog)
         assert line.startswith("engine batched is not used, the loop is: ")
         assert BATCHED[name] in line
-        same(run, loop)
+        alike(run, loop)
     else:
         assert run.engine == "batched"
         assert lines(caplog) == []
@@ -222,7 +222,7 @@ def test_mixed_records_are_found_where_the_first_clients_differ_in_size(caplog: 
         for engine in ("shared", "loop")
     ]
     assert len(lines(caplog)) == 1
-    same(*runs)
+    alike(*runs)
 
 
 def test_a_model_that_fits_is_silent(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from normec.gradients import choose
 from normec.gradients.shared import Shared
 from normec.sampling import Batches
 
-from ..core.runs import same
+from ..core.runs import alike
 from .cases import BATCH, apart, everything, problem
 from .test_engines import close
 from .test_guard import lines
@@ -64,7 +64,7 @@ def test_without_room_for_one_client_the_loop_takes_over(
     narrow(monkeypatch, 0)
     run = train(problem("batch norms"), GD(), engine="shared", **options)
     assert lines(caplog) == ["engine shared is not used, the loop is: the device has too little memory for it"]
-    same(run, loop)
+    alike(run, loop)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("cannot\nbe done")])
