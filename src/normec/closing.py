@@ -63,7 +63,7 @@ class Closing:
             self._lr.fill_(now[1])
         moving = [] if isinstance(block.rows, slice) else [block.rows]
         if self._mechanism is not None:
-            moving.append(self._mechanism.noise_of_sum(state.x))
+            moving.append(self._mechanism.noise_of_sum(state.x, len(block.clients)))
 
         def compute(*inputs: Tensor) -> None:
             rows = block.rows if isinstance(block.rows, slice) else inputs[0]

@@ -1,4 +1,4 @@
-"""Several runs on one GPU at once: each on a stream of its own, one round each in turn.
+"""Runs that are generators, taken to their ends: one, or several on a GPU, each on a stream of its own, in turns.
 
 A run's round is hundreds of small kernels that leave most of a large GPU idle; another run's kernels fill it. The host
 only launches, and never waits for one run while another could go on.
@@ -7,11 +7,20 @@ only launches, and never waits for one run while another could go on.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
 Result = TypeVar("Result")
+
+
+def finished(run: Generator[None, None, Result]) -> Result:
+    """What one generator returns when it has been taken to its end."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return cast(Result, end.value)
 
 
 def together(runs: Sequence[Generator[None, None, Result]], device: torch.device) -> list[Result | Exception]:

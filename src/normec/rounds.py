@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from . import gradients, start, update
 from .callbacks import Callback
 from .closing import Closing
 from .errors import Diverged
+from .fleet import finished
 from .history import Row
 from .interrupt import Interrupt
 from .measure import Faults, Meter
@@ -34,17 +35,6 @@ from .world import Alone, World
 
 if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
-
-Result = TypeVar("Result")
-
-
-def finished(steps: Generator[None, None, Result]) -> Result:
-    """What a generator returns when it has been taken to its end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return cast(Result, end.value)
 
 
 class Rounds:
@@ -212,7 +202,8 @@ class Rounds:
         if method.decay and drawn is not None:
             seed = derive_seed(self.plan.seed, "forgetting", k)
             update.forget(method, state.memory, self._places(drawn), seed)
-        total = self._whole(torch.zeros_like(state.x) if total is None else total, k, looked_at=row is not None)
+        total = torch.zeros_like(state.x) if total is None else total
+        total = self._whole(total, k, count, looked_at=row is not None)
         if (row is not None or self._on_host) and (self.world.size == 1 or self.faulty):
             self._check(state)
         if count:
@@ -230,13 +221,14 @@ class Rounds:
         state.messages += messages
         state.round += 1
 
-    def _whole(self, total: Tensor, k: int, looked_at: bool) -> Tensor:
-        """Σ of all clients' messages, noise included, from the sum over those that live here.
+    def _whole(self, total: Tensor, k: int, count: int, looked_at: bool) -> Tensor:
+        """Σ of all `count` clients' messages, noise included, from the sum over those that live here.
 
         Ranks say in the same breath whether anything here is broken, and whether somebody wants to stop.
         """
         if self.mechanism is not None:
-            total = self.mechanism.outgoing(total, len(self.own) / self.problem.clients)
+            share, summed = len(self.own) / self.problem.clients, count if self.sending.fused else 0
+            total = self.mechanism.outgoing(total, share, summed)
         self.faults.note_sum(total, k)
         if self.world.size == 1:
             return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "drawn": (NormEC(0.1, 0.3), {"participation": FixedSize(3)}),
     "drawn, forgetting": (NormEC(0.1, 0.3, decay=0.1), {"participation": FixedSize(3)}),
     "private": (NormEC(0.1, 0.3), {"privacy": PRIVATE}),
+    "private, local": (Clip21(0.5), {"privacy": replace(PRIVATE, trust="local"), "participation": FixedSize(3)}),
 }
 ABLE = {name for name in CASES if name != "drawn, forgetting"}
 

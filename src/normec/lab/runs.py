@@ -23,11 +23,11 @@ from .. import __version__, data
 from ..atomic import write_atomic
 from ..callbacks import Callback
 from ..errors import Diverged, UsageError
+from ..fleet import finished
 from ..history import History
 from ..interrupt import Interrupt
 from ..problem import Problem
 from ..report import page
-from ..rounds import finished
 from ..run import Run
 from ..training import prepare, ready
 from ..world import Alone, World

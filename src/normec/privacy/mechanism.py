@@ -2,12 +2,13 @@
 
     mechanism.pay(k)                      raises `BudgetSpent`; nothing of round k may leave before
     sent = mechanism.send(messages, …)    what the memory may take: the message itself, or what was sent
-    mechanism.outgoing(sums, share)       what leaves this process: its part of the sum, with its part of the noise
+    mechanism.outgoing(sums, share, m)    what leaves this process: its part of the sum, with its part of the noise
     mechanism.received(whole)             the sum the server sees
 
 Under "local" trust every message gets its own noise, drawn for its client, so that it does not matter where the
 client lives. Where only the sum is seen, one draw of variance nσ² stands for the n clients' draws: the same
-distribution at a fraction of the cost. Where the clients are spread over processes, each draws for its own before
+distribution at a fraction of the cost. So it does in simulations of local trust, unless memories take the noise: nobody
+is there to look at single messages. Where the clients are spread over processes, each draws for its own before
 anything leaves it; seeded noise is one vector that all of them know, and each adds its share of.
 """
 
@@ -92,8 +93,8 @@ class Mechanism:
 
     @property
     def takes_sums(self) -> bool:
-        """Whether messages need not be seen one by one: only their sum leaves, with noise of any real value."""
-        return self.privacy.trust != "local" and not isinstance(self._source, GridNoise)
+        """Whether messages need not be seen one by one: only their sum counts, with noise of any real value."""
+        return not isinstance(self._source, GridNoise) and (self.privacy.trust != "local" or not self.keeps_noise)
 
     @property
     def simulated(self) -> bool:
@@ -165,24 +166,27 @@ class Mechanism:
         self._add(sent.sum(0))
         return sent if self.keeps_noise else messages
 
-    def outgoing(self, sums: Tensor, share: float = 1.0) -> Tensor:
+    def outgoing(self, sums: Tensor, share: float = 1.0, messages: int = 0) -> Tensor:
         """Σ of what clients here send in the round that was paid for last; `sums`: Σ of messages not passed to `send`.
 
-        `share`: of all clients, those that live here; their part of the variance is added. On the grid: integers.
+        `share`: of all clients, those that live here; their part of the variance is added. `messages`: how many were
+        not passed to `send`, in all processes; for local trust. On the grid: integers.
         """
         sigma = self.release.sum_sigma(self.sigma)
-        if self.privacy.trust == "local":
+        if self.privacy.trust == "local" and not messages:
             return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise):
             scale = math.sqrt(share) * sigma / grid_step(sigma)
             noise = torch.from_numpy(self._source.integers(len(sums), scale))
             return (noise if self._sum is None else self._sum.cpu() + noise).to(sums.device)
-        noise = share * self.noise_of_sum(sums)
+        noise = share * self.noise_of_sum(sums, messages)
         return sums + noise if self._sum is None else self._sum + noise
 
-    def noise_of_sum(self, like: Tensor) -> Tensor:
-        """All clients' noise of the round that was paid for last, where only their sum is seen, off the grid."""
-        return self._draw(like, self.release.sum_sigma(self.sigma), "sum")
+    def noise_of_sum(self, like: Tensor, messages: int) -> Tensor:
+        """All the noise of the round that was paid for last, where `takes_sums`; under local trust that of messages."""
+        local = self.privacy.trust == "local"
+        sigma = self.sigma * math.sqrt(messages) if local else self.release.sum_sigma(self.sigma)
+        return self._draw(like, sigma, "sum")
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
         """The sum over all processes of what left them, as numbers of `like`'s type."""
