@@ -103,7 +103,7 @@ def prepare(
     if rounds is not None and 0 < rounds <= warmup:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
-    problem = problem.to(torch.device(device) if device is not None else problem.x0.device, dtype)
+    problem = _moved(problem, torch.device(device) if device is not None else problem.x0.device, dtype)
     total = _horizon(problem, rounds, epochs, batch_size)
     if isinstance(lr, str):
         sampled = batch_size or batch_rate or participation
@@ -126,19 +126,27 @@ def prepare(
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
     plan.participation.draw(problem.clients, 0, seed)  # refuses what cannot be drawn, before anything starts
     mechanism = _mechanism(problem, method, plan, privacy) if privacy is not None else None
-    identity = {
-        "method": repr(method),
-        "dtype": str(problem.x0.dtype),
-        "privacy": privacy.to_dict() if privacy is not None else None,
-        **plan.identity(),
-        **problem.fingerprint(),
-    }
+    kept, identity = out is not None, {}
+    if kept or world.size > 1:  # else nobody asks, and checksums of large data take their time
+        identity = {
+            "method": repr(method),
+            "dtype": str(problem.x0.dtype),
+            "privacy": privacy.to_dict() if privacy is not None else None,
+            **plan.identity(),
+            **problem.fingerprint(),
+        }
     if world.size > 1:
         _spread(world, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
     storage = RunStorage(Path(out) if out is not None and world.rank == 0 else None, identity)
     watching = callbacks if world.rank == 0 else ()
-    kept = out is not None
     return Rounds(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
+
+
+def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) -> Objective:
+    """On that device and in that precision; where it is so already, itself: what is known of it is known still."""
+    there = problem.x0.device
+    near = device.type == there.type and device.index in (None, there.index)
+    return problem if near and dtype in (None, problem.x0.dtype) else problem.to(device, dtype)
 
 
 def _spread(world: World, clients: int, identity: dict[str, Any]) -> None:

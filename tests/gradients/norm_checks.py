@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 from normec import Problem
 from normec.gradients.precision import products
 from normec.gradients.shared.rules import convert
-from normec.models.resnet import Block, norm_relu
+from normec.models.norms import norm_relu
+from normec.models.resnet import Block
 
 from .nearness import LAST, framed, near, untouched
 

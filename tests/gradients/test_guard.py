@@ -1,4 +1,4 @@
-"""Models that a fast engine gets wrong, or cannot do, train by the loop to the loop's bits, and one line says why."""
+"""Models that a fast engine gets wrong, or cannot do, train by the loop to its numbers, and one line says why."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import GD, NormEC, Problem, Run, UsageError, train
+from normec.gradients import guard
 from normec.gradients.guard import too_rough
 
 from ..core.runs import alike
@@ -213,6 +214,27 @@ def test_auto_is_right_and_says_at_most_one_line(name: str, caplog: pytest.LogCa
     torch.testing.assert_close(run.x, by_the_loop(name).x, rtol=1e-9, atol=1e-9)
     if name == "a parameter without a rule":
         assert run.engine == "batched"
+
+
+@pytest.mark.parametrize(("name", "engine"), [("mixed records", "loop"), (None, "shared")])
+def test_a_problem_s_engine_is_compared_once(
+    name: str | None, engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other runs of the same problem take the verdict, and say it again; other batches are another engine."""
+    compared = []
+    difference = guard.Guarded._difference
+
+    def counted(self: guard.Guarded, *given: Any) -> str | None:
+        compared.append(self)
+        return difference(self, *given)
+
+    monkeypatch.setattr(guard.Guarded, "_difference", counted)
+    problem = of(made(name) if name is not None else Head())
+    for lr in (0.1, 0.2):
+        assert train(problem, GD(), lr=lr, rounds=3, batch_size=BATCH, engine="shared").engine == engine
+    assert (len(compared), len(lines(caplog))) == (1, 0 if name is None else 2)
+    train(problem, GD(), lr=0.1, rounds=3, batch_size=BATCH - 1, engine="shared")
+    assert len(compared) == 2
 
 
 def test_mixed_records_are_found_where_the_first_clients_differ_in_size(caplog: pytest.LogCaptureFixture) -> None:

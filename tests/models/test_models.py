@@ -23,6 +23,7 @@ def size(model: torch.nn.Module) -> int:
         ("logistic", (123,), 2, 123),
         ("mlp", (784,), 10, 50_890),
         ("cnn", (1, 28, 28), 10, 56_714),
+        ("cnn-gn", (3, 32, 32), 10, 24_346),
         ("resnet20", (3, 32, 32), 10, 269_722),
         ("resnet20-gn", (3, 32, 32), 10, 269_722),
     ],
@@ -117,8 +118,8 @@ class Fused(torch.nn.BatchNorm2d):
 def test_norm_relu_is_norm_shortcut_and_relu_unless_the_norm_does_it() -> None:
     x, shortcut = torch.randn(2, 3, 4, 4, 4)[:, :, :3]
     norm, fused = torch.nn.BatchNorm2d(3), Fused(3)
-    assert torch.equal(models.resnet.norm_relu(norm, x), torch.relu(norm(x)))
+    assert torch.equal(models.norms.norm_relu(norm, x), torch.relu(norm(x)))
     expected = torch.relu(norm(x) + shortcut)
-    assert torch.equal(models.resnet.norm_relu(norm, x, shortcut), expected)
-    assert torch.equal(models.resnet.norm_relu(fused, x, shortcut), expected)
-    assert bool((models.resnet.norm_relu(fused, x) == 7).all())
+    assert torch.equal(models.norms.norm_relu(norm, x, shortcut), expected)
+    assert torch.equal(models.norms.norm_relu(fused, x, shortcut), expected)
+    assert bool((models.norms.norm_relu(fused, x) == 7).all())

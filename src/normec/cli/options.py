@@ -13,7 +13,7 @@ Data = Annotated[str | None, typer.Option(help="Data set; `normec data list` nam
 DataDir = Annotated[str | None, typer.Option(help="Folder of data files.", show_default=False)]
 Split = Annotated[str | None, typer.Option(help="iid, label, dirichlet or column.", show_default=False)]
 Model = Annotated[
-    str | None, typer.Option(help="softmax, logistic, mlp, cnn, resnet20, resnet20-gn.", show_default=False)
+    str | None, typer.Option(help="softmax, logistic, mlp, cnn, cnn-gn, resnet20, resnet20-gn.", show_default=False)
 ]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.", show_default=False)]
 Alpha = Annotated[float | None, typer.Option(help="Smoothing of the normalisation.", show_default=False)]

@@ -80,7 +80,8 @@ def choose(
                     return Compiled(*settings, compiling=not fine)
 
         try:
-            return Guarded(problem, make, loop)
+            length = batches.batch_size if batches is not None else None
+            return Guarded(problem, make, loop, (kind, precision, length))
         except NoRule as reason:
             why = str(reason)
     return _instead(name, loop, why)

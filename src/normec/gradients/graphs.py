@@ -17,7 +17,7 @@ from ..objective import Buffers
 Result = TypeVar("Result")
 
 _PATIENCE = 3  # a shape is recorded when it has been seen so often
-_MOST = 8  # graphs kept; each holds the memory of its activations
+_MOST = 16  # graphs kept; each holds the memory of its activations
 
 
 @dataclass

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ _NO_ROOM = "the device has too little memory for it"
 
 log = logging.getLogger("normec")
 
+# Engines that were compared in this process: other runs of the same problem need not ask again.
+_verdicts: WeakKeyDictionary[Problem, dict[Hashable, str | None]] = WeakKeyDictionary()
+
 
 class Fast(Engine, Protocol):
     """An engine that the guard can hold against the reference."""
@@ -33,11 +37,14 @@ class Fast(Engine, Protocol):
 class Guarded:
     """`fast` where it gives the loop's gradients, the loop where it does not, cannot, or runs out of memory."""
 
-    def __init__(self, problem: Problem, make: Callable[[Problem], Fast], reference: Loop) -> None:
-        """`make(problem)`: the fast engine; made once more for the problem in float64, where the two are compared."""
-        self._problem, self._make, self._reference = problem, make, reference
+    def __init__(self, problem: Problem, make: Callable[[Problem], Fast], reference: Loop, kind: Hashable) -> None:
+        """`make(problem)`: the fast engine; made once more for the problem in float64, where the two are compared.
+
+        `kind`: the engine with all its settings; for the same problem it is compared once.
+        """
+        self._problem, self._make, self._reference, self._kind = problem, make, reference, kind
         self._fast = make(problem)
-        self._checked = self._proven = False
+        self._checked = self._compared = self._proven = False
         self._engine: Engine = self._fast
 
     @property
@@ -53,7 +60,10 @@ class Guarded:
     ) -> Iterator[Block]:
         if not self._checked:
             self._checked = True
-            reason = self._difference(x, buffers, round)
+            known = _verdicts.setdefault(self._problem, {})
+            reason = known[self._kind] if self._kind in known else self._difference(x, buffers, round)
+            if self._compared:
+                known[self._kind] = reason
             if reason is not None:
                 self._fall_back(reason)
         if self._engine is not self._fast:
@@ -97,7 +107,9 @@ class Guarded:
                 mine = _fitting(fast, point, buffers, round, clients)
                 theirs = _collected(loop, point, buffers, round, clients)
                 if all(bool(torch.isfinite(part).all()) for part in theirs):
-                    return _unlike(mine, theirs) or self._rougher(x, buffers, round, clients, loop)
+                    reason = _unlike(mine, theirs) or self._rougher(x, buffers, round, clients, loop)
+                    self._compared = True
+                    return reason
         except UsageError:
             return None  # the problem's own mistake: the run will say it
         except torch.OutOfMemoryError:

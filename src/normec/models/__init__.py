@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import UsageError, at_least, one_of
-from .cnn import SmallCNN
+from .cnn import GroupNormCNN, SmallCNN
 from .linear import Logistic, NonconvexPenalty, Softmax
 from .mlp import MLP
 from .resnet import ResNet20
 
-__all__ = ["MLP", "MODELS", "Logistic", "NonconvexPenalty", "ResNet20", "SmallCNN", "Softmax", "build"]
+__all__ = ["MLP", "MODELS", "GroupNormCNN", "Logistic", "NonconvexPenalty", "ResNet20", "SmallCNN", "Softmax", "build"]
 
-MODELS = ("softmax", "logistic", "mlp", "cnn", "resnet20", "resnet20-gn")
+MODELS = ("softmax", "logistic", "mlp", "cnn", "cnn-gn", "resnet20", "resnet20-gn")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, *, hidden: int = 64, 
     features = int(torch.Size(shape).numel())
     if name == "logistic" and classes != 2:
         raise UsageError(f"logistic regression is for 2 classes, the data has {classes}; use softmax")
-    if name in ("cnn", "resnet20", "resnet20-gn") and len(shape) != 3:
+    if name in ("cnn", "cnn-gn", "resnet20", "resnet20-gn") and len(shape) != 3:
         raise UsageError(f"{name} needs images [channels, height, width], the data has shape {list(shape)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -47,6 +47,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, *, hidden: int = 64, 
             return Built(MLP(features, hidden, classes), F.cross_entropy)
         if name == "cnn":
             return Built(SmallCNN(shape, classes), F.cross_entropy)
+        if name == "cnn-gn":
+            return Built(GroupNormCNN(shape, classes), F.cross_entropy)
         norm = "group" if name.endswith("-gn") else "batch"
         return Built(ResNet20(shape[0], classes, norm=norm), F.cross_entropy)
 

@@ -1,8 +1,13 @@
-"""A small convolutional network without normalisation layers, so that nothing but x depends on the data."""
+"""Small convolutional networks without running statistics, so that nothing but x depends on the data."""
 
 from __future__ import annotations
 
-from torch import nn
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .norms import norm_relu
 
 
 class SmallCNN(nn.Sequential):
@@ -22,3 +27,23 @@ class SmallCNN(nn.Sequential):
             nn.ReLU(),
             nn.Linear(64, classes),
         )
+
+
+class GroupNormCNN(nn.Module):
+    """Three 3×3 convolutions, each with GroupNorm; colour images: 24,346 parameters.
+
+    Under a guarantee for whole clients the noise grows with the dimension: a tenth of ResNet20's is much less of it.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        widths = (shape[0], 16, 32, 64)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.GroupNorm(8, width) for width in widths[1:])
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.max_pool2d(norm_relu(norm, conv(x)), 2)
+        found: Tensor = self.head(x.mean((2, 3)))
+        return found

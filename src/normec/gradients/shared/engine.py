@@ -22,6 +22,7 @@ from .rules import Blind, convert
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
+_SMALL_GPU = 2**34  # bytes of memory that so many suit; a larger one takes as many times more
 
 
 class Shared:
@@ -43,10 +44,11 @@ class Shared:
         self._feed = Feed(problem, records, batches, seed)
         device = problem.x0.device
         kind = device.type if device.type in _BLOCK_FLOATS else "cpu"
+        room = torch.cuda.get_device_properties(device).total_memory // _SMALL_GPU if kind == "cuda" else 1
         values = records.inputs[0].numel()
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
-        self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] // values))
+        self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, room) // values))
         # Where cross entropy leaves out records (targets of −100), it divides by those that are left.
         self._plain = problem.loss in (F.cross_entropy, binary_loss) and not bool((records.targets == -100).any())
         self._everyone: tuple[Tensor, ...] | None = None
