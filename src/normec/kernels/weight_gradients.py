@@ -149,9 +149,10 @@ def _collect(
 ):  # fmt: skip
     """Sum the spans and the tile's pixels, each of which has all taps; taps last, as the parameter has them."""
     client = tl.program_id(0)
-    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # (tap, i, o)
-    tap, i, o = e // (READS * WRITES), e // WRITES % READS, e % WRITES
-    real = e < 9 * READS * WRITES
+    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # (o in eights, i, tap, o within eight): what is read lies side by side in eights, what is written nearly so.
+    o, i, tap = e // (72 * READS) * 8 + e % 8, e // 72 % READS, e // 8 % 9
+    real = o < WRITES
     spans = (client * SPLITS + tl.arange(0, SPLITS)) * depth
     total = tl.zeros((SPLITS, BLOCK), tl.float32)
     for pixel in tl.static_range(TALL * WIDE):
@@ -175,7 +176,7 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
     _tiles[grid](x, g, part, count, span, **meta, **options)
     kept = ("READS", "LANES", "WRITES", "PLACES", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")
     block = max(32, 1024 // splits)
-    _collect[(clients, triton.cdiv(9 * inputs * outputs, block))](
+    _collect[(clients, triton.cdiv(72 * inputs * triton.cdiv(outputs, 8), block))](
         part, rows, rows.stride(0), depth, **{key: meta[key] for key in kept}, STRIDE=stride, BLOCK=block
     )
 
