@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .tiles import Tiles
 
-_MANY = 1024  # programs, at which each may be larger
+_TALL = 64  # tiles a program
+_SHARED = 2**16  # bytes of shared memory a program may take: three of them fit on a multiprocessor
 
 
 @triton.jit
@@ -34,8 +35,9 @@ def _convolve(
     READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The seen pixels of `BLOCK_M` tiles times `BLOCK_N` columns of the weights."""
+    """The seen pixels of `BLOCK_M` tiles times `BLOCK_N` columns of the weights; loaded one product ahead, or two."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # a tile
     image, r, s = m // (GH * GW), m // GW % GH, m % GW
     k = tl.arange(0, CHUNK * LANES)  # a seen pixel and channel
@@ -44,16 +46,28 @@ def _convolve(
     top, left = r * DOWN + OFFSET, s * RIGHT + OFFSET
     corner = ((image * H + top) * W + left) * READS
     found = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    value, weight = (
+        tl.zeros((BLOCK_M, CHUNK * LANES), source.dtype.element_ty),
+        tl.zeros((CHUNK * LANES, BLOCK_N), weights.dtype.element_ty),
+    )
+    next_value, next_weight, later_value, later_weight = value, weight, value, weight
     # Unrolled, not a loop that is pipelined: its copies would pass by the cache where neighbours' pixels lie.
-    for part in tl.static_range(ROWS * CHUNKS):
-        y, z = top + part // CHUNKS, left[:, None] + part % CHUNKS * CHUNK + u[None, :]
-        inside = ((m < count) & (y >= 0) & (y < H))[:, None] & (z >= 0) & (z < W)
-        if READS < LANES:
-            inside = inside & (i < READS)[None, :]
-        ahead = (part // CHUNKS * W + part % CHUNKS * CHUNK + u) * READS + i
-        value = tl.load(source + corner[:, None] + ahead[None, :], mask=inside, other=0.0)
-        weight = tl.load(weights + (part * CHUNK * LANES + k)[:, None] * (TALL * WIDE * PLACES) + n[None, :])
-        found = tl.dot(value, weight, found)
+    for step in tl.static_range(ROWS * CHUNKS + AHEAD):
+        if step < ROWS * CHUNKS:
+            y, z = top + step // CHUNKS, left[:, None] + step % CHUNKS * CHUNK + u[None, :]
+            inside = ((m < count) & (y >= 0) & (y < H))[:, None] & (z >= 0) & (z < W)
+            if READS < LANES:
+                inside = inside & (i < READS)[None, :]
+            away = (step // CHUNKS * W + step % CHUNKS * CHUNK + u) * READS + i
+            later_value = tl.load(source + corner[:, None] + away[None, :], mask=inside, other=0.0)
+            later_weight = tl.load(weights + (step * CHUNK * LANES + k)[:, None] * (TALL * WIDE * PLACES) + n[None, :])
+        if AHEAD == 1:
+            value, weight = next_value, next_weight
+        if step >= AHEAD:
+            found = tl.dot(value, weight, found)
+        if AHEAD == 2:
+            value, weight = next_value, next_weight
+        next_value, next_weight = later_value, later_weight
     y, z = r[:, None] * TALL + (n // (WIDE * PLACES))[None, :], s[:, None] * WIDE + (n // PLACES % WIDE)[None, :]
     inside = (m < count)[:, None] & (y < OH) & (z < OW) & (n % PLACES < WRITES)[None, :]
     at = ((image[:, None] * OH + y) * OW + z) * WRITES + (n % PLACES)[None, :]
@@ -86,9 +100,9 @@ def settings(
     count = images * meta["GH"] * meta["GW"]
     wide = min(128, tiles.breadth)
     deep = tiles.chunk * tiles.lanes
-    tall = 128 if count >= 128 * _MANY and deep <= 64 else 64
-    meta |= {"BLOCK_M": tall, "BLOCK_N": wide}
-    return meta, (triton.cdiv(count, tall), triton.cdiv(tiles.breadth, wide)), {"num_warps": 4}
+    held = 2 * deep * (_TALL + wide)  # bytes of what one product takes
+    meta |= {"BLOCK_M": _TALL, "BLOCK_N": wide, "AHEAD": 2 if 3 * held <= _SHARED else 1}
+    return meta, (triton.cdiv(count, _TALL), triton.cdiv(tiles.breadth, wide)), {"num_warps": 4}
 
 
 def geometry(tiles: Tiles, seen: tuple[int, int], size: tuple[int, int]) -> dict[str, int]:

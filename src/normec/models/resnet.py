@@ -30,7 +30,7 @@ class Block(nn.Module):
         shortcut = x
         if self.missing:
             half = self.missing // 2
-            # Pooling over single pixels: x[:, :, ::stride, ::stride], but its gradient comes in one pass, channels last.
+            # x[:, :, ::stride, ::stride] by pooling: its gradient then comes in one pass, channels last.
             shortcut = F.avg_pool2d(x, 1, self.stride)
             shortcut = F.pad(shortcut, (0, 0, 0, 0, half, self.missing - half))
         out = norm_relu(self.norm1, self.conv1(x))
