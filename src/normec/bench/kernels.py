@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import triton
 from torch import Tensor
 
 from ..kernels import batch_norm, convolution, tiles, weight_gradients
@@ -28,6 +27,10 @@ REPEATS, SETS = 5, 3  # calls in a graph, over so many sets of images
 
 Setting = tuple[Any, ...]
 Calls = list[Callable[[], Tensor]]
+
+
+def _ceiling(number: int, by: int) -> int:
+    return -(-number // by)
 
 
 def images(channels: int, height: int) -> list[Tensor]:
@@ -54,7 +57,7 @@ def convolutions(layer: tuple[int, ...], way: str, setting: Setting | None) -> t
             tall, wide, warps, ahead = setting
             count = len(source[0]) * meta["GH"] * meta["GW"]
             meta |= {"BLOCK_M": tall, "BLOCK_N": min(wide, cut.breadth), "AHEAD": ahead}
-            grid = (triton.cdiv(count, tall), triton.cdiv(cut.breadth, meta["BLOCK_N"]))
+            grid = (_ceiling(count, tall), _ceiling(cut.breadth, meta["BLOCK_N"]))
             options = {"num_warps": warps}
         return meta, grid, options
 
@@ -90,7 +93,7 @@ def gradients(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[
 
 def norms(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[Any, Calls]:
     """Forward and backward with shortcut and ReLU. Setting: times the usual rows a block, programs, warps."""
-    _, channels, _, height = layer
+    channels, height = layer[1], layer[3]
     sets = list(zip(*(images(channels, height) for _ in range(3)), strict=True))
     weight, bias = torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
     running = torch.zeros(CLIENTS, channels, device="cuda"), torch.ones(CLIENTS, channels, device="cuda")
@@ -104,7 +107,7 @@ def norms(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[Any,
             tall, splits = times * blocks["BLOCK_P"], 1
             while splits < 64 and clients * shape[2] * splits < many and 2 * splits * tall < P:
                 splits *= 2
-            span = triton.cdiv(triton.cdiv(P, splits), tall) * tall
+            span = _ceiling(_ceiling(P, splits), tall) * tall
             shape = (clients, splits, shape[2])
             blocks |= {"BLOCK_P": tall, "SPLITS": splits, "num_warps": warps}
         return shape, span, blocks
