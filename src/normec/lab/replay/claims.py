@@ -70,8 +70,11 @@ def _beta(facts: Facts) -> list[Statement]:
         if len(known) < len(values):
             found.append(Statement(None, f"{arm.name}: {len(known)} of {len(values)} β run"))
             continue
-        best = max(known, key=lambda beta: known[beta])
+        best, second = sorted(known, key=lambda beta: -known[beta])[:2]
         found.append(Statement(best == BEST_BETA, f"{arm.name}: best at β = {best:g} with {known[best]:.2f}"))
+        lead = known[best] - known[second]
+        clear = best == BEST_BETA and lead > CLOSE
+        found.append(Statement(clear, f"{arm.name}: by more than {CLOSE:g}: {lead:.2f} over β = {second:g}"))
     return found
 
 

@@ -52,7 +52,9 @@ def _tables(facts: Facts, path: Path) -> Path:
     with pictures.figure(path, len(METHODS), 3.2, drawing.WIDTH) as (sheet, axes):
         for axis, arm in zip(axes, METHODS, strict=True):
             _panel(facts, axis, arm.name)
+            axis.set_ylim(45, 92)
         axes[0].set_ylabel("test accuracy, %")
+        axes[0].plot([], [], color="grey", linestyle=":", linewidth=1, label="the paper's final accuracy")
         handles = axes[0].get_legend_handles_labels()
         sheet.legend(*handles, loc="outside lower center", ncols=len(handles[1]) or 1, fontsize=8)
     return path
@@ -72,7 +74,6 @@ def _panel(facts: Facts, axis: Any, method: str) -> None:
         )
         if cell.paper is not None:
             axis.axhline(cell.paper, color=colour, linestyle=":", linewidth=1)
-    axis.set_ylim(bottom=45)
 
 
 def _some(values: Values) -> bool:
