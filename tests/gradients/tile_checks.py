@@ -6,6 +6,8 @@ The interpreter multiplies no matrices of bfloat16: there the checks are in floa
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -120,4 +122,100 @@ def check_tiled_pass(device: str) -> None:
             near(found.cpu(), expected, 5e-3 if dtype == torch.float16 else 4e-2, dtype)
 
 
-CHECKS: tuple[Callable[[str], None], ...] = (check_tiled_convolution, check_tiled_pass)
+def check_moments(device: str) -> None:
+    """A BatchNorm that is told the moments by the convolution before it, against one in float64 on what that made."""
+    from normec.kernels import batch_norm
+    from normec.kernels.convolution import convolve, moments_of, pack
+
+    shapes = [(2, 2, 16, 16, 1, 16, 8), (3, 2, 3, 16, 1, 8, 16), (2, 4, 20, 40, 2, 15, 8), (1, 33, 64, 64, 1, 8, 8)]
+    for (clients, records, inputs, outputs, stride, height, width), dtype in product(shapes, halves(device)):
+        torch.manual_seed(0)
+        what = (clients, inputs, outputs, stride, dtype)
+        way, size = tiles.forward(inputs, outputs, stride), tiles.size((height, width), stride)
+        x = torch.randn(clients * records, inputs, height, width, device=device).to(dtype)
+        x = (x + 3).contiguous(memory_format=LAST)  # means far from zero
+        weights = pack(torch.randn(9 * inputs * outputs, device=device), way.table(0).flatten().to(device), dtype)
+        moments = moments_of(x, way, size, clients)
+        assert moments is not None, what
+        made = convolve(x, weights, way, size, moments)
+        assert torch.equal(made, convolve(x, weights, way, size)), what
+        running = torch.randn(clients, outputs, device=device), torch.rand(clients, outputs, device=device)
+        before = [part.double() for part in running]
+        y, mean, inverse = batch_norm.forward(made, None, None, running, clients, 0.3, 1e-3, moments=moments)
+        for i, own in enumerate(made.double().chunk(clients)):
+            expected = F.batch_norm(own, before[0][i], before[1][i], None, None, True, 0.3, 1e-3)
+            near(y.chunk(clients)[i], expected, 1e-3 if dtype == torch.float16 else 8e-3, ("normed", *what))
+            near(mean[i], own.mean((0, 2, 3)), 1e-5, ("mean", *what))
+            near(inverse[i], (own.var((0, 2, 3), correction=0) + 1e-3).rsqrt(), 1e-5, ("scale", *what))
+            for found, statistic in zip(running, before, strict=True):
+                near(found[i], statistic[i], 1e-5, ("running", *what))
+    assert moments_of(x[:5], way, (8, 8), 5) is not None
+    assert moments_of(x[:6, :, :7], tiles.forward(64, 64, 1), (7, 8), 2) is None  # 3 · 56 tiles a client
+    assert moments_of(x, tiles.forward(16, 16, 1), (8, 7), 1) is None  # tiles two pixels wide
+
+
+class Changed(nn.Module):
+    """A convolution, a BatchNorm after it, and in between perhaps a change that the convolution does not know of."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.conv, self.norm, self.how = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), how
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        if self.how == "in place":
+            x = x.mul_(3).add_(1)
+        elif self.how == "another":
+            x = 3 * x + 1
+        found: torch.Tensor = self.head(torch.tanh(self.norm(x)).mean((2, 3)))
+        return found
+
+
+def check_moments_in_a_model(device: str) -> None:
+    """They are used where a convolution's images come as they left it, and only there."""
+    for how, dtype in product(("as it is", "in place", "another"), halves(device)):
+        torch.manual_seed(0)
+        clients, records = 2, 2
+        x, labels = torch.randn(clients * records, 3, 8, 16), torch.arange(clients * records) % 4
+        parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
+        of = Problem(Changed(how), F.cross_entropy, parts).to(torch.device(device), torch.float32)
+        model, sink = convert(of)
+        used = []
+        known = sink.known
+
+        def told(images: torch.Tensor, known: Any = known, used: list[bool] = used) -> Any:
+            found = known(images)
+            used.append(found is not None)
+            return found
+
+        sink.known = told  # type: ignore[method-assign]
+        grads = torch.full((clients, len(of.x0)), torch.nan, device=device)
+        buffers = of.initial_buffers()
+        sink.fill(of.x0, grads, buffers)
+        with torch.autocast(torch.device(device).type, dtype, cache_enabled=False):
+            losses = F.cross_entropy(model(x.to(device)).float(), labels.to(device), reduction="none")
+            (losses.sum() / records).backward()
+        sink.finish()
+        assert used == [how == "as it is"], (how, used)
+        assert not sink.moments
+        fine = of.model.double().cpu()
+        start = {name: value.clone() for name, value in fine.state_dict().items()}
+        for i, (found, own, label) in enumerate(
+            zip(grads, x.double().chunk(clients), labels.chunk(clients), strict=True)
+        ):
+            fine.load_state_dict(start)
+            fine.zero_grad()
+            F.cross_entropy(fine(own), label).backward()  # type: ignore[no-untyped-call]
+            expected = torch.cat([p.grad.flatten() for p in fine.parameters() if p.grad is not None])
+            near(found.cpu(), expected, 1e-2 if dtype == torch.float16 else 8e-2, (how, dtype))
+            for name, value in fine.named_buffers():
+                near(buffers[name][i].cpu(), value, 2e-3 if dtype == torch.float16 else 2e-2, (how, name))
+
+
+CHECKS: tuple[Callable[[str], None], ...] = (
+    check_tiled_convolution,
+    check_tiled_pass,
+    check_moments,
+    check_moments_in_a_model,
+)

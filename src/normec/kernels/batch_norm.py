@@ -1,6 +1,7 @@
 """BatchNorm with every client's own statistics, on rows ``[clients · P, C]`` (channels last): two passes each way.
 
-With it, where asked for, what `relu` does: the addition of a shortcut, and ReLU.
+Where a convolution of ours comes before it, that has taken the moments, and one pass forward is enough. With it, where
+asked for, what `relu` does: the addition of a shortcut, and ReLU.
 """
 
 # mypy: ignore-errors
@@ -14,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import pointer, scales
+from .convolution import Moments
 from .relu import back, follow
 
 _BLOCK_P = 128
@@ -42,6 +44,51 @@ def _moments(x, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, B
 
 
 @triton.jit
+def _combine(
+    moments, mean_out, inverse_out, running_mean, running_var, P, C, count, momentum, eps,
+    PIXELS: tl.constexpr, PLACES: tl.constexpr, EACH: tl.constexpr, RUNNING: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A client's mean and 1/std from those of its parts: (mean, squares around it) of `EACH` numbers a row."""
+    client = tl.program_id(0)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    valid = c < C
+    own = moments + client.to(tl.int64) * count * 2 * PLACES + c
+    mean = tl.zeros((BLOCK_C,), tl.float32)
+    for start in range(0, count, ROWS):
+        r = start + tl.arange(0, ROWS)
+        at = (r // PIXELS * 2 * PIXELS + r % PIXELS) * PLACES
+        mask = (r < count)[:, None] & valid[None, :]
+        mean += tl.sum(tl.load(own[None, :] + at[:, None], mask=mask, other=0.0), 0)
+    mean = mean / count
+    square = tl.zeros((BLOCK_C,), tl.float32)
+    for start in range(0, count, ROWS):
+        r = start + tl.arange(0, ROWS)
+        at = (r // PIXELS * 2 * PIXELS + r % PIXELS) * PLACES
+        mask = (r < count)[:, None] & valid[None, :]
+        away = tl.load(own[None, :] + at[:, None], mask=mask, other=0.0) - mean[None, :]
+        within = tl.load(own[None, :] + at[:, None] + PIXELS * PLACES, mask=mask, other=0.0)
+        square += tl.sum(tl.where(mask, within + EACH * away * away, 0.0), 0)
+    _keep(mean, square / P, mean_out, inverse_out, running_mean, running_var, client, c, C, P, momentum, eps, RUNNING)
+
+
+@triton.jit
+def _keep(
+    mean, variance, mean_out, inverse_out, running_mean, running_var, client, c, C, P, momentum, eps,
+    RUNNING: tl.constexpr,
+):  # fmt: skip
+    """What the other kernels read, and the running statistics."""
+    at, valid = client * C + c, c < C
+    tl.store(mean_out + at, mean, mask=valid)
+    tl.store(inverse_out + at, 1.0 / tl.sqrt(variance + eps), mask=valid)
+    if RUNNING:
+        old = tl.load(running_mean + at, mask=valid)
+        tl.store(running_mean + at, (1 - momentum) * old + momentum * mean, mask=valid)
+        old = tl.load(running_var + at, mask=valid)
+        tl.store(running_var + at, (1 - momentum) * old + momentum * variance * (P / (P - 1.0)), mask=valid)
+
+
+@triton.jit
 def _scales(weight, bias, inverse_in, c, C, AFFINE: tl.constexpr):
     """What a centred x is multiplied by, and what is added then."""
     scale = tl.load(inverse_in + c, mask=c < C, other=0.0)
@@ -55,34 +102,35 @@ def _scales(weight, bias, inverse_in, c, C, AFFINE: tl.constexpr):
 @triton.jit
 def _normalise(
     x, y, shortcut, weight, bias, part, mean_out, inverse_out, running_mean, running_var, P, C, span, momentum, eps,
-    AFFINE: tl.constexpr, RUNNING: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
+    AFFINE: tl.constexpr, RUNNING: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, KNOWN: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
+    """`KNOWN`: mean and 1/std are there already."""
     client, split = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     valid = c < C
     own = client.to(tl.int64) * P * C
-    shift = tl.load(x + own + c, mask=valid, other=0.0).to(tl.float32)
-    s = tl.arange(0, SPLITS)
-    sums = part + (client * SPLITS + s[:, None]) * 2 * C + c[None, :]
-    away = tl.sum(tl.load(sums, mask=valid[None, :], other=0.0), 0) / P
-    square = tl.sum(tl.load(sums + C, mask=valid[None, :], other=0.0), 0) / P
-    variance = tl.maximum(square - away * away, 0.0)
-    mean = shift + away
-    inverse = 1.0 / tl.sqrt(variance + eps)
+    if KNOWN:
+        mean = tl.load(mean_out + client * C + c, mask=valid, other=0.0)
+        inverse = tl.load(inverse_out + client * C + c, mask=valid, other=0.0)
+    else:
+        shift = tl.load(x + own + c, mask=valid, other=0.0).to(tl.float32)
+        s = tl.arange(0, SPLITS)
+        sums = part + (client * SPLITS + s[:, None]) * 2 * C + c[None, :]
+        away = tl.sum(tl.load(sums, mask=valid[None, :], other=0.0), 0) / P
+        square = tl.sum(tl.load(sums + C, mask=valid[None, :], other=0.0), 0) / P
+        variance = tl.maximum(square - away * away, 0.0)
+        mean = shift + away
+        inverse = 1.0 / tl.sqrt(variance + eps)
+        if split == 0:
+            _keep(
+                mean, variance, mean_out, inverse_out, running_mean, running_var, client, c, C, P, momentum, eps,
+                RUNNING,
+            )  # fmt: skip
     scale, offset = inverse, tl.zeros_like(inverse)
     if AFFINE:
         scale = inverse * tl.load(weight + c, mask=valid, other=0.0).to(tl.float32)
         offset = tl.load(bias + c, mask=valid, other=0.0).to(tl.float32)
-    if split == 0:
-        tl.store(mean_out + client * C + c, mean, mask=valid)
-        tl.store(inverse_out + client * C + c, inverse, mask=valid)
-        if RUNNING:
-            at = client * C + c
-            old = tl.load(running_mean + at, mask=valid)
-            tl.store(running_mean + at, (1 - momentum) * old + momentum * mean, mask=valid)
-            old = tl.load(running_var + at, mask=valid)
-            tl.store(running_var + at, (1 - momentum) * old + momentum * variance * (P / (P - 1.0)), mask=valid)
     end = tl.minimum((split + 1) * span, P)
     for start in range(split * span, end, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
@@ -163,20 +211,33 @@ def forward(
     eps: float,
     relu: bool = False,
     shortcut: Tensor | None = None,
+    moments: Moments | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, mean, 1/std) of x ``[clients · P, C]`` in memory; running statistics ``[clients, C]`` change in place."""
+    """(y, mean, 1/std) of x ``[clients · P, C]`` in memory; running statistics ``[clients, C]`` change in place.
+
+    `moments`: x's, from the convolution that made it.
+    """
     C = x.shape[1]
     P = x.numel() // (clients * C)
     grid, span, blocks = _grid(clients, P, C)
-    part = x.new_empty(clients, blocks["SPLITS"], 2, C, dtype=torch.float32)
     mean, inverse = x.new_empty(2, clients, C, dtype=torch.float32)
     y = torch.empty_like(x)
-    _moments[grid](x, part, P, C, span, **blocks)
     means, variances = running if running is not None else (mean, mean)
+    if moments is None:
+        part = x.new_empty(clients, blocks["SPLITS"], 2, C, dtype=torch.float32)
+        _moments[grid](x, part, P, C, span, **blocks)
+    else:
+        part, (pixels, places) = moments.values, moments.values.shape[2:]
+        count = moments.parts * pixels
+        _combine[(clients, triton.cdiv(C, 16))](
+            part, mean, inverse, means, variances, P, C, count, momentum, eps, PIXELS=pixels, PLACES=places,
+            EACH=moments.each, RUNNING=running is not None, ROWS=min(512, triton.next_power_of_2(count)), BLOCK_C=16,
+            num_warps=8,
+        )  # fmt: skip
     _normalise[grid](
         x, y, pointer(shortcut, x), *scales(weight, bias, x), part, mean, inverse, means, variances,
         P, C, span, momentum, eps, AFFINE=weight is not None, RUNNING=running is not None,
-        RELU=relu, SHORTCUT=shortcut is not None, **blocks,
+        RELU=relu, SHORTCUT=shortcut is not None, KNOWN=moments is not None, **blocks,
     )  # fmt: skip
     return y, mean, inverse
 

@@ -1,12 +1,15 @@
 """3×3 convolutions of few channels in half precision: forward, and the gradient of the input, by one kernel.
 
-See `tiles` for the product that it is. cuDNN, which does all other convolutions, is the definition.
+See `tiles` for the product that it is. cuDNN, which does all other convolutions, is the definition. Where a BatchNorm
+follows, the moments it needs are taken before the images leave the multiprocessor: see `Moments`.
 """
 
 # mypy: ignore-errors
 # (Triton's kernels are a language of their own inside Python)
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -30,12 +33,12 @@ def _pack(x, table, packed, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _convolve(
-    source, weights, out, count,
+    source, weights, out, moments, count,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
     READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    AHEAD: tl.constexpr,
+    AHEAD: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
     """The seen pixels of `BLOCK_M` tiles times `BLOCK_N` columns of the weights; loaded one product ahead, or two."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # a tile
@@ -71,7 +74,27 @@ def _convolve(
     y, z = r[:, None] * TALL + (n // (WIDE * PLACES))[None, :], s[:, None] * WIDE + (n // PLACES % WIDE)[None, :]
     inside = (m < count)[:, None] & (y < OH) & (z < OW) & (n % PLACES < WRITES)[None, :]
     at = ((image[:, None] * OH + y) * OW + z) * WRITES + (n % PLACES)[None, :]
-    tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
+    rounded = found.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=inside)
+    if MOMENTS:
+        found = rounded.to(tl.float32)
+        mean = tl.sum(found, 0) / BLOCK_M
+        found -= mean[None, :]
+        own = moments + tl.program_id(0) * (2 * TALL * WIDE * PLACES) + n
+        tl.store(own, mean)
+        tl.store(own + TALL * WIDE * PLACES, tl.sum(found * found, 0))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means over a program's tiles, and sums of squares around them, ``[clients · parts, 2, pixels, places]``.
+
+    For each pixel of a tile and channel; `each` tiles a program.
+    """
+
+    values: Tensor
+    parts: int  # programs a client
+    each: int
 
 
 def pack(x: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
@@ -81,14 +104,29 @@ def pack(x: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     return packed
 
 
-def convolve(source: Tensor, weights: Tensor, tiles: Tiles, size: tuple[int, int]) -> Tensor:
-    """Images of this size, channels last as `source` is; weights as `Tiles.table` orders them."""
+def moments_of(source: Tensor, tiles: Tiles, size: tuple[int, int], clients: int) -> Moments | None:
+    """Room for the moments of what `convolve` makes; None where a program's tiles are cut, or several clients'."""
+    whole = size[0] % tiles.tall == 0 and size[1] % tiles.wide == 0
+    down, across = tiles.grid(*size)
+    count = len(source) // clients * down * across
+    if not whole or count % _TALL:
+        return None
+    shape = (clients * count // _TALL, 2, tiles.tall * tiles.wide, tiles.places)
+    return Moments(torch.empty(shape, device=source.device), count // _TALL, _TALL)
+
+
+def convolve(
+    source: Tensor, weights: Tensor, tiles: Tiles, size: tuple[int, int], moments: Moments | None = None
+) -> Tensor:
+    """Images of this size, channels last as `source` is; weights as `Tiles.table` orders them; fills `moments`."""
     images, _, height, width = source.shape
     out = torch.empty(
         (images, tiles.writes, *size), dtype=source.dtype, device=source.device, memory_format=torch.channels_last
     )
     meta, grid, options = settings(tiles, images, (height, width), size)
-    _convolve[grid](source, weights, out, images * meta["GH"] * meta["GW"], **meta, **options)
+    room = out if moments is None else moments.values
+    count = images * meta["GH"] * meta["GW"]
+    _convolve[grid](source, weights, out, room, count, MOMENTS=moments is not None, **meta, **options)
     return out
 
 

@@ -194,5 +194,4 @@ def settings(
     while splits < 64 and clients * groups * splits < _PROCESSORS and count > 2 * splits * block:
         splits *= 2
     meta |= {"SPLITS": splits, "TAKEN": taken, "BLOCK_K": block}
-    options = {"num_warps": 8, "num_stages": 4} if large else {"num_warps": 4, "num_stages": 3}
-    return meta, (clients * splits, groups), options
+    return meta, (clients * splits, groups), {"num_warps": 4, "num_stages": 3}

@@ -76,13 +76,14 @@ class TiledConvRows(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, slot: Slot, stride: int):  # noqa: ARG004
         """`weight` is there to be asked for a gradient, see `Slot.value`."""
-        from ...kernels.convolution import convolve
+        from ...kernels.convolution import convolve, moments_of
 
         x = x.to(precision(x), memory_format=torch.channels_last)
         ctx.save_for_backward(x)
-        ctx.slot, ctx.stride = slot, stride
-        way = tiles.forward(slot.shape[1], slot.shape[0], stride)
-        return convolve(x, slot.sink.packed(x.dtype, slot, way), way, tiles.size(x.shape[2:], stride))
+        ctx.slot, ctx.stride, sink = slot, stride, slot.sink
+        way, size = tiles.forward(slot.shape[1], slot.shape[0], stride), tiles.size(x.shape[2:], stride)
+        slot.moments = moments_of(x, way, size, sink.clients) if sink.normed else None
+        return convolve(x, sink.packed(x.dtype, slot, way), way, size, slot.moments)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):

@@ -8,7 +8,7 @@ By their kernels they also do what often follows them, `models.norm_relu`: the a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch.autograd import Function
 from ... import kernels
 from .layers import channels_last
 from .slots import Slot
+
+if TYPE_CHECKING:
+    from ...kernels.convolution import Moments
 
 aten = torch.ops.aten
 
@@ -78,15 +81,16 @@ class BatchNormRows(Function):
         momentum: float,
         eps: float,
         relu: bool,
+        moments: Moments | None = None,
     ):
-        """`shortcut` and `relu`: only where `BatchNormRows.fits` the kernel."""
+        """`shortcut`, `relu` and `moments`, x's, where they are known: only where `BatchNormRows.fits` the kernel."""
         ctx.slots, ctx.clients, ctx.eps, ctx.relu = slots, clients, eps, relu
         if BatchNormRows.fits(x):
             from ...kernels import batch_norm
 
             x = channels_last(x)
             y, mean, inverse = batch_norm.forward(
-                x, weight, bias, running, clients, momentum, eps, relu, _maybe_last(shortcut)
+                x, weight, bias, running, clients, momentum, eps, relu, _maybe_last(shortcut), moments
             )
         else:
             y, means, inverses = torch.empty_like(x), [], []
@@ -126,7 +130,7 @@ class BatchNormRows(Function):
                 slot.written = True
                 if earlier is not None:  # a parameter used twice
                     slot.rows.add_(earlier)
-        return data, passed, None, None, None, None, None, None, None, None
+        return data, passed, *[None] * 9
 
     @staticmethod
     def fits(x: Tensor) -> bool:

@@ -59,6 +59,7 @@ def convert(problem: Problem) -> tuple[nn.Module, Sink]:
             raise NoRule(f"{type(module).__name__} draws random numbers client by client")
         if isinstance(module, nn.modules.batchnorm._NormBase) or any(p.requires_grad for p in own.values()):
             rule = _rule(module)
+            sink.normed |= rule is _batch_norm
             slots = {key: starts.get(parameter) for key, parameter in own.items()}
             if rule is _conv and TiledConvRows.prepare(module, slots.get("weight")):
                 rule = _tiled_conv
@@ -107,7 +108,9 @@ def _tiled_conv(module: nn.Conv2d, slots: Slots, sink: Sink, name: str, x: Tenso
     slot = slots["weight"]
     if slot is None or not TiledConvRows.fits(x, sink, module.out_channels):
         return _conv(module, slots, sink, name, x)
-    return TiledConvRows.apply(x, slot.value, slot, module.stride[0])
+    found = TiledConvRows.apply(x, slot.value, slot, module.stride[0])
+    sink.note(found, slot.moments)
+    return found
 
 
 def _embedding(module: nn.Embedding, slots: Slots, sink: Sink, name: str, numbers: Tensor) -> Tensor:  # noqa: ARG001
@@ -194,7 +197,10 @@ def _batch_norm(
     weight, bias = _values(module, slots, "weight", "bias")
     where = (slots.get("weight"), slots.get("bias"))
     momentum = module.momentum if running is not None else 0.0
-    return BatchNormRows.apply(x, shortcut, weight, bias, where, running, sink.clients, momentum, module.eps, relu)
+    known = sink.known(x)
+    return BatchNormRows.apply(
+        x, shortcut, weight, bias, where, running, sink.clients, momentum, module.eps, relu, known
+    )
 
 
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch import Tensor
 from ...kernels.tiles import Tiles
 from ...objective import Buffers
 from .packing import Packing
+
+if TYPE_CHECKING:
+    from ...kernels.convolution import Moments
 
 
 @dataclass
@@ -29,12 +33,15 @@ class Sink:
     buffers: Buffers = field(default_factory=dict)  # the block's rows
     slots: list[Slot] = field(default_factory=list)
     packing: Packing = field(default_factory=Packing)
+    normed: bool = False  # whether a BatchNorm may ask for the moments of what a convolution made
+    moments: dict[int, tuple[Tensor, int, Moments]] = field(default_factory=dict)  # by the images' identity
     counts: Counter[str] = field(default_factory=Counter)  # what is to be added to buffers that count passes
 
     def fill(self, x: Tensor, grads: Tensor, buffers: Buffers) -> None:
         """Make ready for a forward pass at `x` whose backward pass fills `grads`."""
         self.x, self.grads, self.buffers, self.clients = x.detach(), grads, buffers, len(grads)
         self.counts.clear()
+        self.moments.clear()
         self.packing.forget()
         for slot in self.slots:
             slot.written = False
@@ -42,6 +49,16 @@ class Sink:
     def packed(self, dtype: torch.dtype, slot: Slot, tiles: Tiles) -> Tensor:
         """A convolution's weights as its kernel wants them."""
         return self.packing.weights(self.x, dtype, slot.start, tiles)
+
+    def note(self, images: Tensor, moments: Moments | None) -> None:
+        """What a convolution knows of the images it made; they are kept, so that no others can pass for them."""
+        if moments is not None:
+            self.moments[id(images)] = images, images._version, moments
+
+    def known(self, images: Tensor) -> Moments | None:
+        """Their moments, where they are a convolution's just as it left them."""
+        held, version, moments = self.moments.pop(id(images), (None, 0, None))
+        return moments if held is images and images._version == version else None
 
     def passed(self, counter: str) -> None:
         """One more batch for a buffer that counts them; all are told at once, when the pass is over."""
@@ -59,6 +76,7 @@ class Sink:
     def clear(self) -> None:
         self.x, self.grads, self.buffers = torch.empty(0), torch.empty(0, 0), {}
         self.counts.clear()
+        self.moments.clear()
         self.packing.forget()
 
 
@@ -67,6 +85,7 @@ class Slot:
 
     def __init__(self, sink: Sink, start: int, shape: torch.Size) -> None:
         self.sink, self.start, self.shape, self.written = sink, start, shape, False
+        self.moments: Moments | None = None  # of what a convolution with this weight made last
 
     @property
     def value(self) -> Tensor:
