@@ -23,7 +23,7 @@ from .rounds import Rounds
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
 from .sampling import Everyone, FixedSize, Participation, Poisson, rounds_of
 from .storage import RunStorage
-from .world import Alone, World
+from .world import Alone, World, agree
 
 if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
@@ -151,15 +151,7 @@ def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) 
 
 def _spread(world: World, clients: int, identity: dict[str, Any]) -> None:
     """Refuse what cannot be spread over ranks; every rank says the same."""
-    said = world.gather(json.loads(json.dumps(identity)))
-    for key in sorted(set().union(*said)):
-        values = [other.get(key) for other in said]
-        unlike = [rank for rank, value in enumerate(values) if value != values[0]]
-        if unlike:
-            raise UsageError(
-                f"the ranks do not agree: {key} is {values[0]!r} on rank 0 and {values[unlike[0]]!r} on rank "
-                f"{unlike[0]}; start all with the same configuration and data"
-            )
+    agree(world, identity)
     if clients < world.size:
         raise UsageError(
             f"{clients} clients on {world.size} ranks leave {world.size - clients} ranks without data; "

@@ -7,10 +7,13 @@ order.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
+
+from .errors import UsageError
 
 Said = TypeVar("Said")
 
@@ -55,6 +58,19 @@ class World(Protocol):
     def deal(self, table: Tensor | None, own: Tensor) -> Tensor:
         """This rank's rows of the table that rank 0 holds; `own` is a tensor of their shape, and is overwritten."""
         ...
+
+
+def agree(world: World, told: dict[str, Any]) -> None:
+    """All ranks say the same of what their sums rest on, plain JSON; else every one raises the same UsageError."""
+    said = world.gather(json.loads(json.dumps(told)))
+    for key in sorted(set().union(*said)):
+        values = [other.get(key) for other in said]
+        unlike = [rank for rank, value in enumerate(values) if value != values[0]]
+        if unlike:
+            raise UsageError(
+                f"the ranks do not agree: {key} is {values[0]!r} on rank 0 and {values[unlike[0]]!r} on rank "
+                f"{unlike[0]}; start all with the same settings and data"
+            )
 
 
 class Alone:

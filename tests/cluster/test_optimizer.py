@@ -66,7 +66,7 @@ def test_mistakes_are_said_on_every_rank(facts: list[dict[str, Any]]) -> None:
         "late group": "UsageError: parameters are fixed once the optimizer is made",
         "odd group": "UsageError: a parameter group takes lr alone, got momentum",
         "half": "UsageError: parameters must be float32 or float64, got torch.bfloat16",
-        "method": "UsageError: the ranks do not agree: seed is 0 on rank 0, 1 on rank 1",
+        "method": "UsageError: the ranks do not agree: seed is 0 on rank 0 and 1 on rank 1",
         "swapped": "UsageError: rank 0 cannot go on from this state: rank is 1 in the state, 0 here",
         "no data": "Diverged: rank 1: the gradient of client 1 is missing or not finite (no step was made) in round 0",
         "nan": "Diverged: rank 1: the gradient of client 1 is missing or not finite (no step was made) in round 0",

@@ -11,7 +11,6 @@ every rank saves its own `state_dict`. The steps are `Method`'s, as in the round
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from ..methods import Method
 from ..operators import norms
 from ..privacy.statement import Privacy
 from ..streams import Key, Stream
-from ..world import Alone, World
+from ..world import Alone, World, agree
 from .flat import Flat
 from .joining import meeting
 from .private import Noise
@@ -179,11 +178,7 @@ class ClientOptimizer(Optimizer):
             "rounds": rounds,
             "seed": self._seed,
         }
-        said = self.world.gather(json.loads(json.dumps(own)))
-        for rank, other in enumerate(said):
-            for key, value in said[0].items():
-                if other[key] != value:
-                    raise UsageError(f"the ranks do not agree: {key} is {value} on rank 0, {other[key]} on rank {rank}")
+        agree(self.world, own)
 
     def _show_state(self) -> None:
         """The state as torch's tools expect it: views of the flat vectors, parameter by parameter."""
