@@ -70,7 +70,7 @@ class Rounds:
         able = self.sending.fused and world.size == 1
         self.closing = Closing(method, plan, problem, mechanism, self.faults, able)
         self.begun = False
-        self.faulty = self.stopping = False  # what the ranks said in the last round
+        self.faulty = self.stopping = self.saving = False  # what the ranks said when they were last heard
         self.asked: Callable[[], bool] = lambda: False
         self.ledger_head: list[Any] | None = None
         self.stopped: str | None = None
@@ -129,17 +129,13 @@ class Rounds:
             return False
         for callback in self.callbacks:
             callback.round(state.round)
-        if self.begun and self._save_is_due():
+        if self.begun and (self._time_to_save() if self.world.size == 1 else self.saving):
             self._save(state)
-            self.saved_at = time.monotonic()
+            self.saved_at, self.saving = time.monotonic(), False
         return True
 
-    def _save_is_due(self) -> bool:
-        """Rank 0's clock decides; ranks ask one another only where there is something to save."""
-        if not self.kept:
-            return False
-        due = time.monotonic() - self.saved_at >= self.checkpoint_seconds
-        return self.world.first(lambda: due) if self.world.size > 1 else due
+    def _time_to_save(self) -> bool:
+        return self.kept and time.monotonic() - self.saved_at >= self.checkpoint_seconds
 
     def _ended(self, state: State) -> Run:
         """The last row, the last checkpoint, and what came out."""
@@ -224,7 +220,8 @@ class Rounds:
     def _whole(self, total: Tensor, k: int, count: int, looked_at: bool) -> Tensor:
         """Σ of all `count` clients' messages, noise included, from the sum over those that live here.
 
-        Ranks say in the same breath whether anything here is broken, and whether somebody wants to stop.
+        Ranks say in the same breath whether anything here is broken, whether somebody wants to stop, and, by rank 0's
+        clock, whether a checkpoint is due. On a GPU that is heard in rounds that are looked at.
         """
         if self.mechanism is not None:
             share, summed = len(self.own) / self.problem.clients, count if self.sending.fused else 0
@@ -235,12 +232,13 @@ class Rounds:
         broken = self.faults.broken
         if self._on_host and bool(broken):
             total = torch.zeros_like(total)  # what is broken stays here
-        signs = torch.stack([broken, torch.tensor(self.asked(), device=total.device)])
+        own = torch.tensor([self.asked(), self.world.rank == 0 and self._time_to_save()], device=total.device)
+        signs = torch.cat([broken[None], own])
         with self.watch.timed("communication"):
             packed = self.world.sum(torch.cat([total, signs.to(total.dtype)]))
         if self._on_host or looked_at:
-            self.faulty, self.stopping = (packed[-2:] > 0).tolist()
-        total = packed[:-2]
+            self.faulty, self.stopping, self.saving = (packed[-3:] > 0).tolist()
+        total = packed[:-3]
         return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
 
     def _released(self, state: State) -> str | None:
