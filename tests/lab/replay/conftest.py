@@ -53,6 +53,7 @@ def make() -> Make:
             "device": "made up",
             "engine": "made up",
             "seconds": 60.0,
+            "together": 1,
             "messages": 10,
             "versions": {"normec": "0"},
             "config": cell.config.known_by(),

@@ -41,6 +41,7 @@ def test_a_cell_leaves_a_record_of_its_run(smoke: Protocol, where: Where) -> Non
         assert record["command"] == f"normec replay run {name}"
         assert record["versions"]["torch"] == summary["versions"]["torch"]
         assert record["seconds"] > 0
+        assert record["together"] == 1
     assert found[PAIR[0]]["privacy"] is None
     assert found[PAIR[1]]["privacy"]["epsilon"] == summary["privacy"]["epsilon"] > 100
     assert found[PAIR[1]]["curve"]["epoch"][-1] == 3  # half of six

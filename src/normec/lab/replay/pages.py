@@ -90,9 +90,12 @@ def _machines(facts: Facts) -> list[str]:
     if not facts.records:
         return ["No cell has been run yet."]
     kinds = Counter((record["device"], record["config"]["precision"]) for record in facts.records.values())
-    seconds = sum(record["seconds"] or 0.0 for record in facts.records.values())
+    # Runs in turns on one device take its time together.
+    seconds = sum((record["seconds"] or 0.0) / record["together"] for record in facts.records.values())
+    most = max(record["together"] for record in facts.records.values())
+    turns = f", at most {most} at a time" if most > 1 else ""
     where = ", ".join(f"{count} on {device} ({precision})" for (device, precision), count in kinds.most_common())
-    return [f"{len(facts.records)} cells have run: {where}; {seconds / 3600:.1f} hours of runs in all."]
+    return [f"{len(facts.records)} cells have run: {where}; {seconds / 60:.0f} minutes of the devices' time{turns}."]
 
 
 def results(facts: Facts, folder: Path, link: Path) -> list[str]:

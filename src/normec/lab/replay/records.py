@@ -35,14 +35,15 @@ KEYS = (
     "curve",
     "seed",
     "seconds",
+    "together",
     "device",
     "versions",
     "command",
 )
 
 
-def made(cell: Planned, outcome: Outcome, base: Protocol) -> Record:
-    """The record of a cell that ran to its end, or diverged on the way."""
+def made(cell: Planned, outcome: Outcome, base: Protocol, together: int = 1) -> Record:
+    """The record of a cell that ran to its end, or diverged on the way; at most `together` at a time on its device."""
     summary, history = outcome.summary, outcome.history
     curve = _curve(outcome, base)
     best: dict[str, Any] = {}
@@ -68,6 +69,7 @@ def made(cell: Planned, outcome: Outcome, base: Protocol) -> Record:
         "device": summary.get("device"),
         "engine": summary.get("engine"),
         "seconds": summary.get("timings", {}).get("total"),
+        "together": together,
         "messages": history.rows[-1]["messages"] if len(history) else 0,
         "versions": versions,
         "config": cell.config.known_by(),

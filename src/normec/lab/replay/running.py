@@ -64,7 +64,7 @@ def run(
 
         def hear(event: Event, by_name: dict[str, Planned] = by_name) -> None:
             if event.outcome is not None:
-                _ended(by_name[event.cell.config.digest()], event.outcome, base, where, report)
+                _ended(by_name[event.cell.config.digest()], event.outcome, base, where, report, together)
             on_event(event)
 
         cells = [Cell(cell.config, {"name": cell.name}) for cell in group]
@@ -104,10 +104,11 @@ def _ended(
     base: Protocol,
     where: Where,
     report: Callable[[Planned, Record | Outcome], None],
+    together: int,
 ) -> None:
     if outcome.status not in records.DONE:
         report(cell, outcome)
         return
-    record = records.made(cell, outcome, base)
+    record = records.made(cell, outcome, base, together)
     records.write(where.cells, record)
     report(cell, record)
