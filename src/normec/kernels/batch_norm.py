@@ -228,10 +228,10 @@ def forward(
         _moments[grid](x, part, P, C, span, **blocks)
     else:
         part, (pixels, places) = moments.values, moments.values.shape[2:]
-        count = moments.parts * pixels
-        _combine[(clients, triton.cdiv(C, 16))](
+        count, wide = moments.parts * pixels, 16
+        _combine[(clients, triton.cdiv(C, wide))](
             part, mean, inverse, means, variances, P, C, count, momentum, eps, PIXELS=pixels, PLACES=places,
-            EACH=moments.each, RUNNING=running is not None, ROWS=min(512, triton.next_power_of_2(count)), BLOCK_C=16,
+            EACH=moments.each, RUNNING=running is not None, ROWS=min(512, triton.next_power_of_2(count)), BLOCK_C=wide,
             num_warps=8,
         )  # fmt: skip
     _normalise[grid](

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from ... import kernels
 from ...kernels import tiles
 from .layers import channels_last, precision
 from .slots import Sink, Slot
+
+if TYPE_CHECKING:
+    from ...kernels.convolution import Moments
 
 aten = torch.ops.aten
 
@@ -74,16 +77,15 @@ class TiledConvRows(Function):
     """A 3×3 convolution of few channels in half precision on a GPU; its weights are taken from the sink, packed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, slot: Slot, stride: int):  # noqa: ARG004
-        """`weight` is there to be asked for a gradient, see `Slot.value`."""
-        from ...kernels.convolution import convolve, moments_of
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slot: Slot, stride: int, moments: Moments | None):  # noqa: ARG004
+        """`weight` is there to be asked for a gradient, see `Slot.value`; `moments` are filled."""
+        from ...kernels.convolution import convolve
 
         x = x.to(precision(x), memory_format=torch.channels_last)
         ctx.save_for_backward(x)
-        ctx.slot, ctx.stride, sink = slot, stride, slot.sink
-        way, size = tiles.forward(slot.shape[1], slot.shape[0], stride), tiles.size(x.shape[2:], stride)
-        slot.moments = moments_of(x, way, size, sink.clients) if sink.normed else None
-        return convolve(x, sink.packed(x.dtype, slot, way), way, size, slot.moments)
+        ctx.slot, ctx.stride = slot, stride
+        way = tiles.forward(slot.shape[1], slot.shape[0], stride)
+        return convolve(x, slot.sink.packed(x.dtype, slot, way), way, tiles.size(x.shape[2:], stride), moments)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):
@@ -96,7 +98,16 @@ class TiledConvRows(Function):
         if ctx.needs_input_grad[0]:  # not the first layer's
             way = tiles.backward(slot.shape[1], slot.shape[0], ctx.stride)
             data = convolve(g, slot.sink.packed(g.dtype, slot, way), way, tuple(x.shape[2:]))
-        return data, None, None, None
+        return data, None, None, None, None
+
+    @staticmethod
+    def moments(x: Tensor, slot: Slot, stride: int) -> Moments | None:
+        """Room for those of what comes out, where a BatchNorm may ask for them."""
+        from ...kernels.convolution import moments_of
+
+        way = tiles.forward(slot.shape[1], slot.shape[0], stride)
+        size, sink = tiles.size(x.shape[2:], stride), slot.sink
+        return moments_of(x, way, size, sink.clients) if sink.normed else None
 
     @staticmethod
     def prepare(module: nn.Module, slot: Slot | None) -> bool:

@@ -108,8 +108,9 @@ def _tiled_conv(module: nn.Conv2d, slots: Slots, sink: Sink, name: str, x: Tenso
     slot = slots["weight"]
     if slot is None or not TiledConvRows.fits(x, sink, module.out_channels):
         return _conv(module, slots, sink, name, x)
-    found = TiledConvRows.apply(x, slot.value, slot, module.stride[0])
-    sink.note(found, slot.moments)
+    moments = TiledConvRows.moments(x, slot, module.stride[0])
+    found = TiledConvRows.apply(x, slot.value, slot, module.stride[0], moments)
+    sink.note(found, moments)
     return found
 
 

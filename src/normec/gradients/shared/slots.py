@@ -85,7 +85,6 @@ class Slot:
 
     def __init__(self, sink: Sink, start: int, shape: torch.Size) -> None:
         self.sink, self.start, self.shape, self.written = sink, start, shape, False
-        self.moments: Moments | None = None  # of what a convolution with this weight made last
 
     @property
     def value(self) -> Tensor:
