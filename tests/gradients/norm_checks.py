@@ -14,13 +14,13 @@ from normec import Problem
 from normec.gradients.precision import products
 from normec.gradients.shared.rules import convert
 from normec.models.norms import norm_relu
-from normec.models.resnet import Block
+from normec.models.resnet import Block, Shortcut
 
 from .nearness import LAST, framed, near, untouched
 
 PRECISIONS = ((torch.float32, 1e-5), (torch.bfloat16, 1e-2))
 KINK = 1e-2  # what ReLU lets through of a number within rounding of zero may differ
-AFTER = ("nothing", "relu", "shortcut and relu")
+AFTER = ("nothing", "relu", "relu, two uses", "shortcut and relu", "shortcut and relu, two uses")
 
 
 class Given(nn.Module):
@@ -37,9 +37,9 @@ def after(normed: Tensor, shortcut: Tensor, what: str) -> Tensor:
 
 
 def images(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Tensor]:
-    """x, the slope of y, a shortcut."""
+    """x, the slope of y, a shortcut, the slope of a second use of y."""
     torch.manual_seed(0)
-    made = [(torch.randn(shape, device=device) + shift).to(dtype) for shift in (3, 0, 0)]
+    made = [(torch.randn(shape, device=device) + shift).to(dtype) for shift in (3, 0, 0, 0)]
     return [one.contiguous(memory_format=LAST) if one.ndim == 4 else one for one in made]
 
 
@@ -56,20 +56,22 @@ def check_batch_norm(device: str) -> None:
     for (dtype, close), (clients, records, shape), affine in product(PRECISIONS, shapes, ("both", "weight", "none")):
         for what_follows in AFTER if affine == "both" else AFTER[1:2]:
             channels, what = shape[0], (dtype, shape, affine, what_follows)
-            relu, joined = what_follows != "nothing", what_follows.startswith("shortcut")
-            x, g, shortcut = images((clients * records, *shape), dtype, device)
+            relu, joined, both = what_follows != "nothing", "cut" in what_follows, "two" in what_follows
+            x, g, shortcut, more = images((clients * records, *shape), dtype, device)
             weight, bias = scales(channels, affine, device)
             running = (torch.randn(clients, channels, device=device), torch.rand(clients, channels, device=device))
             before = [part.double() for part in running]
             y, mean, inverse = batch_norm.forward(
                 x, weight, bias, running, clients, 0.3, 1e-3, relu, shortcut if joined else None
             )
-            (wide, by_weight), (also, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
+            (wide, by_weight), (broad, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
             dx, passed = batch_norm.backward(
-                g, x, weight, bias, mean, inverse, by_weight, by_bias, relu, y if joined else None
-            )
+                g, x, weight, bias, mean, inverse, by_weight, by_bias, relu, y if joined else None,
+                more if both else None,
+            )  # fmt: skip
             untouched(wide)
-            untouched(also)
+            untouched(broad)
+            g = g.double() + more.double() if both else g
             for i in range(clients):
                 own, slope, added = (part.double().chunk(clients)[i].requires_grad_() for part in (x, g, shortcut))
                 known = [None if p is None else p.double().requires_grad_() for p in (weight, bias)]
@@ -98,11 +100,15 @@ def check_group_norm(device: str) -> None:
     for (dtype, close), shape, (affine, what_follows) in product(PRECISIONS, shapes, kinds):
         count, channels, groups, height, width = shape
         what, relu, joined = (dtype, *shape, affine, what_follows), what_follows != "nothing", "cut" in what_follows
+        both = "two" in what_follows
         assert group_norm.fits(channels, groups)
-        x, g, shortcut = images((count, channels, height, width), dtype, device)
+        x, g, shortcut, more = images((count, channels, height, width), dtype, device)
         weight, bias = scales(channels, affine, device)
         y, mean, inverse = group_norm.forward(x, groups, weight, bias, 1e-4, relu, shortcut if joined else None)
-        dx, sums, passed = group_norm.backward(g, x, groups, weight, bias, mean, inverse, relu, y if joined else None)
+        dx, sums, passed = group_norm.backward(
+            g, x, groups, weight, bias, mean, inverse, relu, y if joined else None, more if both else None
+        )
+        g = g.double() + more.double() if both else g
         own, added = x.double().requires_grad_(), shortcut.double().requires_grad_()
         known = [None if p is None else p.double().requires_grad_() for p in (weight, bias)]
         expected = after(F.group_norm(own, groups, *known, 1e-4), added, what_follows)  # type: ignore[arg-type]
@@ -121,13 +127,34 @@ def check_nan_stays(device: str) -> None:
     """A run that diverges must show it: ReLU lets NaN through, also as part of a kernel."""
     from normec.kernels import batch_norm, group_norm
 
-    x, _, shortcut = images((2, 8, 3, 5), torch.float32, device)
+    x, _, shortcut, _ = images((2, 8, 3, 5), torch.float32, device)
     x[0, 0, 0, 0] = torch.nan
     y, _, _ = batch_norm.forward(x, None, None, None, 2, 0.1, 1e-5, True, shortcut)
     z, _, _ = group_norm.forward(x, 4, None, None, 1e-5, True, shortcut)
     for out in (y, z):
         assert out[0, 0].isnan().all()
         assert out[1].isfinite().all()
+
+
+def check_shortcut(device: str) -> None:
+    """Every so-many-th pixel, zeros for missing channels, and the way back."""
+    from normec.kernels.shortcut import pick, spread
+
+    for inputs, missing, stride, height, width in (
+        (16, 16, 2, 6, 4),
+        (3, 5, 2, 5, 7),
+        (8, 1, 1, 3, 2),
+        (4, 4, 3, 5, 6),
+    ):
+        for dtype, _ in PRECISIONS:
+            shortcut = Shortcut(stride, missing)
+            x = torch.randn(3, inputs, height, width, device=device).to(dtype).contiguous(memory_format=LAST)
+            expected = shortcut(x.requires_grad_())
+            g = torch.randn_like(expected).contiguous(memory_format=LAST)
+            found = pick(x.detach(), stride, shortcut.before, inputs + missing)
+            assert torch.equal(found, expected)
+            (slope,) = torch.autograd.grad(expected, x, g)
+            assert torch.equal(spread(g, tuple(x.shape), stride, shortcut.before), slope)
 
 
 def check_norm_relu_in_a_model(device: str) -> None:
@@ -145,7 +172,8 @@ def check_norm_relu_in_a_model(device: str) -> None:
         with products("float32"):
             outputs = model.train()(x.to(device))
             names = {type(node).__name__ for node in _nodes(outputs.grad_fn)}
-            assert not any("Relu" in name for name in names), names
+            # ReLU, the shortcut that changes the size, and the sum of two uses' slopes are the kernels' as well.
+            assert not any(part in name for part in ("Relu", "Pad", "Slice") for name in names), names
             (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
         sink.finish()
         reference = of.model.double().cpu().train()
@@ -189,6 +217,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_batch_norm,
     check_group_norm,
     check_nan_stays,
+    check_shortcut,
     check_norm_relu_in_a_model,
     check_a_hooked_norm_stays_alone,
 )

@@ -123,3 +123,19 @@ def test_norm_relu_is_norm_shortcut_and_relu_unless_the_norm_does_it() -> None:
     assert torch.equal(models.norms.norm_relu(norm, x, shortcut), expected)
     assert torch.equal(models.norms.norm_relu(fused, x, shortcut), expected)
     assert bool((models.norms.norm_relu(fused, x) == 7).all())
+
+
+def test_a_second_use_is_the_tensor_itself_unless_a_norm_made_one() -> None:
+    x, other = torch.randn(2, 3)
+    assert models.norms.second(x) is x
+    x.second = other  # type: ignore[attr-defined]
+    assert models.norms.second(x) is other
+
+
+def test_a_shortcut_without_missing_channels_is_its_input_where_no_pixel_is_left_out() -> None:
+    x = torch.randn(2, 3, 5, 4)
+    assert torch.equal(models.resnet.Shortcut(1, 0)(x), x)
+    widened = models.resnet.Shortcut(2, 3)(x)
+    assert torch.equal(widened[:, 1:4], x[:, :, ::2, ::2])
+    assert widened.shape == (2, 6, 3, 2)
+    assert widened.count_nonzero() == x[:, :, ::2, ::2].count_nonzero()

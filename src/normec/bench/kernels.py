@@ -41,7 +41,7 @@ def images(channels: int, height: int) -> list[Tensor]:
 
 
 def convolutions(layer: tuple[int, ...], way: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """Setting: tiles a program, columns, warps, products ahead."""
+    """Setting: tiles a program, columns, warps."""
     inputs, outputs, stride, height = layer
     cut = getattr(tiles, way)(inputs, outputs, stride)
     small = tiles.size((height, height), stride)
@@ -54,9 +54,9 @@ def convolutions(layer: tuple[int, ...], way: str, setting: Setting | None) -> t
     def settings(*given: Any) -> Any:
         meta, grid, options = usual(*given)
         if setting is not None:
-            tall, wide, warps, ahead = setting
+            tall, wide, warps = setting
             count = len(source[0]) * meta["GH"] * meta["GW"]
-            meta |= {"BLOCK_M": tall, "BLOCK_N": min(wide, cut.breadth), "AHEAD": ahead}
+            meta |= {"BLOCK_M": tall, "BLOCK_N": min(wide, cut.breadth)}
             grid = (_ceiling(count, tall), _ceiling(cut.breadth, meta["BLOCK_N"]))
             options = {"num_warps": warps}
         return meta, grid, options
@@ -66,7 +66,7 @@ def convolutions(layer: tuple[int, ...], way: str, setting: Setting | None) -> t
 
 
 def gradients(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """Setting: tiles a step, programs a multiprocessor, warps, stages."""
+    """Setting: tiles a step, programs in all, warps, stages."""
     inputs, outputs, stride, height = layer
     xs, gs = images(inputs, height), images(outputs, tiles.size((height, height), stride)[0])
     rows = torch.empty(CLIENTS, outputs, inputs, 3, 3, device="cuda")
@@ -75,10 +75,9 @@ def gradients(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[
     def settings(cut: tiles.Tiles, clients: int, count: int, *given: Any) -> Any:
         meta, grid, options = usual(cut, clients, count, *given)
         if setting is not None:
-            block, fill, warps, stages = setting
-            splits, total = 1, count * meta["GH"] * meta["GW"]
-            while splits < 64 and clients * grid[1] * splits < 132 * fill and total > 2 * splits * block:
-                splits *= 2
+            block, programs, warps, stages = setting
+            steps = _ceiling(count * meta["GH"] * meta["GW"], block)
+            splits = max(1, min(64, steps // 2, programs // (clients * grid[1])))
             meta |= {"BLOCK_K": block, "SPLITS": splits}
             grid, options = (clients * splits, grid[1]), {"num_warps": warps, "num_stages": stages}
         return meta, grid, options
@@ -124,9 +123,9 @@ KINDS: dict[str, tuple[Callable[..., tuple[Any, Calls]], tuple[str, ...], list[S
     "convolution": (
         convolutions,
         ("forward", "backward"),
-        list(itertools.product((32, 64, 128), (32, 64, 128), (4,), (1, 2))),
+        list(itertools.product((64, 128, 256), (64, 128), (4, 8))),
     ),
-    "weight gradients": (gradients, ("",), list(itertools.product((32, 64), (1, 2), (4, 8), (2, 3)))),
+    "weight gradients": (gradients, ("",), list(itertools.product((32, 64), (132, 264, 396), (4, 8), (2, 3)))),
     "norm": (norms, ("",), list(itertools.product((1, 2), (512, 2048), (4, 8)))),
 }
 

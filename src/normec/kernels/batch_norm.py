@@ -144,11 +144,14 @@ def _normalise(
 
 @triton.jit
 def _slopes(
-    g, x, y, passed, weight, bias, mean_in, inverse_in, part, P, C, span,
-    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
+    g, also, x, y, passed, weight, bias, mean_in, inverse_in, part, P, C, span,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ALSO: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Σ g and Σ g (x − mean) over a span of a client's rows; with a shortcut also the g that ReLU lets through."""
+    """Σ g and Σ g (x − mean) over a span of a client's rows, and `passed`, the g that ReLU lets through.
+
+    `passed` where there is a shortcut, or a second slope to be added.
+    """
     client, split = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     own = client.to(tl.int64) * P * C
@@ -161,8 +164,8 @@ def _slopes(
         r = start + tl.arange(0, BLOCK_P)
         mask = (r < end)[:, None] & (c < C)[None, :]
         at = own + r[:, None] * C + c[None, :]
-        slope, value = back(g, x, y, at, mask, mean, scale, offset, RELU, SHORTCUT)
-        if SHORTCUT:
+        slope, value = back(g, also, x, y, at, mask, mean, scale, offset, RELU, SHORTCUT, ALSO)
+        if SHORTCUT or ALSO:
             tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=mask)
         total += slope
         along += slope * value
@@ -195,7 +198,7 @@ def _apply(
         r = start + tl.arange(0, BLOCK_P)
         mask = (r < end)[:, None] & valid[None, :]
         at = own + r[:, None] * C + c[None, :]
-        slope, value = back(g, x, x, at, mask, mean, scale, offset, RELU, False)
+        slope, value = back(g, g, x, x, at, mask, mean, scale, offset, RELU, False, False)
         value *= inverse[None, :]
         slope = scale[None, :] * (slope - total[None, :] / P - value * (along[None, :] / P))
         tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=mask)
@@ -253,8 +256,9 @@ def backward(
     by_bias: Tensor,
     relu: bool = False,
     y: Tensor | None = None,
+    also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The data gradient, and the shortcut's where `y`, what came out with one, is given.
+    """The data gradient, and the shortcut's where `y`, what came out with one, is given. `also`: a slope added to g.
 
     Weight and bias gradients ``[clients, C]`` are written, whatever their row stride.
     """
@@ -262,17 +266,17 @@ def backward(
     P = x.numel() // (clients * C)
     grid, span, blocks = _grid(clients, P, C)
     part = x.new_empty(clients, blocks["SPLITS"], 2, C, dtype=torch.float32)
-    dx, passed = torch.empty_like(x), torch.empty_like(x) if y is not None else None
+    dx, passed = torch.empty_like(x), None if y is None and also is None else torch.empty_like(x)
     affine = weight is not None
     _slopes[grid](
-        g, x, pointer(y, x), pointer(passed, x), *scales(weight, bias, x), mean, inverse, part, P, C, span,
-        AFFINE=affine, RELU=relu, SHORTCUT=y is not None, **blocks,
+        g, pointer(also, g), x, pointer(y, x), pointer(passed, x), *scales(weight, bias, x), mean, inverse, part,
+        P, C, span, AFFINE=affine, RELU=relu, SHORTCUT=y is not None, ALSO=also is not None, **blocks,
     )  # fmt: skip
     _apply[grid](
         pointer(passed, g), x, dx, *scales(weight, bias, x), mean, inverse, part, by_weight, by_bias,
-        by_weight.stride(0), by_bias.stride(0), P, C, span, AFFINE=affine, RELU=relu and y is None, **blocks,
+        by_weight.stride(0), by_bias.stride(0), P, C, span, AFFINE=affine, RELU=relu and passed is None, **blocks,
     )  # fmt: skip
-    return dx, passed
+    return dx, passed if y is not None else None
 
 
 def _grid(clients: int, P: int, C: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from .tiles import Tiles
 
-_TALL = 64  # tiles a program
-_SHARED = 2**16  # bytes of shared memory a program may take: three of them fit on a multiprocessor
+_MANY = 512  # programs that fill a device, for all that is known of it here
 
 
 @triton.jit
@@ -38,9 +37,9 @@ def _convolve(
     READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    AHEAD: tl.constexpr, MOMENTS: tl.constexpr,
+    MOMENTS: tl.constexpr,
 ):  # fmt: skip
-    """The seen pixels of `BLOCK_M` tiles times `BLOCK_N` columns of the weights; loaded one product ahead, or two."""
+    """The seen pixels of `BLOCK_M` tiles times `BLOCK_N` columns of the weights."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # a tile
     image, r, s = m // (GH * GW), m // GW % GH, m % GW
     k = tl.arange(0, CHUNK * LANES)  # a seen pixel and channel
@@ -49,28 +48,16 @@ def _convolve(
     top, left = r * DOWN + OFFSET, s * RIGHT + OFFSET
     corner = ((image * H + top) * W + left) * READS
     found = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    value, weight = (
-        tl.zeros((BLOCK_M, CHUNK * LANES), source.dtype.element_ty),
-        tl.zeros((CHUNK * LANES, BLOCK_N), weights.dtype.element_ty),
-    )
-    next_value, next_weight, later_value, later_weight = value, weight, value, weight
     # Unrolled, not a loop that is pipelined: its copies would pass by the cache where neighbours' pixels lie.
-    for step in tl.static_range(ROWS * CHUNKS + AHEAD):
-        if step < ROWS * CHUNKS:
-            y, z = top + step // CHUNKS, left[:, None] + step % CHUNKS * CHUNK + u[None, :]
-            inside = ((m < count) & (y >= 0) & (y < H))[:, None] & (z >= 0) & (z < W)
-            if READS < LANES:
-                inside = inside & (i < READS)[None, :]
-            away = (step // CHUNKS * W + step % CHUNKS * CHUNK + u) * READS + i
-            later_value = tl.load(source + corner[:, None] + away[None, :], mask=inside, other=0.0)
-            later_weight = tl.load(weights + (step * CHUNK * LANES + k)[:, None] * (TALL * WIDE * PLACES) + n[None, :])
-        if AHEAD == 1:
-            value, weight = next_value, next_weight
-        if step >= AHEAD:
-            found = tl.dot(value, weight, found)
-        if AHEAD == 2:
-            value, weight = next_value, next_weight
-        next_value, next_weight = later_value, later_weight
+    for step in tl.static_range(ROWS * CHUNKS):
+        y, z = top + step // CHUNKS, left[:, None] + step % CHUNKS * CHUNK + u[None, :]
+        inside = ((m < count) & (y >= 0) & (y < H))[:, None] & (z >= 0) & (z < W)
+        if READS < LANES:
+            inside = inside & (i < READS)[None, :]
+        away = (step // CHUNKS * W + step % CHUNKS * CHUNK + u) * READS + i
+        value = tl.load(source + corner[:, None] + away[None, :], mask=inside, other=0.0)
+        weight = tl.load(weights + (step * CHUNK * LANES + k)[:, None] * (TALL * WIDE * PLACES) + n[None, :])
+        found = tl.dot(value, weight, found)
     y, z = r[:, None] * TALL + (n // (WIDE * PLACES))[None, :], s[:, None] * WIDE + (n // PLACES % WIDE)[None, :]
     inside = (m < count)[:, None] & (y < OH) & (z < OW) & (n % PLACES < WRITES)[None, :]
     at = ((image[:, None] * OH + y) * OW + z) * WRITES + (n % PLACES)[None, :]
@@ -109,10 +96,11 @@ def moments_of(source: Tensor, tiles: Tiles, size: tuple[int, int], clients: int
     whole = size[0] % tiles.tall == 0 and size[1] % tiles.wide == 0
     down, across = tiles.grid(*size)
     count = len(source) // clients * down * across
-    if not whole or count % _TALL:
+    each = _each(tiles, clients * count)
+    if not whole or count % each:
         return None
-    shape = (clients * count // _TALL, 2, tiles.tall * tiles.wide, tiles.places)
-    return Moments(torch.empty(shape, device=source.device), count // _TALL, _TALL)
+    shape = (clients * count // each, 2, tiles.tall * tiles.wide, tiles.places)
+    return Moments(torch.empty(shape, device=source.device), count // each, each)
 
 
 def convolve(
@@ -136,11 +124,14 @@ def settings(
     """The kernel's constants, its grid and its options, from sizes alone."""
     meta = geometry(tiles, seen, size)
     count = images * meta["GH"] * meta["GW"]
-    wide = min(128, tiles.breadth)
-    deep = tiles.chunk * tiles.lanes
-    held = 2 * deep * (_TALL + wide)  # bytes of what one product takes
-    meta |= {"BLOCK_M": _TALL, "BLOCK_N": wide, "AHEAD": 2 if 3 * held <= _SHARED else 1}
-    return meta, (triton.cdiv(count, _TALL), triton.cdiv(tiles.breadth, wide)), {"num_warps": 4}
+    each, wide = _each(tiles, count), min(128, tiles.breadth)
+    meta |= {"BLOCK_M": each, "BLOCK_N": wide}
+    return meta, (triton.cdiv(count, each), triton.cdiv(tiles.breadth, wide)), {"num_warps": 4}
+
+
+def _each(tiles: Tiles, count: int) -> int:
+    """Tiles a program, of so many in all."""
+    return 128 if count >= 128 * _MANY and tiles.chunk * tiles.lanes <= 64 else 64
 
 
 def geometry(tiles: Tiles, seen: tuple[int, int], size: tuple[int, int]) -> dict[str, int]:

@@ -63,8 +63,8 @@ def _forward(
 
 @triton.jit
 def _backward(
-    g, x, y, dx, passed, weight, bias, mean_in, inverse_in, sums, P,
-    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
+    g, also, x, y, dx, passed, weight, bias, mean_in, inverse_in, sums, P,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ALSO: tl.constexpr,
     G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
@@ -80,7 +80,7 @@ def _backward(
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         at = own + r[:, None] * C + c[None, :]
-        slope, value = back(g, x, y, at, (r < P)[:, None], mean, inverse * scale, offset, RELU, SHORTCUT)
+        slope, value = back(g, also, x, y, at, (r < P)[:, None], mean, inverse * scale, offset, RELU, SHORTCUT, ALSO)
         total += slope
         along += slope * value * inverse[None, :]
     channel_total, channel_along = tl.sum(total, 0), tl.sum(along, 0)
@@ -92,7 +92,7 @@ def _backward(
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         at = own + r[:, None] * C + c[None, :]
-        slope, value = back(g, x, y, at, (r < P)[:, None], mean, inverse * scale, offset, RELU, SHORTCUT)
+        slope, value = back(g, also, x, y, at, (r < P)[:, None], mean, inverse * scale, offset, RELU, SHORTCUT, ALSO)
         if SHORTCUT:
             tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=(r < P)[:, None])
         value *= inverse[None, :]
@@ -135,17 +135,18 @@ def backward(
     inverse: Tensor,
     relu: bool = False,
     y: Tensor | None = None,
+    also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The data gradient, each image's weight and bias gradients ``[images, 2, C]``, and the shortcut's gradient.
 
-    The last where `y`, what came out with a shortcut, is given.
+    The last where `y`, what came out with a shortcut, is given. `also`: a slope that is added to g.
     """
     images, C = x.shape[:2]
     sums = x.new_empty(images, 2, C, dtype=torch.float32)
     dx, passed = torch.empty_like(x), torch.empty_like(x) if y is not None else None
     _backward[(images,)](
-        g, x, pointer(y, x), dx, pointer(passed, x), *scales(weight, bias, x), mean, inverse, sums,
-        x[0, 0].numel(), AFFINE=weight is not None, RELU=relu, SHORTCUT=y is not None,
+        g, pointer(also, g), x, pointer(y, x), dx, pointer(passed, x), *scales(weight, bias, x), mean, inverse, sums,
+        x[0, 0].numel(), AFFINE=weight is not None, RELU=relu, SHORTCUT=y is not None, ALSO=also is not None,
         G=groups, C=C, BLOCK_P=_tall(C),
     )  # fmt: skip
     return dx, sums, passed

@@ -20,12 +20,17 @@ def follow(value, shortcut, at, mask, RELU: tl.constexpr, SHORTCUT: tl.constexpr
 
 
 @triton.jit
-def back(g, x, y, at, mask, mean, scale, offset, RELU: tl.constexpr, SHORTCUT: tl.constexpr):
+def back(
+    g, also, x, y, at, mask, mean, scale, offset, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ALSO: tl.constexpr
+):  # fmt: skip
     """(the slope that ReLU lets through, x less its mean).
 
     With a shortcut the output y tells what was let through, else the norm's own arithmetic does, from x once more.
+    `ALSO`: the output was used twice, and the slope is the sum of two.
     """
     slope = tl.load(g + at, mask=mask, other=0.0).to(tl.float32)
+    if ALSO:
+        slope += tl.load(also + at, mask=mask, other=0.0).to(tl.float32)
     value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
     if SHORTCUT:
         slope = tl.where(tl.load(y + at, mask=mask, other=0.0).to(tl.float32) <= 0, 0.0, slope)

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .convolution import geometry
-from .tiles import Tiles, gathering
+from .tiles import Tiles, gathering, power
 
-_PROCESSORS = 132  # of the GPU that sizes were chosen for; another one computes the same
+_PROGRAMS = 2 * 132  # at a time on the GPU that sizes were chosen for; another one computes the same
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def _collect(
     part, rows, row_stride, depth,
     READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, FILLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum the spans and the tile's pixels, each of which has all taps; taps last, as the parameter has them."""
     client = tl.program_id(0)
@@ -153,13 +153,14 @@ def _collect(
     # (o in eights, i, tap, o within eight): what is read lies side by side in eights, what is written nearly so.
     o, i, tap = e // (72 * READS) * 8 + e % 8, e // 72 % READS, e // 8 % 9
     real = o < WRITES
-    spans = (client * SPLITS + tl.arange(0, SPLITS)) * depth
-    total = tl.zeros((SPLITS, BLOCK), tl.float32)
+    split = tl.arange(0, FILLED)
+    spans = (client * SPLITS + split) * depth
+    total = tl.zeros((FILLED, BLOCK), tl.float32)
     for pixel in tl.static_range(TALL * WIDE):
         row, column = tap // 3 + pixel // WIDE * STRIDE, tap % 3 + pixel % WIDE * STRIDE
         k = ((row * CHUNKS + column // CHUNK) * CHUNK + column % CHUNK) * LANES + i
         at = (spans[:, None] + k[None, :]).to(tl.int64) * (TALL * WIDE * PLACES) + (pixel * PLACES + o)[None, :]
-        total += tl.load(part + at, mask=real[None, :], other=0.0)
+        total += tl.load(part + at, mask=(split < SPLITS)[:, None] & real[None, :], other=0.0)
     at = client.to(tl.int64) * row_stride + (o * READS + i) * 9 + tap
     tl.store(rows + at, tl.sum(total, 0), mask=real)
 
@@ -175,9 +176,17 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
     part = rows.new_empty(clients * splits, depth, tiles.breadth)
     _tiles[grid](x, g, part, count, span, **meta, **options)
     kept = ("READS", "LANES", "WRITES", "PLACES", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")
-    block = max(32, 1024 // splits)
+    lanes = power(splits)
+    block = max(32, 1024 // lanes)
     _collect[(clients, triton.cdiv(72 * inputs * triton.cdiv(outputs, 8), block))](
-        part, rows, rows.stride(0), depth, **{key: meta[key] for key in kept}, STRIDE=stride, BLOCK=block
+        part,
+        rows,
+        rows.stride(0),
+        depth,
+        **{key: meta[key] for key in kept},
+        STRIDE=stride,
+        FILLED=lanes,
+        BLOCK=block,
     )
 
 
@@ -190,8 +199,7 @@ def settings(
     taken = 4 if 4 * deep <= 256 and tiles.chunks == 1 else 1  # all rows that a tile sees, or one
     large = taken * deep * tiles.breadth > 8192  # then smaller steps, so that two programs fit on a multiprocessor
     groups, block = triton.cdiv(parts, taken), 32 if large else 64
-    count, splits = images * meta["GH"] * meta["GW"], 1
-    while splits < 64 and clients * groups * splits < _PROCESSORS and count > 2 * splits * block:
-        splits *= 2
+    steps = triton.cdiv(images * meta["GH"] * meta["GW"], block)
+    splits = max(1, min(64, steps // 2, _PROGRAMS // (clients * groups)))  # all at work at once
     meta |= {"SPLITS": splits, "TAKEN": taken, "BLOCK_K": block}
     return meta, (clients * splits, groups), {"num_warps": 4, "num_stages": 3}

@@ -10,13 +10,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import one_of
-from .norms import norm_relu
+from .norms import norm_relu, second
 
 Norm = Callable[[int], nn.Module]
 
 
+class Shortcut(nn.Module):
+    """Without parameters: every `stride`-th pixel, zeros for the channels that are missing."""
+
+    def __init__(self, stride: int, missing: int) -> None:
+        super().__init__()
+        self.stride, self.missing, self.before = stride, missing, missing // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        picked = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(picked, (0, 0, 0, 0, self.before, self.missing - self.before)) if self.missing else picked
+
+
 class Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut without parameters: every second pixel, missing channels zero."""
+    """Two 3×3 convolutions and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -24,17 +36,11 @@ class Block(nn.Module):
         self.norm1 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm2 = norm(outputs)
-        self.stride, self.missing = stride, outputs - inputs
+        self.shortcut = Shortcut(stride, outputs - inputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        shortcut = x
-        if self.missing:
-            half = self.missing // 2
-            # x[:, :, ::stride, ::stride] by pooling: its gradient then comes in one pass, channels last.
-            shortcut = F.avg_pool2d(x, 1, self.stride)
-            shortcut = F.pad(shortcut, (0, 0, 0, 0, half, self.missing - half))
         out = norm_relu(self.norm1, self.conv1(x))
-        return norm_relu(self.norm2, self.conv2(out), shortcut)
+        return norm_relu(self.norm2, self.conv2(out), self.shortcut(second(x)))
 
 
 class ResNet20(nn.Module):

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from ... import kernels
+from ...models.resnet import Shortcut
 from .slots import Slot
 
 aten = torch.ops.aten
@@ -99,6 +101,28 @@ class AffineRows(Function):
             for_bias.put(lambda rows: total(g, rows))
         broad = weight.view(-1, *[1] * (x.ndim - 2)) if ctx.first else weight
         return (g * broad.to(g.dtype) if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+class ShortcutByKernel(Function):
+    """A `Shortcut` of channels-last images on a GPU, a kernel each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shortcut: Shortcut):
+        from ...kernels.shortcut import pick
+
+        ctx.shape, ctx.shortcut = tuple(x.shape), shortcut
+        return pick(channels_last(x), shortcut.stride, shortcut.before, x.shape[1] + shortcut.missing)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        from ...kernels.shortcut import spread
+
+        return spread(channels_last(g), ctx.shape, ctx.shortcut.stride, ctx.shortcut.before), None
+
+    @staticmethod
+    def fits(x: Tensor, shortcut: Shortcut) -> bool:
+        numbers = x[:, 0].numel() * (x.shape[1] + shortcut.missing) if x.ndim == 4 else 0
+        return shortcut.missing > 0 and 0 < numbers < 2**31 and kernels.usable(x)
 
 
 def product(left: Tensor, right: Tensor, rows: Tensor) -> None:

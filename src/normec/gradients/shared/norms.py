@@ -1,6 +1,7 @@
 """GroupNorm and BatchNorm with one scale's gradient a client; BatchNorm with every client's own statistics.
 
 By their kernels they also do what often follows them, `models.norm_relu`: the addition of a shortcut, and ReLU.
+What they make comes twice, for two uses: see `models.second`.
 """
 
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
@@ -40,15 +41,16 @@ class GroupNormRows(Function):
         y, mean, inverse = group_norm.forward(x, norm.num_groups, weight, bias, norm.eps, relu, _maybe_last(shortcut))
         ctx.save_for_backward(x, weight, bias, mean, inverse, y if shortcut is not None else None)
         ctx.slots, ctx.groups, ctx.relu = slots, norm.num_groups, relu
-        return y
+        return _twice(ctx, y)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor):
+    def backward(ctx: Any, *slopes: Maybe):
         from ...kernels import group_norm
 
         x, weight, bias, mean, inverse, y = ctx.saved_tensors
+        g, also = _slopes(slopes)
         data, sums, passed = group_norm.backward(
-            channels_last(g), x, ctx.groups, weight, bias, mean, inverse, ctx.relu, y
+            channels_last(g), x, ctx.groups, weight, bias, mean, inverse, ctx.relu, y, _maybe_last(also)
         )
         for part, slot in enumerate(ctx.slots):
             if slot is not None:
@@ -102,19 +104,21 @@ class BatchNormRows(Function):
                 inverses.append(own_inverse)
             mean, inverse = torch.stack(means), torch.stack(inverses)
         ctx.save_for_backward(x, weight, bias, mean, inverse, y if shortcut is not None else None)
-        return y
+        return _twice(ctx, y)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor):
+    def backward(ctx: Any, *slopes: Maybe):
         x, weight, bias, mean, inverse, y = ctx.saved_tensors
         c, passed = ctx.clients, None
+        g, also = _slopes(slopes)
         by_weight, by_bias = (slot.rows if slot is not None else torch.empty_like(mean) for slot in ctx.slots)
         before = [slot.rows.clone() if slot is not None and slot.written else None for slot in ctx.slots]
         if BatchNormRows.fits(x):
             from ...kernels import batch_norm
 
+            slopes = channels_last(g), _maybe_last(also)
             data, passed = batch_norm.backward(
-                channels_last(g), x, weight, bias, mean, inverse, by_weight, by_bias, ctx.relu, y
+                slopes[0], x, weight, bias, mean, inverse, by_weight, by_bias, ctx.relu, y, slopes[1]
             )
         else:
             data = torch.empty_like(x)
@@ -135,6 +139,18 @@ class BatchNormRows(Function):
     @staticmethod
     def fits(x: Tensor) -> bool:
         return x.ndim in (2, 4) and kernels.usable(x)
+
+
+def _twice(ctx: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What is made, for two uses: their slopes then come apart, and a kernel adds them up as it reads them."""
+    ctx.set_materialize_grads(False)
+    return y, y.detach()
+
+
+def _slopes(slopes: tuple[Maybe, ...]) -> tuple[Tensor, Maybe]:
+    """That of the first use, or the only one, and perhaps another."""
+    first, *others = (slope for slope in slopes if slope is not None)
+    return first, others[0] if others else None
 
 
 def _maybe_last(x: Maybe) -> Maybe:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ...models.resnet import Shortcut
 from ...problem import Problem
 from .convolution import ConvRows, TiledConvRows
-from .layers import AffineRows, EmbeddingRows, LinearRows
+from .layers import AffineRows, EmbeddingRows, LinearRows, ShortcutByKernel
 from .norms import BatchNormRows, GroupNormRows
 from .slots import Sink, Slot
 
@@ -67,6 +68,8 @@ def convert(problem: Problem) -> tuple[nn.Module, Sink]:
             module.forward = partial(rule, module, slots, sink, f"{name}." if name else "")
             if rule in (_batch_norm, _group_norm):
                 module.then_relu = partial(_then_relu, module, rule, slots, sink, f"{name}." if name else "")
+        elif type(module) is Shortcut:
+            module.forward = partial(_shortcut, module)  # type: ignore[method-assign]
     return model, sink
 
 
@@ -134,7 +137,7 @@ def _group_norm(
     if GroupNormRows.fits(x, module.num_groups):
         weight, bias = _values(module, slots, "weight", "bias")
         where = (slots.get("weight"), slots.get("bias"))
-        return GroupNormRows.apply(x, shortcut, weight, bias, where, module, relu)
+        return _first(GroupNormRows.apply(x, shortcut, weight, bias, where, module, relu))
     normed = F.group_norm(x, module.num_groups, None, None, module.eps)
     return _affine(module, slots, normed, first=True)
 
@@ -149,6 +152,18 @@ def _then_relu(
     if not fits or not alike or hooked:  # a hook wants to see the norm alone
         return None
     return rule(module, slots, sink, name, x, shortcut, True)
+
+
+def _first(twice: tuple[Tensor, Tensor], by_kernel: bool = True) -> Tensor:
+    """What a norm made; `models.second` finds it once more where a kernel adds up the slopes of both."""
+    first, again = twice
+    if by_kernel:
+        first.second = again  # type: ignore[attr-defined]
+    return first
+
+
+def _shortcut(module: Shortcut, x: Tensor) -> Tensor:
+    return ShortcutByKernel.apply(x, module) if ShortcutByKernel.fits(x, module) else Shortcut.forward(module, x)
 
 
 def _instance_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
@@ -199,9 +214,10 @@ def _batch_norm(
     where = (slots.get("weight"), slots.get("bias"))
     momentum = module.momentum if running is not None else 0.0
     known = sink.known(x)
-    return BatchNormRows.apply(
+    found = BatchNormRows.apply(
         x, shortcut, weight, bias, where, running, sink.clients, momentum, module.eps, relu, known
     )
+    return _first(found, BatchNormRows.fits(x))
 
 
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (

@@ -1,0 +1,68 @@
+"""A shortcut to smaller images of more channels: every so-many-th pixel, zeros around its channels; and the way back.
+
+Channels last. Sliced and padded by PyTorch, it takes a pass for each of the two, and as many back.
+"""
+
+# mypy: ignore-errors
+# (Triton's kernels are a language of their own inside Python)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _pick(
+    x, y, size, H, W, OH, OW,
+    C: tl.constexpr, OC: tl.constexpr, STRIDE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of y
+    pixel, c = e // OC, e % OC - FIRST
+    image, h, w = pixel // (OH * OW), pixel // OW % OH * STRIDE, pixel % OW * STRIDE
+    value = tl.load(x + ((image * H + h) * W + w) * C + c, mask=(e < size) & (c >= 0) & (c < C), other=0.0)
+    tl.store(y + e, value, mask=e < size)
+
+
+@triton.jit
+def _spread(
+    g, dx, size, H, W, OH, OW,
+    C: tl.constexpr, OC: tl.constexpr, STRIDE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of dx
+    pixel, c = e // C, e % C + FIRST
+    image, h, w = pixel // (H * W), pixel // W % H, pixel % W
+    picked = (h % STRIDE == 0) & (w % STRIDE == 0) & (e < size)
+    value = tl.load(g + ((image * OH + h // STRIDE) * OW + w // STRIDE) * OC + c, mask=picked, other=0.0)
+    tl.store(dx + e, value, mask=e < size)
+
+
+def pick(x: Tensor, stride: int, first: int, channels: int) -> Tensor:
+    """Images of so many channels, x's from the `first` on, zeros elsewhere."""
+    height, width = x.shape[2:]
+    y = _images(x, channels, (-(-height // stride), -(-width // stride)))
+    _launch(_pick, x, y, (x, y), stride, first)
+    return y
+
+
+def spread(g: Tensor, like: tuple[int, ...], stride: int, first: int) -> Tensor:
+    """The slope of `pick`'s x, which has shape `like`, from that of what it returned."""
+    dx = _images(g, like[1], like[2:])
+    _launch(_spread, g, dx, (dx, g), stride, first)
+    return dx
+
+
+def _images(x: Tensor, channels: int, size: tuple[int, ...]) -> Tensor:
+    return torch.empty((len(x), channels, *size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def _launch(kernel, source: Tensor, out: Tensor, sizes: tuple[Tensor, Tensor], stride: int, first: int) -> None:
+    large, small = sizes
+    kernel[(triton.cdiv(out.numel(), _BLOCK),)](
+        source, out, out.numel(), *large.shape[2:], *small.shape[2:],
+        C=large.shape[1], OC=small.shape[1], STRIDE=stride, FIRST=first, BLOCK=_BLOCK,
+    )  # fmt: skip
