@@ -61,17 +61,19 @@ class Meter:
         if not self._count:
             return {}
         n = self._count
-        mean = float(norms(self._grad)) / n
-        found = {"loss": float(self._loss) / n}
+        sums = (norms(self._grad).squeeze(), self._loss, self._square, self._error, self._sent, self._longest)
+        length, loss, square, error, sent, longest = torch.stack(sums).tolist()  # one wait for the device
+        mean = length / n
+        found = {"loss": loss / n}
         if exact:
             found["grad_norm"] = mean
         if feedback:
-            found["memory_error"] = float(self._error) / n
+            found["memory_error"] = error / n
         if self._messages:
-            found["message_norm"] = float(self._sent) / self._messages
-            found["message_norm_max"] = float(self._longest)
+            found["message_norm"] = sent / self._messages
+            found["message_norm_max"] = longest
         # mean ‖∇f_i − ∇f‖² = mean ‖∇f_i‖² − ‖∇f‖², as a root
-        found["disagreement"] = max(0.0, float(self._square) / n - mean**2) ** 0.5
+        found["disagreement"] = max(0.0, square / n - mean**2) ** 0.5
         return found
 
 

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ..kernels import batch_norm, convolution, tiles, weight_gradients
+from ..kernels import batch_norm, convolution, sweep, tiles, weight_gradients
 
 CLIENTS, RECORDS = 10, 32
 LAYERS = [(3, 16, 1, 32), (16, 16, 1, 32), (16, 32, 2, 32), (32, 32, 1, 16), (32, 64, 2, 16), (64, 64, 1, 8)]
@@ -38,6 +38,27 @@ def images(channels: int, height: int) -> list[Tensor]:
     return [
         torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last) for _ in range(SETS)
     ]
+
+
+def is_swept(layer: tuple[int, ...], way: str) -> bool:
+    cut, size = getattr(tiles, way)(*layer[:3]), tiles.size((layer[3], layer[3]), layer[2])
+    return sweep.settings(cut, CLIENTS * RECORDS, (layer[3], layer[3]), size) is not None
+
+
+def sweeps(layer: tuple[int, ...], way: str, setting: Setting | None) -> tuple[Any, Calls]:
+    """Setting: tiles a program, rows, warps, stages."""
+    usual = sweep.settings
+
+    def settings(*given: Any) -> Any:
+        found = usual(*given)
+        if found is None or setting is None:
+            return found
+        meta, _, _ = found
+        count, strip, warps, stages = setting
+        grid = (_ceiling(CLIENTS * RECORDS * meta["ACROSS"], count), _ceiling(meta["H"], strip))
+        return meta | {"TILES": count, "STRIP": strip}, grid, {"num_warps": warps, "num_stages": stages}
+
+    return mock.patch.object(sweep, "settings", settings), convolutions(layer, way, None)[1]
 
 
 def convolutions(layer: tuple[int, ...], way: str, setting: Setting | None) -> tuple[Any, Calls]:
@@ -120,6 +141,11 @@ def norms(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[Any,
 
 
 KINDS: dict[str, tuple[Callable[..., tuple[Any, Calls]], tuple[str, ...], list[Setting]]] = {
+    "sweep": (
+        sweeps,
+        ("forward", "backward"),
+        [*itertools.product((64, 128), (2, 4, 8, 16), (4,), (3,)), *itertools.product((64,), (4, 8), (4,), (2, 4))],
+    ),
     "convolution": (
         convolutions,
         ("forward", "backward"),
@@ -158,7 +184,9 @@ def timed(kind: str, layer: tuple[int, ...], way: str, setting: Setting | None) 
 def cells() -> Iterator[tuple[str, tuple[int, ...], str]]:
     for kind, (_, ways, _) in KINDS.items():
         for layer, way in itertools.product(LAYERS, ways):
-            if way != "backward" or layer[0] > 3:  # the first layer's images need no gradient
+            if way == "backward" and layer[0] == 3:  # the first layer's images need no gradient
+                continue
+            if kind not in ("sweep", "convolution") or is_swept(layer, way) == (kind == "sweep"):
                 yield kind, layer, way
 
 

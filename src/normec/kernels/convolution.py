@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import sweep
 from .tiles import Tiles
 
 _MANY = 512  # programs that fill a device, for all that is known of it here
@@ -96,7 +97,12 @@ def moments_of(source: Tensor, tiles: Tiles, size: tuple[int, int], clients: int
     whole = size[0] % tiles.tall == 0 and size[1] % tiles.wide == 0
     down, across = tiles.grid(*size)
     count = len(source) // clients * down * across
-    each = _each(tiles, clients * count)
+    swept = sweep.settings(tiles, len(source), source.shape[2:], size)
+    if swept is not None:
+        each = swept[0]["TILES"] * swept[0]["STRIP"]
+        whole = size[0] % swept[0]["STRIP"] == 0 and len(source) // clients * across % swept[0]["TILES"] == 0
+    else:
+        each = _each(tiles, clients * count)
     if not whole or count % each:
         return None
     shape = (clients * count // each, 2, tiles.tall * tiles.wide, tiles.places)
@@ -107,14 +113,19 @@ def convolve(
     source: Tensor, weights: Tensor, tiles: Tiles, size: tuple[int, int], moments: Moments | None = None
 ) -> Tensor:
     """Images of this size, channels last as `source` is; weights as `Tiles.table` orders them; fills `moments`."""
-    images, _, height, width = source.shape
+    images, seen = len(source), (source.shape[2], source.shape[3])
     out = torch.empty(
         (images, tiles.writes, *size), dtype=source.dtype, device=source.device, memory_format=torch.channels_last
     )
-    meta, grid, options = settings(tiles, images, (height, width), size)
-    room = out if moments is None else moments.values
+    room, asked = (out, False) if moments is None else (moments.values, True)
+    swept = sweep.settings(tiles, images, seen, size)
+    if swept is not None:
+        meta, grid, options = swept
+        sweep.sweep[grid](source, weights, out, room, images, MOMENTS=asked, **meta, **options)
+        return out
+    meta, grid, options = settings(tiles, images, seen, size)
     count = images * meta["GH"] * meta["GW"]
-    _convolve[grid](source, weights, out, room, count, MOMENTS=moments is not None, **meta, **options)
+    _convolve[grid](source, weights, out, room, count, MOMENTS=asked, **meta, **options)
     return out
 
 

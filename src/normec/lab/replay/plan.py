@@ -93,7 +93,7 @@ READINGS = (
         "tf32",
         "products in TF32 instead of bf16: whether the precision matters",
         (("precision", "tf32"),),
-        at=((arms.NORMEC, 0.1), (arms.NORMEC_SN, 0.01), (arms.DPSGD, 0.01)),
+        at=((arms.NORMEC, 0.1),),
     ),
 )
 ONCE = "noise-once-an-epoch"
