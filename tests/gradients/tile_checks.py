@@ -134,7 +134,7 @@ def check_moments(device: str) -> None:
     from normec.kernels.convolution import convolve, moments_of, pack
 
     shapes = [(2, 16, 16, 16, 1, 4, 8), (3, 8, 3, 16, 1, 6, 16), (2, 4, 20, 40, 2, 15, 8), (1, 33, 64, 64, 1, 8, 8)]
-    shapes += [(2, 8, 32, 32, 1, 2, 16), (2, 32, 16, 16, 1, 4, 4)]
+    shapes = [(2, 8, 32, 32, 1, 2, 16), (2, 32, 16, 16, 1, 4, 4), *shapes]
     for (clients, records, inputs, outputs, stride, height, width), dtype in product(shapes, halves(device)):
         torch.manual_seed(0)
         what = (clients, inputs, outputs, stride, dtype)
@@ -159,6 +159,8 @@ def check_moments(device: str) -> None:
     assert moments_of(x[:5], way, (8, 8), 5) is not None
     assert moments_of(x[:6, :, :7], tiles.forward(64, 64, 1), (7, 8), 2) is None  # 3 · 56 tiles a client
     assert moments_of(x, tiles.forward(16, 16, 1), (8, 7), 1) is None  # tiles two pixels wide
+    assert moments_of(x[:32], tiles.forward(16, 16, 1), (8, 8), 2) is not None
+    assert moments_of(x[:16], tiles.forward(16, 16, 1), (8, 8), 2) is None  # 8 · 4 tiles a client and row
 
 
 class Changed(nn.Module):

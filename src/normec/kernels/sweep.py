@@ -15,7 +15,8 @@ import triton.language as tl
 from .tiles import Tiles
 
 _TILES = 64  # a program: as many images as they fill rows of
-_STRIP = 8  # rows at most
+_STRIP = 4  # rows at most
+_DEEP = 64  # numbers in a row that a tile sees: of more, the weights leave too little room to run side by side
 _FILLED = 150  # programs that are enough for a device
 
 
@@ -78,7 +79,7 @@ def settings(
     """The kernel's constants, its grid and its options, from sizes alone; None where it does not suit."""
     across = size[1] // tiles.wide
     every = tiles.tall == 1 and tiles.step == (1, tiles.wide) and tuple(seen) == tuple(size)
-    if not every or tiles.chunks > 1 or size[1] % tiles.wide or _TILES % across:
+    if not every or tiles.chunks > 1 or tiles.chunk * tiles.lanes > _DEEP or size[1] % tiles.wide or _TILES % across:
         return None
     groups, strip = triton.cdiv(images * across, _TILES), _STRIP
     while strip > 2 and groups * triton.cdiv(size[0], strip) < _FILLED:

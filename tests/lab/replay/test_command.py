@@ -82,7 +82,7 @@ def test_without_the_data_nothing_is_begun(
 def test_the_list_names_every_cell_with_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", "list", "--folder", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert len(told) == 206
+    assert len(told) == 204
     assert told[0]["config"]["beta"] == 0.01
     assert {row["state"] for row in told} == {"waiting", "if it is best"}
     assert run(["replay", "list", "alpha", "--folder", str(tmp_path)]) == 0
