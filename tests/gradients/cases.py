@@ -185,6 +185,7 @@ class Case:
 CASES: dict[str, Case] = {
     "mlp": Case(named("mlp", 1, 3, 3), (1, 3, 3), kinks=True),
     "cnn": Case(named("cnn", 1, 8, 8), (1, 8, 8), kinks=True),
+    "cnn-gn": Case(named("cnn-gn", 3, 8, 8), (3, 8, 8), kinks=True),
     "resnet20": Case(named("resnet20", 3, 8, 8), (3, 8, 8), kinks=True),
     "resnet20-gn": Case(named("resnet20-gn", 3, 8, 8), (3, 8, 8), kinks=True),
     "small": Case(small, (6,)),

@@ -18,7 +18,7 @@ from normec import DPSGD, GD, Clip, Clip21, Identity, Method, NormEC, kernels, u
 from normec.gradients import Block
 from normec.gradients.precision import products
 
-from . import norm_checks, tile_checks
+from . import image_checks, norm_checks, tile_checks
 from .cases import BATCH, engines, everything, problem
 from .nearness import LAST, framed, near, untouched
 
@@ -140,6 +140,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_update,
     check_rounding,
     check_shared_pass,
+    *image_checks.CHECKS,
     *norm_checks.CHECKS,
     *tile_checks.CHECKS,
 )

@@ -71,6 +71,9 @@ def check_tiled_convolution(device: str) -> None:
                 found = convolve(source, weights, way, (expected.shape[2], expected.shape[3]))
                 assert found.is_contiguous(memory_format=LAST)
                 near(found, expected, close, ("images", *what))
+                added = torch.randn(way.writes, device=device)
+                biased = convolve(source, weights, way, (expected.shape[2], expected.shape[3]), bias=added)
+                near(biased, expected + added[:, None, None], close, ("biased", *what))
                 with mock.patch.object(sweep, "_FILLED", 1):  # strips as long as on a device that is filled
                     assert torch.equal(convolve(source, weights, way, (expected.shape[2], expected.shape[3])), found)
             matrix, rows = framed(clients, outputs, inputs, 3, 3, device=device)
@@ -85,7 +88,7 @@ def check_tiled_convolution(device: str) -> None:
 
 
 def network() -> nn.Module:
-    """Two layers that the kernels do, one of them passed twice, one that they do not, and one with a bias."""
+    """Layers that the kernels do, one of them passed twice, one with a bias, and one that they do not."""
     twice = nn.Conv2d(16, 16, 3, padding=1, bias=False)
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False),

@@ -96,7 +96,12 @@ class Normalize:
                 "give [..., C, H, W]"
             )
         pixels = inputs if inputs.is_floating_point() else inputs.to(torch.float32) / 255
-        return (pixels - _channels(self.mean, pixels)) / _channels(self.std, pixels)
+        mean, std = self.constants(pixels.dtype, pixels.device)
+        return (pixels - mean) / std
+
+    def constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and std, ``[C, 1, 1]``."""
+        return _constant(tuple(self.mean), dtype, device), _constant(tuple(self.std), dtype, device)
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,6 @@ class Scale(Normalize):
 
     mean: tuple[float, ...] = (0.1307,)
     std: tuple[float, ...] = (0.3081,)
-
-
-def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
-    return _constant(tuple(values), like.dtype, like.device)
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import sweep
+from . import pointer, sweep
 from .tiles import Tiles
 
 _MANY = 512  # programs that fill a device, for all that is known of it here
@@ -33,12 +33,12 @@ def _pack(x, table, packed, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _convolve(
-    source, weights, out, moments, count,
+    source, weights, bias, out, moments, count,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
     READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    MOMENTS: tl.constexpr,
+    BIAS: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
     """The seen pixels of `BLOCK_M` tiles times `BLOCK_N` columns of the weights."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # a tile
@@ -62,6 +62,8 @@ def _convolve(
     y, z = r[:, None] * TALL + (n // (WIDE * PLACES))[None, :], s[:, None] * WIDE + (n // PLACES % WIDE)[None, :]
     inside = (m < count)[:, None] & (y < OH) & (z < OW) & (n % PLACES < WRITES)[None, :]
     at = ((image[:, None] * OH + y) * OW + z) * WRITES + (n % PLACES)[None, :]
+    if BIAS:
+        found += tl.load(bias + n % PLACES, mask=n % PLACES < WRITES, other=0.0).to(tl.float32)[None, :]
     rounded = found.to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=inside)
     if MOMENTS:
@@ -110,22 +112,29 @@ def moments_of(source: Tensor, tiles: Tiles, size: tuple[int, int], clients: int
 
 
 def convolve(
-    source: Tensor, weights: Tensor, tiles: Tiles, size: tuple[int, int], moments: Moments | None = None
+    source: Tensor,
+    weights: Tensor,
+    tiles: Tiles,
+    size: tuple[int, int],
+    moments: Moments | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Images of this size, channels last as `source` is; weights as `Tiles.table` orders them; fills `moments`."""
     images, seen = len(source), (source.shape[2], source.shape[3])
     out = torch.empty(
         (images, tiles.writes, *size), dtype=source.dtype, device=source.device, memory_format=torch.channels_last
     )
-    room, asked = (out, False) if moments is None else (moments.values, True)
+    room = out if moments is None else moments.values
+    given = (source, weights, pointer(bias, source), out, room)
+    asked = {"BIAS": bias is not None, "MOMENTS": moments is not None}
     swept = sweep.settings(tiles, images, seen, size)
     if swept is not None:
         meta, grid, options = swept
-        sweep.sweep[grid](source, weights, out, room, images, MOMENTS=asked, **meta, **options)
+        sweep.sweep[grid](*given, images, **asked, **meta, **options)
         return out
     meta, grid, options = settings(tiles, images, seen, size)
     count = images * meta["GH"] * meta["GW"]
-    _convolve[grid](source, weights, out, room, count, MOMENTS=asked, **meta, **options)
+    _convolve[grid](*given, count, **asked, **meta, **options)
     return out
 
 

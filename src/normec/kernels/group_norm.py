@@ -1,6 +1,7 @@
 """GroupNorm on channels-last images: one program an image, each way; sums over a client's images come after.
 
-With it, where asked for, what `relu` does: the addition of a shortcut, and ReLU.
+A small image is read once and held by its program, a larger one is read two or three times. With it, where asked for,
+what `relu` does: the addition of a shortcut, and ReLU.
 """
 
 # mypy: ignore-errors
@@ -16,12 +17,68 @@ from torch import Tensor
 from . import pointer, scales
 from .relu import back, follow
 
+_HELD = 2**14  # numbers that a program can hold
+
 
 @triton.jit
 def _by_group(values, G: tl.constexpr, C: tl.constexpr):
     """Sums over each group's channels, given back to every channel of the group."""
     sums = tl.sum(tl.reshape(values, (G, C // G)), 1)
     return tl.reshape(tl.broadcast_to(sums[:, None], (G, C // G)), (C,))
+
+
+@triton.jit
+def _scales(weight, bias, c, C: tl.constexpr, AFFINE: tl.constexpr):
+    scale, offset = tl.full((C,), 1.0, tl.float32), tl.zeros((C,), tl.float32)
+    if AFFINE:
+        scale, offset = tl.load(weight + c).to(tl.float32), tl.load(bias + c).to(tl.float32)
+    return scale, offset
+
+
+@triton.jit
+def _forward_whole(
+    x, y, shortcut, weight, bias, mean_out, inverse_out, P, eps,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
+    G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """An image of at most `BLOCK_P` pixels."""
+    image = tl.program_id(0)
+    c, r = tl.arange(0, C), tl.arange(0, BLOCK_P)
+    at, real, count = image.to(tl.int64) * P * C + r[:, None] * C + c[None, :], (r < P)[:, None], P * (C // G)
+    value = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+    mean = _by_group(tl.sum(value, 0), G, C) / count
+    value = tl.where(real, value - mean[None, :], 0.0)
+    inverse = 1.0 / tl.sqrt(_by_group(tl.sum(value * value, 0), G, C) / count + eps)
+    tl.store(mean_out + image * C + c, mean)
+    tl.store(inverse_out + image * C + c, inverse)
+    scale, offset = _scales(weight, bias, c, C, AFFINE)
+    value = follow(value * (inverse * scale)[None, :] + offset[None, :], shortcut, at, real, RELU, SHORTCUT)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _backward_whole(
+    g, also, x, y, dx, passed, weight, bias, mean_in, inverse_in, sums, P,
+    AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ALSO: tl.constexpr,
+    G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0)
+    c, r = tl.arange(0, C), tl.arange(0, BLOCK_P)
+    at, real, count = image.to(tl.int64) * P * C + r[:, None] * C + c[None, :], (r < P)[:, None], P * (C // G)
+    mean = tl.load(mean_in + image * C + c)
+    inverse = tl.load(inverse_in + image * C + c)
+    scale, offset = _scales(weight, bias, c, C, AFFINE)
+    slope, value = back(g, also, x, y, at, real, mean, inverse * scale, offset, RELU, SHORTCUT, ALSO)
+    if SHORTCUT:
+        tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=real)
+    value *= inverse[None, :]
+    total, along = tl.sum(slope, 0), tl.sum(slope * value, 0)
+    tl.store(sums + image * 2 * C + c, along)
+    tl.store(sums + image * 2 * C + C + c, total)
+    by_total = _by_group(total * scale, G, C) / count
+    by_along = _by_group(along * scale, G, C) / count
+    slope = inverse[None, :] * (slope * scale[None, :] - by_total[None, :] - value * by_along[None, :])
+    tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -48,10 +105,8 @@ def _forward(
     inverse = 1.0 / tl.sqrt(_by_group(tl.sum(square, 0), G, C) / count + eps)
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
-    scale, offset = inverse, tl.zeros_like(inverse)
-    if AFFINE:
-        scale = inverse * tl.load(weight + c).to(tl.float32)
-        offset = tl.load(bias + c).to(tl.float32)
+    scale, offset = _scales(weight, bias, c, C, AFFINE)
+    scale = inverse * scale
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         at = own + r[:, None] * C + c[None, :]
@@ -72,9 +127,7 @@ def _backward(
     own = image.to(tl.int64) * P * C
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
-    scale, offset = tl.full((C,), 1.0, tl.float32), tl.zeros((C,), tl.float32)
-    if AFFINE:
-        scale, offset = tl.load(weight + c).to(tl.float32), tl.load(bias + c).to(tl.float32)
+    scale, offset = _scales(weight, bias, c, C, AFFINE)
     total = tl.zeros((BLOCK_P, C), tl.float32)
     along = tl.zeros((BLOCK_P, C), tl.float32)
     for start in range(0, P, BLOCK_P):
@@ -118,9 +171,10 @@ def forward(
     images, C = x.shape[:2]
     mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
     y = torch.empty_like(x)
-    _forward[(images,)](
+    whole, blocks = _blocks(x[0, 0].numel(), C)
+    (_forward_whole if whole else _forward)[(images,)](
         x, y, pointer(shortcut, x), *scales(weight, bias, x), mean, inverse, x[0, 0].numel(), eps,
-        AFFINE=weight is not None, RELU=relu, SHORTCUT=shortcut is not None, G=groups, C=C, BLOCK_P=_tall(C),
+        AFFINE=weight is not None, RELU=relu, SHORTCUT=shortcut is not None, G=groups, C=C, **blocks,
     )  # fmt: skip
     return y, mean, inverse
 
@@ -144,13 +198,18 @@ def backward(
     images, C = x.shape[:2]
     sums = x.new_empty(images, 2, C, dtype=torch.float32)
     dx, passed = torch.empty_like(x), torch.empty_like(x) if y is not None else None
-    _backward[(images,)](
+    whole, blocks = _blocks(x[0, 0].numel(), C)
+    (_backward_whole if whole else _backward)[(images,)](
         g, pointer(also, g), x, pointer(y, x), dx, pointer(passed, x), *scales(weight, bias, x), mean, inverse, sums,
         x[0, 0].numel(), AFFINE=weight is not None, RELU=relu, SHORTCUT=y is not None, ALSO=also is not None,
-        G=groups, C=C, BLOCK_P=_tall(C),
+        G=groups, C=C, **blocks,
     )  # fmt: skip
     return dx, sums, passed
 
 
-def _tall(channels: int) -> int:
-    return max(1, 4096 // channels)
+def _blocks(pixels: int, channels: int) -> tuple[bool, dict[str, int]]:
+    """Whether a program holds a whole image, and its rows and warps."""
+    held = triton.next_power_of_2(pixels) * channels
+    if held <= _HELD:
+        return True, {"BLOCK_P": held // channels, "num_warps": max(1, min(16, held // 1024))}
+    return False, {"BLOCK_P": max(1, 4096 // channels)}

@@ -22,10 +22,10 @@ _FILLED = 150  # programs that are enough for a device
 
 @triton.jit
 def sweep(
-    source, weights, out, moments, images,
+    source, weights, bias, out, moments, images,
     H: tl.constexpr, W: tl.constexpr, ACROSS: tl.constexpr, READS: tl.constexpr, LANES: tl.constexpr,
     WRITES: tl.constexpr, PLACES: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
-    TILES: tl.constexpr, STRIP: tl.constexpr, MOMENTS: tl.constexpr,
+    TILES: tl.constexpr, STRIP: tl.constexpr, BIAS: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
     """`STRIP` rows of `TILES / ACROSS` images; `upper` and `lower` are rows that have not seen all they will."""
     m = tl.arange(0, TILES)
@@ -47,6 +47,9 @@ def sweep(
         tl.load(weight + CHUNK * LANES * WIDE * PLACES),
         tl.load(weight + 2 * CHUNK * LANES * WIDE * PLACES),
     )
+    added = tl.zeros((WIDE * PLACES,), tl.float32)
+    if BIAS:
+        added = tl.load(bias + n % PLACES, mask=n % PLACES < WRITES, other=0.0).to(tl.float32)
     upper = tl.zeros((TILES, WIDE * PLACES), tl.float32)
     lower = tl.zeros((TILES, WIDE * PLACES), tl.float32)
     total = tl.zeros((TILES, WIDE * PLACES), tl.float32)
@@ -57,7 +60,7 @@ def sweep(
         done = tl.dot(value, below, upper)
         upper = tl.dot(value, level, lower)
         lower = tl.dot(value, above)
-        rounded = done.to(out.dtype.element_ty)
+        rounded = (done + added[None, :]).to(out.dtype.element_ty)
         tl.store(out + at + (y - 1) * (W * WRITES), rounded, mask=own & (step >= 2) & (y <= H))
         if MOMENTS:
             kept = tl.where(step >= 2, rounded.to(tl.float32), 0.0)

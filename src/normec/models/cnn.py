@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .norms import norm_relu
 
@@ -40,10 +39,11 @@ class GroupNormCNN(nn.Module):
         widths = (shape[0], 16, 32, 64)
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(nn.GroupNorm(8, width) for width in widths[1:])
+        self.pool = nn.MaxPool2d(2)
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.max_pool2d(norm_relu(norm, conv(x)), 2)
+            x = self.pool(norm_relu(norm, conv(x)))
         found: Tensor = self.head(x.mean((2, 3)))
         return found

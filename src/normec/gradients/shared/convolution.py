@@ -64,9 +64,7 @@ class ConvRows(Function):
                     row.copy_(aten.convolution_backward(own_g, own_x, weight, *settings, [False, True, False])[1])
 
             for_weight.put(write)
-        if for_bias is not None:
-            per_client = g.reshape(for_bias.sink.clients, -1, *g.shape[1:]).flatten(3)
-            for_bias.put(lambda rows: rows.copy_(per_client.sum((1, 3), dtype=rows.dtype)))
+        _put_bias(for_bias, g)
         data = None
         if ctx.needs_input_grad[0]:  # not the first layer's
             data = aten.convolution_backward(g, x, weight, *settings, [True, False, False])[0]
@@ -77,28 +75,38 @@ class TiledConvRows(Function):
     """A 3×3 convolution of few channels in half precision on a GPU; its weights are taken from the sink, packed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, slot: Slot, stride: int, moments: Moments | None):  # noqa: ARG004
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,  # noqa: ARG004
+        bias: Tensor | None,
+        slots: tuple[Slot, Slot | None],
+        stride: int,
+        moments: Moments | None,
+    ):
         """`weight` is there to be asked for a gradient, see `Slot.value`; `moments` are filled."""
         from ...kernels.convolution import convolve
 
         x = x.to(precision(x), memory_format=torch.channels_last)
         ctx.save_for_backward(x)
-        ctx.slot, ctx.stride = slot, stride
+        ctx.slots, ctx.stride, slot = slots, stride, slots[0]
         way = tiles.forward(slot.shape[1], slot.shape[0], stride)
-        return convolve(x, slot.sink.packed(x.dtype, slot, way), way, tiles.size(x.shape[2:], stride), moments)
+        packed, size = slot.sink.packed(x.dtype, slot, way), tiles.size(x.shape[2:], stride)
+        return convolve(x, packed, way, size, moments, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):
         from ...kernels.convolution import convolve
         from ...kernels.weight_gradients import of_tiles
 
-        (x,), slot, g = ctx.saved_tensors, ctx.slot, channels_last(g)
+        (x,), (slot, for_bias), g = ctx.saved_tensors, ctx.slots, channels_last(g)
         slot.put(lambda rows: of_tiles(x, g, rows, ctx.stride))
+        _put_bias(for_bias, g)
         data = None
         if ctx.needs_input_grad[0]:  # not the first layer's
             way = tiles.backward(slot.shape[1], slot.shape[0], ctx.stride)
             data = convolve(g, slot.sink.packed(g.dtype, slot, way), way, tuple(x.shape[2:]))
-        return data, None, None, None, None
+        return data, *[None] * 5
 
     @staticmethod
     def moments(x: Tensor, slot: Slot, stride: int) -> Moments | None:
@@ -112,7 +120,7 @@ class TiledConvRows(Function):
     @staticmethod
     def prepare(module: nn.Module, slot: Slot | None) -> bool:
         """Whether the layer is one of these; if so, its weights will be packed."""
-        if slot is None or not isinstance(module, nn.Conv2d) or module.bias is not None or module.groups > 1:
+        if slot is None or not isinstance(module, nn.Conv2d) or module.groups > 1:
             return False
         if module.padding_mode != "zeros" or max(module.in_channels, module.out_channels) > tiles.MOST:
             return False
@@ -128,6 +136,12 @@ class TiledConvRows(Function):
         half = precision(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
         numbers = x[:, 0].numel() * max(x.shape[1], outputs) if x.ndim == 4 else 0
         return half and 0 < numbers < 2**31 and kernels.usable(x)
+
+
+def _put_bias(slot: Slot | None, g: Tensor) -> None:
+    if slot is not None:
+        per_client = g.reshape(slot.sink.clients, -1, *g.shape[1:]).flatten(3)
+        slot.put(lambda rows: rows.copy_(per_client.sum((1, 3), dtype=rows.dtype)))
 
 
 def _kernel_for_weights(x: Tensor, g: Tensor, rows: Tensor, groups: int) -> bool:

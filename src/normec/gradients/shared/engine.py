@@ -18,6 +18,7 @@ from ..engine import Block
 from ..feed import Feed
 from ..graphs import Graphs
 from ..precision import Precision, autocast
+from .inputs import inputs
 from .rules import Blind, convert
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
@@ -118,16 +119,14 @@ class Shared:
         """Fill `grads` and the rows of `buffers`; return the losses [c]."""
         problem, sink = self._problem, self._sink
         c = len(numbers)
-        inputs = self._records.inputs.index_select(0, numbers.flatten())
+        drawn = uniforms.flatten(0, 1) if uniforms is not None else None
+        ready = inputs(problem, self._records.inputs, numbers.flatten(), drawn, x.dtype)
         targets = self._records.targets[numbers]
-        if problem.augment is not None and uniforms is not None:
-            inputs = problem.augment(inputs, uniforms.flatten(0, 1))
-        inputs = problem.prepared(inputs, x.dtype)
         own = {name: values[rows] for name, values in buffers.items()}
         sink.fill(x, grads, own)
         self._model.train()
         with torch.enable_grad(), autocast(x.device, self._precision):
-            outputs = self._model(inputs)
+            outputs = self._model(ready)
             losses = self._losses(outputs, targets, c)
             losses.sum().backward()
         sink.finish()

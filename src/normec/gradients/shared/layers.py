@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
@@ -123,6 +123,37 @@ class ShortcutByKernel(Function):
     def fits(x: Tensor, shortcut: Shortcut) -> bool:
         numbers = x[:, 0].numel() * (x.shape[1] + shortcut.missing) if x.ndim == 4 else 0
         return shortcut.missing > 0 and 0 < numbers < 2**31 and kernels.usable(x)
+
+
+class MaxPoolByKernel(Function):
+    """`nn.MaxPool2d(2)` of channels-last images on a GPU, a kernel each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor):
+        from ...kernels.pooling import pool
+
+        x = channels_last(x)
+        ctx.save_for_backward(x)
+        return pool(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        from ...kernels.pooling import unpool
+
+        (x,) = ctx.saved_tensors
+        return unpool(channels_last(g), x)
+
+    @staticmethod
+    def fits(x: Tensor, module: nn.MaxPool2d) -> bool:
+        square = all(_both(size) == (2, 2) for size in (module.kernel_size, module.stride))
+        plain = _both(module.padding) == (0, 0) and _both(module.dilation) == (1, 1)
+        plain = plain and not module.ceil_mode and not module.return_indices
+        room = x.ndim == 4 and min(x.shape[2:]) > 1 and 0 < x.numel() < 2**31
+        return square and plain and room and kernels.usable(x)
+
+
+def _both(size: Any) -> tuple[int, ...]:
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def product(left: Tensor, right: Tensor, rows: Tensor) -> None:

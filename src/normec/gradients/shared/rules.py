@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ...models.resnet import Shortcut
 from ...problem import Problem
 from .convolution import ConvRows, TiledConvRows
-from .layers import AffineRows, EmbeddingRows, LinearRows, ShortcutByKernel
+from .layers import AffineRows, EmbeddingRows, LinearRows, MaxPoolByKernel, ShortcutByKernel
 from .norms import BatchNormRows, GroupNormRows
 from .slots import Sink, Slot
 
@@ -68,8 +68,8 @@ def convert(problem: Problem) -> tuple[nn.Module, Sink]:
             module.forward = partial(rule, module, slots, sink, f"{name}." if name else "")
             if rule in (_batch_norm, _group_norm):
                 module.then_relu = partial(_then_relu, module, rule, slots, sink, f"{name}." if name else "")
-        elif type(module) is Shortcut:
-            module.forward = partial(_shortcut, module)  # type: ignore[method-assign]
+        elif type(module) in _BARE:
+            module.forward = partial(_BARE[type(module)], module)
     return model, sink
 
 
@@ -112,7 +112,8 @@ def _tiled_conv(module: nn.Conv2d, slots: Slots, sink: Sink, name: str, x: Tenso
     if slot is None or not TiledConvRows.fits(x, sink, module.out_channels):
         return _conv(module, slots, sink, name, x)
     moments = TiledConvRows.moments(x, slot, module.stride[0])
-    found = TiledConvRows.apply(x, slot.value, slot, module.stride[0], moments)
+    (bias,) = _values(module, slots, "bias")
+    found = TiledConvRows.apply(x, slot.value, bias, (slot, slots.get("bias")), module.stride[0], moments)
     sink.note(found, moments)
     return found
 
@@ -164,6 +165,14 @@ def _first(twice: tuple[Tensor, Tensor], by_kernel: bool = True) -> Tensor:
 
 def _shortcut(module: Shortcut, x: Tensor) -> Tensor:
     return ShortcutByKernel.apply(x, module) if ShortcutByKernel.fits(x, module) else Shortcut.forward(module, x)
+
+
+def _max_pool(module: nn.MaxPool2d, x: Tensor) -> Tensor:
+    return MaxPoolByKernel.apply(x) if MaxPoolByKernel.fits(x, module) else nn.MaxPool2d.forward(module, x)
+
+
+# Layers without parameters, which any engine could run as they are: kernels do them faster.
+_BARE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {Shortcut: _shortcut, nn.MaxPool2d: _max_pool}
 
 
 def _instance_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
