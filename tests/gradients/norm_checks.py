@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
 from normec import Problem
@@ -145,6 +148,38 @@ def check_nan_stays(device: str) -> None:
         assert out[1].isfinite().all()
 
 
+def check_norms_that_are_looked_at(device: str) -> None:
+    """Without gradients a norm, a shortcut and ReLU are one kernel, and the numbers those of the three."""
+    for shape, joined in product(((4, 16, 9, 7), (3, 8, 1, 2), (2, 64, 40, 33)), (False, True)):
+        x, _, shortcut, _ = images(shape, torch.float32, device)
+        batch, group = nn.BatchNorm2d(shape[1]), nn.GroupNorm(4, shape[1])
+        for norm in (batch, group, nn.BatchNorm2d(shape[1], affine=False)):
+            norm.to(device).eval()
+            for value in norm.state_dict().values():
+                if value.is_floating_point():
+                    value.copy_(torch.rand_like(value) + 0.5)
+            added = shortcut if joined else None
+            expected = norm_relu(norm, x, added).detach().double()
+            with torch.no_grad():
+                found, names = _watched(partial(norm_relu, norm, x, added))
+            near(found, expected, 1e-5, (shape, norm))
+            assert not names, names
+
+
+def _watched(call: Callable[[], Tensor]) -> tuple[Tensor, set[str]]:
+    """What a call returns, and PyTorch's own norms and ReLU among what it does."""
+    seen: set[str] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        found = call()
+    return found, {name for name in seen if "batch_norm" in name or "group_norm" in name or "relu" in name}
+
+
 def check_norm_relu_in_a_model(device: str) -> None:
     """Blocks of ResNet20 in one pass for all clients, the kernels at work, against autograd client by client."""
     clients, records = 2, 3
@@ -205,6 +240,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_batch_norm,
     check_group_norm,
     check_nan_stays,
+    check_norms_that_are_looked_at,
     check_norm_relu_in_a_model,
     check_a_hooked_norm_stays_alone,
 )

@@ -19,6 +19,7 @@ from .convolution import Moments
 from .relu import back, follow
 
 _BLOCK_P = 128
+_MOST = 2**15  # programs along a dimension of the grid
 
 
 @triton.jit
@@ -243,6 +244,28 @@ def forward(
         RELU=relu, SHORTCUT=shortcut is not None, KNOWN=moments is not None, **blocks,
     )  # fmt: skip
     return y, mean, inverse
+
+
+def with_statistics(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistics: tuple[Tensor, Tensor],
+    eps: float,
+    shortcut: Tensor | None = None,
+) -> Tensor:
+    """relu(y + shortcut) of a BatchNorm in evaluation mode, with mean and variance ``[C]`` gathered before."""
+    C = x.shape[1]
+    P = x.numel() // C
+    (_, _, across), _, blocks = _grid(1, P, C)
+    span = blocks["BLOCK_P"] * max(4, triton.cdiv(P, blocks["BLOCK_P"] * _MOST))
+    mean, y, inverse = statistics[0].float(), torch.empty_like(x), (statistics[1].float() + eps).rsqrt()
+    _normalise[(1, triton.cdiv(P, span), across)](
+        x, y, pointer(shortcut, x), *scales(weight, bias, x), mean, mean, inverse, mean, mean,
+        P, C, span, 0.0, eps, AFFINE=weight is not None, RUNNING=False, RELU=True, SHORTCUT=shortcut is not None,
+        KNOWN=True, **blocks,
+    )  # fmt: skip
+    return y
 
 
 def backward(

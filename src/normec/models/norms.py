@@ -4,21 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from .. import kernels
 
 
 def norm_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
     """relu(norm(x) + shortcut), which takes a GPU fewer passes over memory when done at once.
 
-    A norm that can do so has a method `then_relu(x, shortcut)`, which returns None where it cannot after all.
+    A norm that can do so in training has a method `then_relu(x, shortcut)`, which returns None where it cannot after
+    all. Where nobody asks for gradients, GroupNorm and a BatchNorm in evaluation mode can on any GPU.
     """
     at_once: Callable[[Tensor, Tensor | None], Tensor | None] | None = getattr(norm, "then_relu", None)
-    found = at_once(x, shortcut) if at_once is not None else None
+    if at_once is None and not torch.is_grad_enabled():
+        found = _by_kernel(norm, x, shortcut)
+    else:
+        found = at_once(x, shortcut) if at_once is not None else None
     if found is None:
         found = norm(x) if shortcut is None else norm(x) + shortcut
         found = F.relu(found)
     return found
+
+
+def _by_kernel(norm: nn.Module, x: Tensor, shortcut: Tensor | None) -> Tensor | None:
+    alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
+    hooked = norm._forward_hooks or norm._forward_pre_hooks
+    if x.ndim != 4 or hooked or not alike or not kernels.usable(x) or torch.is_autocast_enabled(x.device.type):
+        return None
+    x = x.contiguous(memory_format=torch.channels_last)
+    if shortcut is not None:
+        shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+    if type(norm) is nn.GroupNorm:
+        from ..kernels import group_norm
+
+        if group_norm.fits(x.shape[1], norm.num_groups):
+            return group_norm.forward(x, norm.num_groups, norm.weight, norm.bias, norm.eps, True, shortcut)[0]
+    elif type(norm) is nn.BatchNorm2d and not norm.training:
+        from ..kernels import batch_norm
+
+        if norm.running_mean is not None and norm.running_var is not None:
+            statistics = norm.running_mean, norm.running_var
+            return batch_norm.with_statistics(x, norm.weight, norm.bias, statistics, norm.eps, shortcut)
+    return None
 
 
 def second(x: Tensor) -> Tensor:

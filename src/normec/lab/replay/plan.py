@@ -194,17 +194,19 @@ def _alphas(base: Protocol) -> Iterator[Planned]:
 def _cell(
     base: Protocol, part: str, reading: str, arm: Arm, beta: float, lr: float, alpha: float | None = None
 ) -> Planned:
-    config = _watched(arms.cell(base, arm, beta, lr, alpha).config, base)
+    config = _watched(
+        arms.cell(base, arm, beta, lr, alpha).config, base, rows=1 if part in ("private", "alpha") else 10
+    )
     words = [part, *([reading] if reading != "tables" else []), SLUGS[arm.name], f"beta-{beta:g}"]
     words += [f"lr-{lr:g}"] if arm.private else []
     words += [f"alpha-{alpha:g}"] if alpha is not None else []
     return Planned("-".join([*words, f"seed-{base.seed}"]), part, reading, arm, beta, lr, alpha, base.seed, config)
 
 
-def _watched(config: RunConfig, base: Protocol) -> RunConfig:
-    """As many looks at the test set as a curve needs: a look every epoch would cost a fifth of a run."""
+def _watched(config: RunConfig, base: Protocol, rows: int) -> RunConfig:
+    """As many looks at the test set as a curve needs, so many rows of history each: both wait for the device."""
     rounds = max(1, base.rounds // LOOKS) * protocol.extent(base).steps
-    looks = {"evaluate_every": rounds, "log_every": max(1, rounds // 10)}
+    looks = {"evaluate_every": rounds, "log_every": max(1, rounds // rows)}
     return make({**config.model_dump(exclude_none=True), **looks})
 
 
