@@ -1,6 +1,6 @@
 """What the kernels of 3×3 convolutions and norms take on a GPU at ResNet20's shapes, by setting: how those are chosen.
 
-    python -m normec.bench.kernels [SECONDS]
+    python -m normec.bench.kernels [SECONDS [KIND …]]
 
 Ten clients, 32 images each, bfloat16. Every setting's result is held against the present one's; a wrong one counts as
 infinitely slow.
@@ -12,7 +12,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -181,8 +181,9 @@ def timed(kind: str, layer: tuple[int, ...], way: str, setting: Setting | None) 
     return sorted(times[2:])[2], found
 
 
-def cells() -> Iterator[tuple[str, tuple[int, ...], str]]:
-    for kind, (_, ways, _) in KINDS.items():
+def cells(kinds: Sequence[str] = ()) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    for kind in kinds or KINDS:
+        ways = KINDS[kind][1]
         for layer, way in itertools.product(LAYERS, ways):
             if way == "backward" and layer[0] == 3:  # the first layer's images need no gradient
                 continue
@@ -190,9 +191,9 @@ def cells() -> Iterator[tuple[str, tuple[int, ...], str]]:
                 yield kind, layer, way
 
 
-def main(seconds: float) -> None:
+def main(seconds: float, kinds: Sequence[str] = ()) -> None:
     end = time.monotonic() + seconds
-    for kind, layer, way in cells():
+    for kind, layer, way in cells(kinds):
         now, expected = timed(kind, layer, way, None)
         tried: list[tuple[float, Setting]] = []
         for setting in KINDS[kind][2]:
@@ -210,4 +211,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else math.inf)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else math.inf, sys.argv[2:])
