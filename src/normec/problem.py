@@ -10,8 +10,9 @@ function of the clients' data; no privacy guarantee covers it.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -20,13 +21,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import Dataset
 
-from . import records
+from . import kernels, records
 from .data.augment import Augment, Transform
 from .errors import UsageError
 from .functions import FunctionProblem
 from .objective import Buffers
 
 _LOOKED_AT = 1000  # records evaluated at once
+_COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with kernels and without must agree, and how nearly
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -65,6 +67,7 @@ class Problem:
         self.validation = records.gather([validation]) if validation is not None else None
         self.clients = len(clients)
         self.sizes: Tensor | None = self.records.sizes
+        self._kernels_agree: bool | None = None  # not known yet
 
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
@@ -160,14 +163,30 @@ class Problem:
             torch.zeros((), dtype=torch.int64, device=x.device),
         )
         judged = True
+        eased = kernels.evaluating if self._eased(held, x, buffers) else nullcontext
         for rows in torch.arange(count, device=x.device).split(batch_size):
             inputs, targets = held.batch(0, rows)
-            outputs = self.outputs(x, inputs, buffers)
+            with eased():
+                outputs = self.outputs(x, inputs, buffers)
             total += self.loss(outputs, targets).double() * len(targets)
             hits = correct(outputs, targets)
             judged = judged and hits is not None
             right += hits.sum() if hits is not None else 0
         return float(total) / count, float(right) / count if judged else None
+
+    def _eased(self, held: records.Records, x: Tensor, buffers: Buffers) -> bool:
+        """Whether kernels may help to evaluate: on a GPU, once they were seen to change nothing that matters."""
+        if not kernels.usable(x):
+            return False
+        if self._kernels_agree is None:
+            inputs, _ = held.batch(0, torch.arange(min(_COMPARED, int(held.sizes[0])), device=x.device))
+            plain = self.outputs(x, inputs, buffers)
+            with kernels.evaluating():
+                eased = self.outputs(x, inputs, buffers)
+            self._kernels_agree = bool((eased - plain).norm() <= _CLOSE * plain.norm())
+            if not self._kernels_agree:
+                logging.getLogger("normec").warning("kernels are not used in evaluations: their outputs differ")
+        return self._kernels_agree
 
     def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module:
         """A copy of the model with parameters x and the averaged buffers, ready for use."""
@@ -183,6 +202,7 @@ class Problem:
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Problem:
         """The same problem on another device, its model and floating inputs in `dtype`."""
         moved = copy.copy(self)
+        moved._kernels_agree = None
         moved.model = copy.deepcopy(self.model).to(device=device, dtype=dtype)
         moved.x0 = self.x0.to(device=device, dtype=dtype)
         moved.records = self.records.to(device)

@@ -55,6 +55,36 @@ class Text(nn.Module):
         return found
 
 
+class Stop(torch.autograd.Function):
+    """Its input, through which no slope goes back."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> None:  # type: ignore[override]  # noqa: ARG004
+        return None
+
+
+class Stopped(nn.Module):
+    """A norm that takes part in the forward pass alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(x + Stop.apply(self.norm(x)))  # type: ignore[no-untyped-call]
+        return found
+
+
 class Tied(nn.Module):
     """Two layers with one weight; a layer and a BatchNorm that are passed twice."""
 
@@ -191,6 +221,7 @@ CASES: dict[str, Case] = {
     "small": Case(small, (6,)),
     "text": Case(Text, (8,), inputs="tokens"),
     "tied": Case(Tied, (6,)),
+    "stopped": Case(Stopped, (6,)),
     "partly frozen or unused": Case(Partly, (2, 5, 6)),
     "convolutions": Case(convolutions, (2, 9, 8)),
     "cubes": Case(cubes, (1, 3, 5, 4)),

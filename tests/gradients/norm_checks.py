@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
-from normec import Problem
+from normec import Problem, kernels
 from normec.gradients.precision import products
+from normec.gradients.shared import norms
 from normec.gradients.shared.rules import convert
 from normec.models.norms import norm_relu
 from normec.models.resnet import Block
@@ -149,7 +150,7 @@ def check_nan_stays(device: str) -> None:
 
 
 def check_norms_that_are_looked_at(device: str) -> None:
-    """Without gradients a norm, a shortcut and ReLU are one kernel, and the numbers those of the three."""
+    """In evaluations a norm, a shortcut and ReLU are one kernel, and the numbers those of the three."""
     for shape, joined in product(((4, 16, 9, 7), (3, 8, 1, 2), (2, 64, 40, 33)), (False, True)):
         x, _, shortcut, _ = images(shape, torch.float32, device)
         batch, group = nn.BatchNorm2d(shape[1]), nn.GroupNorm(4, shape[1])
@@ -160,10 +161,30 @@ def check_norms_that_are_looked_at(device: str) -> None:
                     value.copy_(torch.rand_like(value) + 0.5)
             added = shortcut if joined else None
             expected = norm_relu(norm, x, added).detach().double()
-            with torch.no_grad():
+            with torch.no_grad(), kernels.evaluating():
                 found, names = _watched(partial(norm_relu, norm, x, added))
             near(found, expected, 1e-5, (shape, norm))
             assert not names, names
+
+
+def check_evaluations(device: str) -> None:
+    """A problem is evaluated with the kernels, unless they change what comes out."""
+    from normec.kernels import batch_norm
+
+    torch.manual_seed(0)
+    parts = [TensorDataset(torch.randn(7, 8, 6, 4), torch.arange(7) % 4)]
+    layers = (Block(8, 8, 1, nn.BatchNorm2d), Block(8, 16, 2, nn.BatchNorm2d), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    of = Problem(nn.Sequential(*layers, nn.Linear(16, 4)), F.cross_entropy, parts, test=parts[0])
+    of, usual = of.to(torch.device(device), torch.float32), batch_norm.evaluate
+    buffers = of.initial_buffers()
+    with mock.patch.object(of, "_eased", return_value=False):
+        expected = of.evaluate(of.x0, buffers)
+    for factor, good in ((1, True), (2, False)):
+        moved = of.to(torch.device(device))
+        with mock.patch.object(batch_norm, "evaluate", lambda *given, by=factor: by * usual(*given)):
+            found = moved.evaluate(of.x0, buffers)
+        assert moved._kernels_agree is good
+        near(torch.tensor(list(found.values())), torch.tensor(list(expected.values())), 1e-4, (found, expected))
 
 
 def _watched(call: Callable[[], Tensor]) -> tuple[Tensor, set[str]]:
@@ -192,13 +213,15 @@ def check_norm_relu_in_a_model(device: str) -> None:
         model, sink = convert(of)
         grads, buffers = torch.full((clients, len(of.x0)), torch.nan, device=device), of.initial_buffers()
         sink.fill(of.x0, grads, buffers)
-        with products("float32"):
+        with products("float32"), mock.patch.object(norms, "_slopes", wraps=norms._slopes) as told:
             outputs = model.train()(x.to(device))
             names = {type(node).__name__ for node in _nodes(outputs.grad_fn)}
-            # ReLU, the shortcut that changes the size, and the sum of two uses' slopes are the kernels' as well.
+            # ReLU, and the shortcut that changes the size, are the kernels' as well.
             assert not any(part in name for part in ("Relu", "Pad", "Slice") for name in names), names
             (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
         sink.finish()
+        pairs = [call.args[0] for call in told.call_args_list]
+        assert sum(None not in pair for pair in pairs) == 1  # what comes out of the first block is used twice
         reference = of.model.double().cpu().train()
         for i, (own, label) in enumerate(zip(x.double().chunk(clients), labels.chunk(clients), strict=True)):
             reference.zero_grad()
@@ -241,6 +264,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_group_norm,
     check_nan_stays,
     check_norms_that_are_looked_at,
+    check_evaluations,
     check_norm_relu_in_a_model,
     check_a_hooked_norm_stays_alone,
 )

@@ -126,10 +126,12 @@ def test_norm_relu_is_norm_shortcut_and_relu_unless_the_norm_does_it() -> None:
 
 
 def test_a_second_use_is_the_tensor_itself_unless_a_norm_made_one() -> None:
-    x, other = torch.randn(2, 3)
+    x, other = torch.ones(3), torch.ones(3)
     assert models.norms.second(x) is x
     x.second = other  # type: ignore[attr-defined]
     assert models.norms.second(x) is other
+    x += 1  # the other would not know
+    assert models.norms.second(x) is x
 
 
 def test_a_shortcut_without_missing_channels_is_its_input_where_no_pixel_is_left_out() -> None:

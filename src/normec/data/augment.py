@@ -95,7 +95,10 @@ class Normalize:
                 f"Normalize has {len(self.mean)} channels, got images of shape {tuple(inputs.shape)}; "
                 "give [..., C, H, W]"
             )
-        pixels = inputs if inputs.is_floating_point() else inputs.to(torch.float32) / 255
+        pixels = inputs
+        if not inputs.is_floating_point():
+            # By a tensor: by a number a GPU would multiply with its rounded inverse.
+            pixels = inputs.to(torch.float32) / _constant((255.0,), torch.float32, inputs.device)
         mean, std = self.constants(pixels.dtype, pixels.device)
         return (pixels - mean) / std
 

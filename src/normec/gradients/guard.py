@@ -61,7 +61,7 @@ class Guarded:
         if not self._checked:
             self._checked = True
             known = _verdicts.setdefault(self._problem, {})
-            reason = known[self._kind] if self._kind in known else self._difference(x, buffers, round)
+            reason = known[self._kind] if self._kind in known else self._difference(x, buffers, round, clients)
             if self._compared:
                 known[self._kind] = reason
             if reason is not None:
@@ -95,19 +95,20 @@ class Guarded:
         log.warning("engine %s is not used, the loop is: %s", self._fast.name, reason)
         self._engine = self._reference
 
-    def _difference(self, x: Tensor, buffers: Buffers, round: int) -> str | None:
+    def _difference(self, x: Tensor, buffers: Buffers, round: int, drawn: Tensor | None) -> str | None:
         """Why the two do not agree on a few clients of this round, or None."""
-        clients = _alike(self._reference.divisors)
+        drawn = drawn if drawn is not None and len(drawn) else None
+        clients = _alike(self._reference.divisors, drawn)
         fine = self._problem.to(x.device, torch.float64)
         x = x.double()
         buffers = {name: rows.double() if rows.is_floating_point() else rows for name, rows in buffers.items()}
         try:
             fast, loop = self._make(fine), self._reference.of(fine)
             for point in (_beside(x), x):
-                mine = _fitting(fast, point, buffers, round, clients)
-                theirs = _collected(loop, point, buffers, round, clients)
+                mine = _fitting(fast, point, buffers, round, clients, clients)
+                theirs = _collected(loop, point, buffers, round, clients, clients)
                 if all(bool(torch.isfinite(part).all()) for part in theirs):
-                    reason = _unlike(mine, theirs) or self._rougher(x, buffers, round, clients, loop)
+                    reason = _unlike(mine, theirs) or self._rougher(x, buffers, round, clients, drawn, loop)
                     self._compared = True
                     return reason
         except UsageError:
@@ -118,22 +119,25 @@ class Guarded:
             return _line(error)
         return None  # a run that diverges at its start is not the engine's fault
 
-    def _rougher(self, x: Tensor, buffers: Buffers, round: int, clients: Tensor, fine: Loop) -> str | None:
+    def _rougher(
+        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor, drawn: Tensor | None, fine: Loop
+    ) -> str | None:
         """Why the engine is not to be trusted in the precision it will run in, or None.
 
         A GPU's kernels for float32 and half precisions are others than those for float64. They may be as far from the
-        gradients in float64 as the loop is in that precision, and a little more.
+        gradients in float64 as the loop is in that precision, and a little more. Which kernels, may depend on how many
+        clients go together: so the few are looked at among all that are drawn.
         """
         if not x.is_cuda:
             return None
         at = x.to(self._problem.x0.dtype)
-        exact = _collected(fine, x, buffers, round, clients)[0]
+        exact = _collected(fine, x, buffers, round, clients, clients)[0]
         own = {
             name: rows.to(self._problem.x0.dtype) if rows.is_floating_point() else rows
             for name, rows in buffers.items()
         }
-        mine = _fitting(self._fast, at, own, round, clients)[0]
-        theirs = _collected(self._reference, at, own, round, clients)[0]
+        mine = _fitting(self._fast, at, own, round, clients, drawn)[0]
+        theirs = _collected(self._reference, at, own, round, clients, clients)[0]
         return too_rough(mine, theirs, exact)
 
 
@@ -147,11 +151,12 @@ def too_rough(mine: Tensor, theirs: Tensor, exact: Tensor) -> str | None:
     return f"its gradients are off by {most:.0f} % where the loop's are by {least:.0f} %"
 
 
-def _alike(lengths: Tensor) -> Tensor:
+def _alike(lengths: Tensor, drawn: Tensor | None) -> Tensor:
     """A few clients with batches of the commonest length: only equally long ones go through a model together."""
-    found, counts = lengths.unique(return_counts=True)
-    same: Tensor = (lengths == found[counts.argmax()]).nonzero()[:_LOOKED_AT, 0]
-    return same
+    chosen = drawn.cpu() if drawn is not None else torch.arange(len(lengths))
+    found, counts = lengths[chosen].unique(return_counts=True)
+    same: Tensor = chosen[lengths[chosen] == found[counts.argmax()]][:_LOOKED_AT]
+    return same.sort().values
 
 
 def _beside(x: Tensor) -> Tensor:
@@ -168,23 +173,32 @@ def _unlike(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> str | None:
     return None
 
 
-def _fitting(engine: Fast, x: Tensor, buffers: Buffers, round: int, clients: Tensor) -> tuple[Tensor, ...]:
+def _fitting(
+    engine: Fast, x: Tensor, buffers: Buffers, round: int, clients: Tensor, among: Tensor | None
+) -> tuple[Tensor, ...]:
     """`_collected`, in blocks as small as the memory asks for."""
     while True:
         try:
-            return _collected(engine, x, buffers, round, clients)
+            return _collected(engine, x, buffers, round, clients, among)
         except torch.OutOfMemoryError:
             if not engine.shrink():
                 raise
 
 
-def _collected(engine: Engine, x: Tensor, buffers: Buffers, round: int, clients: Tensor) -> tuple[Tensor, ...]:
-    """Gradients, losses and buffers of a few clients."""
+def _collected(
+    engine: Engine, x: Tensor, buffers: Buffers, round: int, clients: Tensor, among: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Gradients, losses and buffers of a few clients; from a pass over those `among` whom they are (None: all)."""
     scratch = {name: rows.clone() for name, rows in buffers.items()}
     grads, losses = x.new_zeros(len(clients), len(x)), x.new_zeros(len(clients))
-    for block in engine.blocks(x, scratch, round, clients):
-        at = torch.searchsorted(clients, block.clients).to(x.device)
-        grads[at], losses[at] = block.grads, block.losses
+    left = len(clients)
+    for block in engine.blocks(x, scratch, round, among):
+        own = torch.isin(block.clients, clients).nonzero()[:, 0]
+        at, rows = (part.to(x.device) for part in (torch.searchsorted(clients, block.clients[own]), own))
+        grads[at], losses[at] = block.grads[rows], block.losses[rows]
+        left -= len(own)
+        if not left:
+            break
     held = [rows[clients.to(x.device)].flatten().to(x.dtype) for rows in scratch.values()]
     return grads, losses, torch.cat(held) if held else x.new_zeros(1)
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+_evaluating = False
 
 
 @functools.cache
@@ -22,8 +26,25 @@ def _installed() -> bool:
 def usable(*tensors: Tensor) -> bool:
     """Whether kernels may run on these: on a GPU (or in Triton's interpreter), in a precision they know."""
     known = (torch.float32, torch.bfloat16, torch.float16)
-    somewhere = all(t.is_cuda for t in tensors) or os.environ.get("TRITON_INTERPRET") == "1"
+    # Triton launches on the current device, whatever its arguments' is.
+    here = all(t.is_cuda and t.device.index == torch.cuda.current_device() for t in tensors)
+    somewhere = here or os.environ.get("TRITON_INTERPRET") == "1"
     return somewhere and _installed() and all(t.dtype in known for t in tensors)
+
+
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """Within, a model that is not asked for gradients may use kernels that know of none: see `models.norm_relu`."""
+    global _evaluating
+    before, _evaluating = _evaluating, True
+    try:
+        yield
+    finally:
+        _evaluating = before
+
+
+def forward_only() -> bool:
+    return _evaluating and not torch.is_grad_enabled()
 
 
 def pointer(given: Tensor | None, other: Tensor) -> Tensor:

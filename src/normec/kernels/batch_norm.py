@@ -246,7 +246,7 @@ def forward(
     return y, mean, inverse
 
 
-def with_statistics(
+def evaluate(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,

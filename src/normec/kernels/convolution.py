@@ -1,4 +1,4 @@
-"""3×3 convolutions of few channels in half precision: forward, and the gradient of the input, by one kernel.
+"""3×3 convolutions of few channels in half precision: forward, and the gradient of the input, by one of two kernels.
 
 See `tiles` for the product that it is. cuDNN, which does all other convolutions, is the definition. Where a BatchNorm
 follows, the moments it needs are taken before the images leave the multiprocessor: see `Moments`.

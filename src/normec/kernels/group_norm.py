@@ -171,9 +171,9 @@ def forward(
     images, C = x.shape[:2]
     mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
     y = torch.empty_like(x)
-    whole, blocks = _blocks(x[0, 0].numel(), C)
+    whole, blocks = _blocks(x.shape[2] * x.shape[3], C)
     (_forward_whole if whole else _forward)[(images,)](
-        x, y, pointer(shortcut, x), *scales(weight, bias, x), mean, inverse, x[0, 0].numel(), eps,
+        x, y, pointer(shortcut, x), *scales(weight, bias, x), mean, inverse, x.shape[2] * x.shape[3], eps,
         AFFINE=weight is not None, RELU=relu, SHORTCUT=shortcut is not None, G=groups, C=C, **blocks,
     )  # fmt: skip
     return y, mean, inverse
@@ -198,10 +198,10 @@ def backward(
     images, C = x.shape[:2]
     sums = x.new_empty(images, 2, C, dtype=torch.float32)
     dx, passed = torch.empty_like(x), torch.empty_like(x) if y is not None else None
-    whole, blocks = _blocks(x[0, 0].numel(), C)
+    whole, blocks = _blocks(x.shape[2] * x.shape[3], C)
     (_backward_whole if whole else _backward)[(images,)](
         g, pointer(also, g), x, pointer(y, x), dx, pointer(passed, x), *scales(weight, bias, x), mean, inverse, sums,
-        x[0, 0].numel(), AFFINE=weight is not None, RELU=relu, SHORTCUT=y is not None, ALSO=also is not None,
+        x.shape[2] * x.shape[3], AFFINE=weight is not None, RELU=relu, SHORTCUT=y is not None, ALSO=also is not None,
         G=groups, C=C, **blocks,
     )  # fmt: skip
     return dx, sums, passed

@@ -1,7 +1,7 @@
 """A 3×3 convolution of every pixel, from top to bottom: a row of pixels is read once for the three rows it is seen by.
 
-For what `tiles` cuts into tiles one pixel tall whose pixels in a row are one product deep: up to 32 channels. The other
-kernel of `convolution`, which does them all, reads every pixel six times.
+For what `tiles` cuts into tiles one pixel tall whose pixels in a row are one product deep: up to 16 channels read. The
+other kernel of `convolution`, which does them all, reads every pixel six times.
 """
 
 # mypy: ignore-errors

@@ -15,10 +15,10 @@ def norm_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Ten
     """relu(norm(x) + shortcut), which takes a GPU fewer passes over memory when done at once.
 
     A norm that can do so in training has a method `then_relu(x, shortcut)`, which returns None where it cannot after
-    all. Where nobody asks for gradients, GroupNorm and a BatchNorm in evaluation mode can on any GPU.
+    all. In `kernels.evaluating` a kernel may do it, for images on a GPU.
     """
     at_once: Callable[[Tensor, Tensor | None], Tensor | None] | None = getattr(norm, "then_relu", None)
-    if at_once is None and not torch.is_grad_enabled():
+    if at_once is None and kernels.forward_only():
         found = _by_kernel(norm, x, shortcut)
     else:
         found = at_once(x, shortcut) if at_once is not None else None
@@ -30,8 +30,9 @@ def norm_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Ten
 
 def _by_kernel(norm: nn.Module, x: Tensor, shortcut: Tensor | None) -> Tensor | None:
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    hooked = norm._forward_hooks or norm._forward_pre_hooks
-    if x.ndim != 4 or hooked or not alike or not kernels.usable(x) or torch.is_autocast_enabled(x.device.type):
+    alone = norm._forward_hooks or norm._forward_pre_hooks or "forward" in vars(norm)
+    small = x.ndim == 4 and 0 < x.numel() < 2**31
+    if alone or not alike or not small or not kernels.usable(x) or torch.is_autocast_enabled(x.device.type):
         return None
     x = x.contiguous(memory_format=torch.channels_last)
     if shortcut is not None:
@@ -46,11 +47,13 @@ def _by_kernel(norm: nn.Module, x: Tensor, shortcut: Tensor | None) -> Tensor | 
 
         if norm.running_mean is not None and norm.running_var is not None:
             statistics = norm.running_mean, norm.running_var
-            return batch_norm.with_statistics(x, norm.weight, norm.bias, statistics, norm.eps, shortcut)
+            return batch_norm.evaluate(x, norm.weight, norm.bias, statistics, norm.eps, shortcut)
     return None
 
 
 def second(x: Tensor) -> Tensor:
     """x for a second use, whose slope its norm adds to the first one's itself where it knows how."""
-    found: Tensor = getattr(x, "second", x)
-    return found
+    again: Tensor | None = getattr(x, "second", None)
+    if again is None or x._version or x._backward_hooks:  # what was done to x since then would be missed
+        return x
+    return again

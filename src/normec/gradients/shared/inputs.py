@@ -14,8 +14,6 @@ from ...problem import Problem
 
 def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Records of these numbers, one after another; `uniforms` ``[len(numbers), draws]`` for the augmentation."""
-    if problem.augment is None:
-        uniforms = None
     if dtype == torch.float32 and _known(problem, uniforms) and _bytes(records, problem):
         from ...kernels.images import prepare
 
@@ -23,7 +21,7 @@ def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor 
         padding = cast(CropFlip, problem.augment).padding if uniforms is not None else 0
         return prepare(records, numbers, mean, std, uniforms, padding)
     found = records.index_select(0, numbers)
-    if problem.augment is not None and uniforms is not None:
+    if uniforms is not None and problem.augment is not None:
         found = problem.augment(found, uniforms)
     return problem.prepared(found, dtype)
 

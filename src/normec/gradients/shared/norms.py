@@ -47,8 +47,10 @@ class GroupNormRows(Function):
     def backward(ctx: Any, *slopes: Maybe):
         from ...kernels import group_norm
 
-        x, weight, bias, mean, inverse, y = ctx.saved_tensors
         g, also = _slopes(slopes)
+        if g is None:
+            return (None,) * len(ctx.needs_input_grad)
+        x, weight, bias, mean, inverse, y = ctx.saved_tensors
         data, sums, passed = group_norm.backward(
             channels_last(g), x, ctx.groups, weight, bias, mean, inverse, ctx.relu, y, _maybe_last(also)
         )
@@ -108,18 +110,18 @@ class BatchNormRows(Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Maybe):
+        g, also = _slopes(slopes)
+        if g is None:
+            return (None,) * len(ctx.needs_input_grad)
         x, weight, bias, mean, inverse, y = ctx.saved_tensors
         c, passed = ctx.clients, None
-        g, also = _slopes(slopes)
         by_weight, by_bias = (slot.rows if slot is not None else torch.empty_like(mean) for slot in ctx.slots)
         before = [slot.rows.clone() if slot is not None and slot.written else None for slot in ctx.slots]
         if BatchNormRows.fits(x):
             from ...kernels import batch_norm
 
-            slopes = channels_last(g), _maybe_last(also)
-            data, passed = batch_norm.backward(
-                slopes[0], x, weight, bias, mean, inverse, by_weight, by_bias, ctx.relu, y, slopes[1]
-            )
+            g, also = channels_last(g), _maybe_last(also)
+            data, passed = batch_norm.backward(g, x, weight, bias, mean, inverse, by_weight, by_bias, ctx.relu, y, also)
         else:
             data = torch.empty_like(x)
             for client, (own_g, own_x, out) in enumerate(zip(g.chunk(c), x.chunk(c), data.chunk(c), strict=True)):
@@ -147,10 +149,10 @@ def _twice(ctx: Any, y: Tensor) -> tuple[Tensor, Tensor]:
     return y, y.detach()
 
 
-def _slopes(slopes: tuple[Maybe, ...]) -> tuple[Tensor, Maybe]:
-    """That of the first use, or the only one, and perhaps another."""
-    first, *others = (slope for slope in slopes if slope is not None)
-    return first, others[0] if others else None
+def _slopes(slopes: tuple[Maybe, ...]) -> tuple[Maybe, Maybe]:
+    """That of the first use, or the only one, and perhaps another; None where nothing asks."""
+    first, second = slopes
+    return (first, second) if first is not None else (second, None)
 
 
 def _maybe_last(x: Maybe) -> Maybe:
