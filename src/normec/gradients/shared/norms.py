@@ -89,7 +89,7 @@ class BatchNormRows(Function):
     ):
         """`shortcut`, `relu` and `moments`, x's, where they are known: only where `BatchNormRows.fits` the kernel."""
         ctx.slots, ctx.clients, ctx.eps, ctx.relu = slots, clients, eps, relu
-        if BatchNormRows.fits(x):
+        if BatchNormRows.fits(x, clients):
             from ...kernels import batch_norm
 
             x = channels_last(x)
@@ -117,7 +117,7 @@ class BatchNormRows(Function):
         c, passed = ctx.clients, None
         by_weight, by_bias = (slot.rows if slot is not None else torch.empty_like(mean) for slot in ctx.slots)
         before = [slot.rows.clone() if slot is not None and slot.written else None for slot in ctx.slots]
-        if BatchNormRows.fits(x):
+        if BatchNormRows.fits(x, c):
             from ...kernels import batch_norm
 
             g, also = channels_last(g), _maybe_last(also)
@@ -139,8 +139,9 @@ class BatchNormRows(Function):
         return data, passed, *[None] * 9
 
     @staticmethod
-    def fits(x: Tensor) -> bool:
-        return x.ndim in (2, 4) and kernels.usable(x)
+    def fits(x: Tensor, clients: int) -> bool:
+        """Whether the kernels may run on these: they count a client's numbers in 32 bits."""
+        return x.ndim in (2, 4) and x.numel() // clients < 2**31 and kernels.usable(x)
 
 
 def _twice(ctx: Any, y: Tensor) -> tuple[Tensor, Tensor]:

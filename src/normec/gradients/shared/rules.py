@@ -147,7 +147,7 @@ def _then_relu(
     module: Any, rule: Any, slots: Slots, sink: Sink, name: str, x: Tensor, shortcut: Tensor | None
 ) -> Tensor | None:
     """`models.norm_relu` by a norm's own kernel, or None where it has none for these."""
-    fits = BatchNormRows.fits(x) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
+    fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     if not fits or not alike or hooked:  # a hook wants to see the norm alone
@@ -226,7 +226,7 @@ def _batch_norm(
     found = BatchNormRows.apply(
         x, shortcut, weight, bias, where, running, sink.clients, momentum, module.eps, relu, known
     )
-    return _first(found, BatchNormRows.fits(x))
+    return _first(found, BatchNormRows.fits(x, sink.clients))
 
 
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
