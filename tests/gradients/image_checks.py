@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from unittest import mock
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from normec.data.augment import CropFlip, Flip, Normalize
 from normec.gradients.shared.inputs import inputs
 from normec.models.resnet import Shortcut
 
+from .cases import BATCH, engines, problem
 from .nearness import LAST
 
 PRECISIONS = (torch.float32, torch.bfloat16)
@@ -27,7 +29,8 @@ def check_inputs(device: str) -> None:
         shape = (channels, height, width)
         images = torch.randint(256, (9, *shape), dtype=torch.uint8)
         normal = Normalize(tuple(0.1 + 0.2 * k for k in range(channels)), tuple(0.3 + k for k in range(channels)))
-        numbers, drawn = torch.tensor([8, 0, 3, 3, 7], device=device), torch.rand(5, 3, device=device)
+        numbers = torch.tensor([8, 0, 3, 3, 7], device=device)
+        drawn = torch.rand(5, 3, dtype=torch.float64, device=device)  # as a feed has them
         drawn[0], drawn[1] = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0.0, 1 - 2**-24, 0.499])
         for augment, given in ((CropFlip(2), images), (None, images), (Flip(), images), (CropFlip(1), images.float())):
             parts = [TensorDataset(given, torch.zeros(9))]
@@ -41,6 +44,18 @@ def check_inputs(device: str) -> None:
                 expected = augment(expected, uniforms)
             assert found.is_contiguous(memory_format=LAST)
             assert torch.equal(found, normal(expected)), (shape, augment)
+
+
+def check_inputs_of_an_engine(device: str) -> None:
+    """The kernel is what an engine's feed comes to."""
+    from normec.kernels import images
+
+    of = problem("augmented pixels", device, torch.float32)
+    _, shared, _ = engines(of, BATCH)
+    with mock.patch.object(images, "prepare", wraps=images.prepare) as told:
+        blocks = list(shared.blocks(of.x0, of.initial_buffers(), 0))
+    assert told.call_count == len(blocks) > 0
+    assert all(call.args[4] is not None for call in told.call_args_list)  # cropped
 
 
 def check_shortcut(device: str) -> None:
@@ -80,4 +95,9 @@ def check_max_pool(device: str) -> None:
         assert torch.equal(unpool(g, x.detach()), slope), shape
 
 
-CHECKS: tuple[Callable[[str], None], ...] = (check_inputs, check_shortcut, check_max_pool)
+CHECKS: tuple[Callable[[str], None], ...] = (
+    check_inputs,
+    check_inputs_of_an_engine,
+    check_shortcut,
+    check_max_pool,
+)

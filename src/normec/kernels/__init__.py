@@ -47,6 +47,11 @@ def forward_only() -> bool:
     return _evaluating and not torch.is_grad_enabled()
 
 
+def blank(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Room for images, channels last."""
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
 def pointer(given: Tensor | None, other: Tensor) -> Tensor:
     """A kernel wants a tensor for every argument, also for one that it does not use."""
     return other if given is None else given

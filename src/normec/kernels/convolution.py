@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import pointer, sweep
+from . import blank, pointer, sweep
 from .tiles import Tiles
 
 _MANY = 512  # programs that fill a device, for all that is known of it here
@@ -121,9 +121,7 @@ def convolve(
 ) -> Tensor:
     """Images of this size, channels last as `source` is; weights as `Tiles.table` orders them; fills `moments`."""
     images, seen = len(source), (source.shape[2], source.shape[3])
-    out = torch.empty(
-        (images, tiles.writes, *size), dtype=source.dtype, device=source.device, memory_format=torch.channels_last
-    )
+    out = blank((images, tiles.writes, *size), source)
     room = out if moments is None else moments.values
     given = (source, weights, pointer(bias, source), out, room)
     asked = {"BIAS": bias is not None, "MOMENTS": moments is not None}

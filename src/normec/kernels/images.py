@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import pointer
+from . import blank, pointer
 
 _BLOCK = 256  # pixels a program
 
@@ -50,9 +50,7 @@ def prepare(
 ) -> Tensor:
     """Float32 images ``[len(numbers), C, H, W]`` from bytes; `uniforms`, three an image, for `CropFlip(padding)`."""
     _, C, H, W = images.shape
-    out = torch.empty(
-        (len(numbers), C, H, W), dtype=torch.float32, device=images.device, memory_format=torch.channels_last
-    )
+    out = blank((len(numbers), C, H, W), images, torch.float32)
     _prepare[(len(numbers), triton.cdiv(H * W, _BLOCK))](
         images, numbers, pointer(uniforms, mean), mean, std, out, H=H, W=W, C=C, CHANNELS=triton.next_power_of_2(C),
         CROP=uniforms is not None, PADDING=padding, BLOCK=_BLOCK,

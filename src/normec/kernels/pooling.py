@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import blank
+
 _BLOCK = 1024
 
 
@@ -69,7 +71,7 @@ def _unpool(g, x, dx, size, H, W, OH, OW, DOWN, ACROSS, C: tl.constexpr, BLOCK: 
 def pool(x: Tensor) -> Tensor:
     """As `F.max_pool2d(x, 2)`."""
     images, C, H, W = x.shape
-    y = torch.empty((images, C, H // 2, W // 2), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    y = blank((images, C, H // 2, W // 2), x)
     _pool[(triton.cdiv(y.numel(), _BLOCK),)](x, y, y.numel(), H, W, H // 2, W // 2, C=C, BLOCK=_BLOCK)
     return y
 

@@ -8,10 +8,11 @@ Channels last. Sliced and padded by PyTorch, it takes a pass for each of the two
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from . import blank
 
 _BLOCK = 1024
 
@@ -44,20 +45,16 @@ def _spread(
 def pick(x: Tensor, stride: int, first: int, channels: int) -> Tensor:
     """Images of so many channels, x's from the `first` on, zeros elsewhere."""
     height, width = x.shape[2:]
-    y = _images(x, channels, (-(-height // stride), -(-width // stride)))
+    y = blank((len(x), channels, -(-height // stride), -(-width // stride)), x)
     _launch(_pick, x, y, (x, y), stride, first)
     return y
 
 
 def spread(g: Tensor, like: tuple[int, ...], stride: int, first: int) -> Tensor:
     """The slope of `pick`'s x, which has shape `like`, from that of what it returned."""
-    dx = _images(g, like[1], like[2:])
+    dx = blank(like, g)
     _launch(_spread, g, dx, (dx, g), stride, first)
     return dx
-
-
-def _images(x: Tensor, channels: int, size: tuple[int, ...]) -> Tensor:
-    return torch.empty((len(x), channels, *size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 def _launch(kernel, source: Tensor, out: Tensor, sizes: tuple[Tensor, Tensor], stride: int, first: int) -> None:

@@ -23,8 +23,9 @@ class Shortcut(nn.Module):
         self.stride, self.missing, self.before = stride, missing, missing // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        picked = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(picked, (0, 0, 0, 0, self.before, self.missing - self.before)) if self.missing else picked
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(x, (0, 0, 0, 0, self.before, self.missing - self.before)) if self.missing else x
 
 
 class Block(nn.Module):

@@ -27,8 +27,7 @@ def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor 
 
 
 def _known(problem: Problem, uniforms: Tensor | None) -> bool:
-    cropped = uniforms is None or (type(problem.augment) is CropFlip and uniforms.dtype == torch.float32)
-    return cropped and type(problem.transform) in (Normalize, Scale)
+    return (uniforms is None or type(problem.augment) is CropFlip) and type(problem.transform) in (Normalize, Scale)
 
 
 def _bytes(records: Tensor, problem: Problem) -> bool:
