@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from unittest import mock
 
 import torch
@@ -79,25 +78,8 @@ def check_shortcut(device: str) -> None:
             assert torch.equal(spread(g, tuple(x.shape), stride, shortcut.before), slope)
 
 
-def check_max_pool(device: str) -> None:
-    """The largest of 2×2 pixels, odd borders, ties and NaN included."""
-    from normec.kernels.pooling import pool, unpool
-
-    for dtype, shape in product(PRECISIONS, ((2, 16, 6, 4), (3, 5, 5, 7), (1, 1, 2, 2), (2, 3, 9, 2))):
-        torch.manual_seed(0)
-        x = torch.randint(3, shape, device=device).to(dtype)  # many are equal
-        x[0, 0, 0, 1] = torch.nan
-        x = x.contiguous(memory_format=LAST).requires_grad_()
-        expected = F.max_pool2d(x, 2)
-        g = torch.randn_like(expected).contiguous(memory_format=LAST)
-        assert torch.equal(pool(x.detach()).nan_to_num(9), expected.nan_to_num(9)), shape
-        (slope,) = torch.autograd.grad(expected, x, g)
-        assert torch.equal(unpool(g, x.detach()), slope), shape
-
-
 CHECKS: tuple[Callable[[str], None], ...] = (
     check_inputs,
     check_inputs_of_an_engine,
     check_shortcut,
-    check_max_pool,
 )

@@ -18,7 +18,7 @@ from normec import DPSGD, GD, Clip, Clip21, Identity, Method, NormEC, kernels, u
 from normec.gradients import Block
 from normec.gradients.precision import products
 
-from . import image_checks, norm_checks, tile_checks
+from . import image_checks, norm_checks, pool_checks, tile_checks
 from .cases import BATCH, engines, everything, problem
 from .nearness import LAST, framed, near, untouched
 
@@ -142,6 +142,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_shared_pass,
     *image_checks.CHECKS,
     *norm_checks.CHECKS,
+    *pool_checks.CHECKS,
     *tile_checks.CHECKS,
 )
 

@@ -21,7 +21,7 @@ from normec.gradients.shared.rules import convert
 from normec.models.norms import norm_relu
 from normec.models.resnet import Block
 
-from .nearness import LAST, framed, near, untouched
+from .nearness import LAST, framed, near, nodes, untouched
 
 PRECISIONS = ((torch.float32, 1e-5), (torch.bfloat16, 1e-2))
 KINK = 1e-2  # what ReLU lets through of a number within rounding of zero may differ
@@ -99,7 +99,7 @@ def check_group_norm(device: str) -> None:
     from normec.kernels import group_norm
 
     _check_group_norm(device)
-    with mock.patch.object(group_norm, "_HELD", 0):
+    with mock.patch.object(group_norm, "HELD", 0):
         _check_group_norm(device)
 
 
@@ -215,7 +215,7 @@ def check_norm_relu_in_a_model(device: str) -> None:
         sink.fill(of.x0, grads, buffers)
         with products("float32"), mock.patch.object(norms, "_slopes", wraps=norms._slopes) as told:
             outputs = model.train()(x.to(device))
-            names = {type(node).__name__ for node in _nodes(outputs.grad_fn)}
+            names = {type(node).__name__ for node in nodes(outputs.grad_fn)}
             # ReLU, and the shortcut that changes the size, are the kernels' as well.
             assert not any(part in name for part in ("Relu", "Pad", "Slice") for name in names), names
             (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
@@ -244,19 +244,7 @@ def check_a_hooked_norm_stays_alone(device: str) -> None:
     sink.clear()
     assert len(seen) == 1
     assert bool((seen[0] < 0).any())
-    assert sum("Relu" in type(node).__name__ for node in _nodes(outputs.grad_fn)) == 1
-
-
-def _nodes(root: object) -> list[object]:
-    """Every step of a backward pass."""
-    found: dict[object, None] = {}
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found[node] = None
-            waiting.extend(before for before, _ in node.next_functions)  # type: ignore[attr-defined]
-    return list(found)
+    assert sum("Relu" in type(node).__name__ for node in nodes(outputs.grad_fn)) == 1
 
 
 CHECKS: tuple[Callable[[str], None], ...] = (

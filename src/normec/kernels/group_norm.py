@@ -17,18 +17,18 @@ from torch import Tensor
 from . import pointer, scales
 from .relu import back, follow
 
-_HELD = 2**14  # numbers that a program can hold
+HELD = 2**14  # numbers that a program can hold
 
 
 @triton.jit
-def _by_group(values, G: tl.constexpr, C: tl.constexpr):
+def by_group(values, G: tl.constexpr, C: tl.constexpr):
     """Sums over each group's channels, given back to every channel of the group."""
     sums = tl.sum(tl.reshape(values, (G, C // G)), 1)
     return tl.reshape(tl.broadcast_to(sums[:, None], (G, C // G)), (C,))
 
 
 @triton.jit
-def _scales(weight, bias, c, C: tl.constexpr, AFFINE: tl.constexpr):
+def affine(weight, bias, c, C: tl.constexpr, AFFINE: tl.constexpr):
     scale, offset = tl.full((C,), 1.0, tl.float32), tl.zeros((C,), tl.float32)
     if AFFINE:
         scale, offset = tl.load(weight + c).to(tl.float32), tl.load(bias + c).to(tl.float32)
@@ -46,12 +46,12 @@ def _forward_whole(
     c, r = tl.arange(0, C), tl.arange(0, BLOCK_P)
     at, real, count = image.to(tl.int64) * P * C + r[:, None] * C + c[None, :], (r < P)[:, None], P * (C // G)
     value = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
-    mean = _by_group(tl.sum(value, 0), G, C) / count
+    mean = by_group(tl.sum(value, 0), G, C) / count
     value = tl.where(real, value - mean[None, :], 0.0)
-    inverse = 1.0 / tl.sqrt(_by_group(tl.sum(value * value, 0), G, C) / count + eps)
+    inverse = 1.0 / tl.sqrt(by_group(tl.sum(value * value, 0), G, C) / count + eps)
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
-    scale, offset = _scales(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, c, C, AFFINE)
     value = follow(value * (inverse * scale)[None, :] + offset[None, :], shortcut, at, real, RELU, SHORTCUT)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=real)
 
@@ -67,7 +67,7 @@ def _backward_whole(
     at, real, count = image.to(tl.int64) * P * C + r[:, None] * C + c[None, :], (r < P)[:, None], P * (C // G)
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
-    scale, offset = _scales(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, c, C, AFFINE)
     slope, value = back(g, also, x, y, at, real, mean, inverse * scale, offset, RELU, SHORTCUT, ALSO)
     if SHORTCUT:
         tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=real)
@@ -75,8 +75,8 @@ def _backward_whole(
     total, along = tl.sum(slope, 0), tl.sum(slope * value, 0)
     tl.store(sums + image * 2 * C + c, along)
     tl.store(sums + image * 2 * C + C + c, total)
-    by_total = _by_group(total * scale, G, C) / count
-    by_along = _by_group(along * scale, G, C) / count
+    by_total = by_group(total * scale, G, C) / count
+    by_along = by_group(along * scale, G, C) / count
     slope = inverse[None, :] * (slope * scale[None, :] - by_total[None, :] - value * by_along[None, :])
     tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=real)
 
@@ -95,17 +95,17 @@ def _forward(
         r = start + tl.arange(0, BLOCK_P)
         total += tl.load(x + own + r[:, None] * C + c[None, :], mask=(r < P)[:, None], other=0.0).to(tl.float32)
     count = P * (C // G)
-    mean = _by_group(tl.sum(total, 0), G, C) / count
+    mean = by_group(tl.sum(total, 0), G, C) / count
     square = tl.zeros((BLOCK_P, C), tl.float32)
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         value = tl.load(x + own + r[:, None] * C + c[None, :], mask=(r < P)[:, None], other=0.0).to(tl.float32)
         value = tl.where((r < P)[:, None], value - mean[None, :], 0.0)
         square += value * value
-    inverse = 1.0 / tl.sqrt(_by_group(tl.sum(square, 0), G, C) / count + eps)
+    inverse = 1.0 / tl.sqrt(by_group(tl.sum(square, 0), G, C) / count + eps)
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
-    scale, offset = _scales(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, c, C, AFFINE)
     scale = inverse * scale
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
@@ -127,7 +127,7 @@ def _backward(
     own = image.to(tl.int64) * P * C
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
-    scale, offset = _scales(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, c, C, AFFINE)
     total = tl.zeros((BLOCK_P, C), tl.float32)
     along = tl.zeros((BLOCK_P, C), tl.float32)
     for start in range(0, P, BLOCK_P):
@@ -140,8 +140,8 @@ def _backward(
     tl.store(sums + image * 2 * C + c, channel_along)
     tl.store(sums + image * 2 * C + C + c, channel_total)
     count = P * (C // G)
-    by_total = _by_group(channel_total * scale, G, C) / count
-    by_along = _by_group(channel_along * scale, G, C) / count
+    by_total = by_group(channel_total * scale, G, C) / count
+    by_along = by_group(channel_along * scale, G, C) / count
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
         at = own + r[:, None] * C + c[None, :]
@@ -151,6 +151,19 @@ def _backward(
         value *= inverse[None, :]
         slope = inverse[None, :] * (slope * scale[None, :] - by_total[None, :] - value * by_along[None, :])
         tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=(r < P)[:, None])
+
+
+@triton.jit
+def _by_client(sums, by_weight, by_bias, IMAGES, weight_row, bias_row, C: tl.constexpr, BLOCK: tl.constexpr):
+    client = tl.program_id(0).to(tl.int64)
+    k, b = tl.arange(0, 2 * C), tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, 2 * C), tl.float32)
+    for start in range(0, IMAGES, BLOCK):
+        at = (client * IMAGES + start + b[:, None]) * 2 * C + k[None, :]
+        total += tl.load(sums + at, mask=(start + b < IMAGES)[:, None], other=0.0)
+    found = tl.sum(total, 0)
+    tl.store(by_weight + client * weight_row + k, found.to(by_weight.dtype.element_ty), mask=k < C)
+    tl.store(by_bias + client * bias_row + k - C, found.to(by_bias.dtype.element_ty), mask=k >= C)
 
 
 def fits(channels: int, groups: int) -> bool:
@@ -207,9 +220,23 @@ def backward(
     return dx, sums, passed
 
 
+def by_client(sums: Tensor, by_weight: Tensor, by_bias: Tensor) -> None:
+    """Sums of the images' gradients ``[images, 2, C]``, a client's at a time, into ``[clients, C]`` each."""
+    clients, (images, _, C) = len(by_weight), sums.shape
+    _by_client[(clients,)](
+        sums, by_weight, by_bias, images // clients, by_weight.stride(0), by_bias.stride(0), C=C,
+        BLOCK=max(1, min(triton.next_power_of_2(images // clients), 2048 // C)),
+    )  # fmt: skip
+
+
+def warps(held: int) -> int:
+    """For a program that holds so many numbers."""
+    return max(1, min(16, held // 1024))
+
+
 def _blocks(pixels: int, channels: int) -> tuple[bool, dict[str, int]]:
     """Whether a program holds a whole image, and its rows and warps."""
     held = triton.next_power_of_2(pixels) * channels
-    if held <= _HELD:
-        return True, {"BLOCK_P": held // channels, "num_warps": max(1, min(16, held // 1024))}
+    if held <= HELD:
+        return True, {"BLOCK_P": held // channels, "num_warps": warps(held)}
     return False, {"BLOCK_P": max(1, 4096 // channels)}

@@ -6,21 +6,24 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from .norms import norm_relu
+from .norms import norm_relu_pool
 
 
 class SmallCNN(nn.Sequential):
-    """Two 3×3 convolutions with pooling, then two linear layers; 28×28 grey images: 56,714 parameters."""
+    """Two 3×3 convolutions with pooling, then two linear layers; 28×28 grey images: 56,714 parameters.
+
+    ReLU comes after pooling: the largest of numbers is positive where it was before, and there are fewer of them.
+    """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         channels, _, _ = shape
         super().__init__(
             nn.Conv2d(channels, 16, 3, padding=1),
-            nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
             nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
             nn.AdaptiveMaxPool2d(5),
+            nn.ReLU(),
             nn.Flatten(),
             nn.Linear(32 * 25, 64),
             nn.ReLU(),
@@ -44,6 +47,6 @@ class GroupNormCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = self.pool(norm_relu(norm, conv(x)))
+            x = norm_relu_pool(norm, self.pool, conv(x))
         found: Tensor = self.head(x.mean((2, 3)))
         return found

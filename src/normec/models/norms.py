@@ -1,4 +1,4 @@
-"""A norm, a shortcut and ReLU in one go, where the norm knows how; and what came out of it used a second time."""
+"""A norm, a shortcut, ReLU and pooling in one go, where the norm knows how; and what came out used a second time."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def norm_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Ten
     if found is None:
         found = norm(x) if shortcut is None else norm(x) + shortcut
         found = F.relu(found)
+    return found
+
+
+def norm_relu_pool(norm: nn.Module, pool: nn.Module, x: Tensor) -> Tensor:
+    """pool(relu(norm(x))), at once by a norm that has a method `then_pool(x, pool)`, unless that returns None."""
+    at_once: Callable[[Tensor, nn.Module], Tensor | None] | None = getattr(norm, "then_pool", None)
+    found = at_once(x, pool) if at_once is not None else None
+    if found is None:
+        found = pool(norm_relu(norm, x))
     return found
 
 

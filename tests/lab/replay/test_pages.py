@@ -81,12 +81,35 @@ def test_a_reading_that_fits_better_is_named(paper: Protocol, cells: Any, make: 
             cell, usual = cells[name], cells[name.replace(f"readings-{reading}", "tables")]
             held[name] = make(cell, cell.paper + away)
             held[usual.name] = make(usual, cell.paper - 3.0)
-    found = {name: (usual, own, count) for name, _, usual, own, count in page_readings.fits(Facts(paper, held))}
+    found = {fit.reading.name: (fit.usual, fit.own, fit.cells) for fit in page_readings.fits(Facts(paper, held))}
     assert found["sn-by-tensor"] == (pytest.approx(3.0), pytest.approx(1.0), 3)
     assert found["tf32"] == (pytest.approx(3.0), pytest.approx(3.0), 1)
     assert found["sn-in-place"] == (None, None, 0)
     text = "\n".join(page_readings.lines(Facts(paper, held)))
-    assert "`sn-by-tensor` comes nearest: 2.00 points of RMS less" in text
+    assert "Nearer to the paper than the tables' own: `sn-by-tensor` (on 3 cells 3.00 became 1.00)." in text
+    assert "stop early" not in text.replace("stopped early", "")
+
+
+def test_a_reading_is_held_against_the_tables_runs_that_stop_early(paper: Protocol, cells: Any, make: Any) -> None:
+    held = {}
+    for name in (name for name in cells if name.startswith("readings-split-dirichlet")):
+        cell, usual = cells[name], cells[name.replace("readings-split-dirichlet", "tables")]
+        held[name] = make(cell, 10.0, 20.0, cell.paper + 2.0)
+        held[usual.name] = make(usual, 10.0, cell.paper - 1.0, cell.paper + 3.0)  # the first epoch fits best
+    (fit,) = (one for one in page_readings.fits(Facts(paper, held)) if one.reading.name == "split-dirichlet")
+    assert (fit.usual, fit.stopped, fit.own) == (pytest.approx(3.0), pytest.approx(1.0), pytest.approx(2.0))
+    text = "\n".join(page_readings.lines(Facts(paper, held)))
+    assert "RMS of those after 1 epochs" in text
+    assert "None comes nearer than the tables' own runs do when they stop early." in text
+
+
+def test_a_reading_far_from_the_paper_has_its_reason(paper: Protocol, cells: Any, make: Any) -> None:
+    name = "memory-from-gradient-normec-beta-0.01-seed-42"
+    cell = cells[f"readings-{name}"]
+    usual = {f"tables-{name[21:]}": make(cells[f"tables-{name[21:]}"], cell.paper)}
+    for value, told in ((17.0, True), (cell.paper - 5.0, False)):
+        text = "\n".join(page_readings.lines(Facts(paper, {**usual, cell.name: make(cell, value)})))
+        assert ("hundreds of rounds go the first one's way" in text) is told
 
 
 def complete(cells: dict[str, Planned], make: Any, value: Any) -> dict[str, records.Record]:

@@ -9,6 +9,7 @@ client by client: weight gradients (written into the slots, not returned to auto
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ...models.resnet import Shortcut
 from .slots import Slot
 
 aten = torch.ops.aten
+_WINDOW = 64  # pixels of a window that a kernel is written out for
 
 
 class LinearRows(Function):
@@ -150,6 +152,35 @@ class MaxPoolByKernel(Function):
         plain = plain and not module.ceil_mode and not module.return_indices
         room = x.ndim == 4 and min(x.shape[2:]) > 1 and 0 < x.numel() < 2**31
         return square and plain and room and kernels.usable(x)
+
+
+class AdaptiveMaxPoolByKernel(Function):
+    """`nn.AdaptiveMaxPool2d` of channels-last images on a GPU; the way back adds up in one order, unlike PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.AdaptiveMaxPool2d):
+        from ...kernels.pooling import adapt
+
+        y, places = adapt(channels_last(x), *_both(module.output_size))
+        ctx.save_for_backward(places)
+        ctx.shape = tuple(x.shape)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        from ...kernels.pooling import adapt_back
+
+        return adapt_back(channels_last(g), *ctx.saved_tensors, ctx.shape), None
+
+    @staticmethod
+    def fits(x: Tensor, module: nn.AdaptiveMaxPool2d) -> bool:
+        sizes = _both(module.output_size)
+        if x.ndim != 4 or module.return_indices or None in sizes or not 0 < x.numel() < 2**31 or not kernels.usable(x):
+            return False
+        from ...kernels.pooling import adapted
+
+        smaller = all(0 < size <= given for size, given in zip(sizes, x.shape[2:], strict=True))
+        return smaller and math.prod(adapted(*x.shape[2:], *sizes)) <= _WINDOW
 
 
 def _both(size: Any) -> tuple[int, ...]:

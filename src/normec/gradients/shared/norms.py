@@ -1,6 +1,7 @@
 """GroupNorm and BatchNorm with one scale's gradient a client; BatchNorm with every client's own statistics.
 
-By their kernels they also do what often follows them, `models.norm_relu`: the addition of a shortcut, and ReLU.
+By their kernels they also do what often follows them, `models.norm_relu`: the addition of a shortcut, and ReLU; and
+GroupNorm `models.norm_relu_pool`, the largest of every 2×2 pixels.
 What they make comes twice, for two uses: see `models.second`.
 """
 
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ... import kernels
-from .layers import channels_last
-from .slots import Slot
+from .layers import MaxPoolByKernel, channels_last
+from .slots import Slot, filled
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
@@ -54,10 +55,7 @@ class GroupNormRows(Function):
         data, sums, passed = group_norm.backward(
             channels_last(g), x, ctx.groups, weight, bias, mean, inverse, ctx.relu, y, _maybe_last(also)
         )
-        for part, slot in enumerate(ctx.slots):
-            if slot is not None:
-                own = sums.view(slot.sink.clients, -1, *sums.shape[1:])[:, :, part]
-                slot.put(lambda rows, own=own: torch.sum(own, 1, out=rows))
+        _scales_gradients(ctx.slots, sums)
         return data, passed, None, None, None, None, None
 
     @staticmethod
@@ -67,6 +65,49 @@ class GroupNormRows(Function):
         from ...kernels import group_norm
 
         return group_norm.fits(x.shape[1], groups)
+
+
+class GroupNormPoolRows(Function):
+    """The same with ReLU, then the largest of every 2×2 pixels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Maybe, bias: Maybe, slots: Slots, norm: nn.GroupNorm):
+        from ...kernels import group_norm_pool
+
+        x = channels_last(x)
+        y, mean, inverse = group_norm_pool.forward(x, norm.num_groups, weight, bias, norm.eps)
+        ctx.save_for_backward(x, weight, bias, mean, inverse)
+        ctx.slots, ctx.groups = slots, norm.num_groups
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        from ...kernels import group_norm_pool
+
+        x, weight, bias, mean, inverse = ctx.saved_tensors
+        data, sums = group_norm_pool.backward(channels_last(g), x, ctx.groups, weight, bias, mean, inverse)
+        _scales_gradients(ctx.slots, sums)
+        return data, None, None, None, None
+
+    @staticmethod
+    def fits(x: Tensor, norm: nn.GroupNorm, pool: nn.Module) -> bool:
+        if type(pool) is not nn.MaxPool2d or not MaxPoolByKernel.fits(x, pool):
+            return False
+        if not GroupNormRows.fits(x, norm.num_groups):
+            return False
+        from ...kernels import group_norm_pool
+
+        return group_norm_pool.fits(tuple(x.shape))
+
+
+def _scales_gradients(slots: Slots, sums: Tensor) -> None:
+    """Weights' and biases', from the images' own."""
+    from ...kernels import group_norm
+
+    for_one = next((slot for slot in slots if slot is not None), None)
+    if for_one is not None:
+        with filled(slots, sums.new_empty(for_one.sink.clients, sums.shape[-1])) as rows:
+            group_norm.by_client(sums, *rows)
 
 
 class BatchNormRows(Function):
@@ -115,27 +156,22 @@ class BatchNormRows(Function):
             return (None,) * len(ctx.needs_input_grad)
         x, weight, bias, mean, inverse, y = ctx.saved_tensors
         c, passed = ctx.clients, None
-        by_weight, by_bias = (slot.rows if slot is not None else torch.empty_like(mean) for slot in ctx.slots)
-        before = [slot.rows.clone() if slot is not None and slot.written else None for slot in ctx.slots]
-        if BatchNormRows.fits(x, c):
-            from ...kernels import batch_norm
+        with filled(ctx.slots, torch.empty_like(mean)) as rows:
+            if BatchNormRows.fits(x, c):
+                from ...kernels import batch_norm
 
-            g, also = channels_last(g), _maybe_last(also)
-            data, passed = batch_norm.backward(g, x, weight, bias, mean, inverse, by_weight, by_bias, ctx.relu, y, also)
-        else:
-            data = torch.empty_like(x)
-            for client, (own_g, own_x, out) in enumerate(zip(g.chunk(c), x.chunk(c), data.chunk(c), strict=True)):
-                found = aten.native_batch_norm_backward(
-                    own_g, own_x, weight, None, None, mean[client], inverse[client], True, ctx.eps, [True, True, True]
-                )
-                out.copy_(found[0])
-                if weight is not None:
-                    by_weight[client], by_bias[client] = found[1], found[2]
-        for slot, earlier in zip(ctx.slots, before, strict=True):
-            if slot is not None:
-                slot.written = True
-                if earlier is not None:  # a parameter used twice
-                    slot.rows.add_(earlier)
+                g, also = channels_last(g), _maybe_last(also)
+                data, passed = batch_norm.backward(g, x, weight, bias, mean, inverse, *rows, ctx.relu, y, also)
+            else:
+                data = torch.empty_like(x)
+                for client, (own_g, own_x, out) in enumerate(zip(g.chunk(c), x.chunk(c), data.chunk(c), strict=True)):
+                    statistics = (None, None, mean[client], inverse[client])
+                    found = aten.native_batch_norm_backward(
+                        own_g, own_x, weight, *statistics, True, ctx.eps, [True, True, True]
+                    )
+                    out.copy_(found[0])
+                    if weight is not None:
+                        rows[0][client], rows[1][client] = found[1], found[2]
         return data, passed, *[None] * 9
 
     @staticmethod

@@ -17,8 +17,15 @@ from torch.overrides import TorchFunctionMode
 from ...models.resnet import Shortcut
 from ...problem import Problem
 from .convolution import ConvRows, TiledConvRows
-from .layers import AffineRows, EmbeddingRows, LinearRows, MaxPoolByKernel, ShortcutByKernel
-from .norms import BatchNormRows, GroupNormRows
+from .layers import (
+    AdaptiveMaxPoolByKernel,
+    AffineRows,
+    EmbeddingRows,
+    LinearRows,
+    MaxPoolByKernel,
+    ShortcutByKernel,
+)
+from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
 from .slots import Sink, Slot
 
 Slots = dict[str, Slot | None]
@@ -68,6 +75,8 @@ def convert(problem: Problem) -> tuple[nn.Module, Sink]:
             module.forward = partial(rule, module, slots, sink, f"{name}." if name else "")
             if rule in (_batch_norm, _group_norm):
                 module.then_relu = partial(_then_relu, module, rule, slots, sink, f"{name}." if name else "")
+            if rule is _group_norm:
+                module.then_pool = partial(_then_pool, module, slots)
         elif type(module) in _BARE:
             module.forward = partial(_BARE[type(module)], module)
     return model, sink
@@ -149,10 +158,24 @@ def _then_relu(
     """`models.norm_relu` by a norm's own kernel, or None where it has none for these."""
     fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    if not fits or not alike or hooked:  # a hook wants to see the norm alone
+    if not fits or not alike or _hooked(module):
         return None
     return rule(module, slots, sink, name, x, shortcut, True)
+
+
+def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -> Tensor | None:
+    """`models.norm_relu_pool` by one kernel, or None where it has none for these."""
+    if _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
+        return None
+    weight, bias = _values(module, slots, "weight", "bias")
+    return GroupNormPoolRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), module)
+
+
+def _hooked(module: Any) -> bool:
+    """A hook wants to see what a module alone makes."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def _first(twice: tuple[Tensor, Tensor], by_kernel: bool = True) -> Tensor:
@@ -171,8 +194,18 @@ def _max_pool(module: nn.MaxPool2d, x: Tensor) -> Tensor:
     return MaxPoolByKernel.apply(x) if MaxPoolByKernel.fits(x, module) else nn.MaxPool2d.forward(module, x)
 
 
+def _adaptive_max_pool(module: nn.AdaptiveMaxPool2d, x: Tensor) -> Tensor:
+    if AdaptiveMaxPoolByKernel.fits(x, module):
+        return AdaptiveMaxPoolByKernel.apply(x, module)
+    return nn.AdaptiveMaxPool2d.forward(module, x)
+
+
 # Layers without parameters, which any engine could run as they are: kernels do them faster.
-_BARE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {Shortcut: _shortcut, nn.MaxPool2d: _max_pool}
+_BARE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    Shortcut: _shortcut,
+    nn.MaxPool2d: _max_pool,
+    nn.AdaptiveMaxPool2d: _adaptive_max_pool,
+}
 
 
 def _instance_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001

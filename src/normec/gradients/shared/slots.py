@@ -8,7 +8,8 @@ it: rules read `Slot.value` and write `Slot.rows`, straight into place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -106,3 +107,15 @@ class Slot:
         else:
             write(self.rows)
             self.written = True
+
+
+@contextmanager
+def filled(slots: Sequence[Slot | None], spare: Tensor) -> Iterator[list[Tensor]]:
+    """Rows of several parameters, to be overwritten at once; `spare` stands for one that asks for no gradient."""
+    before = [slot.rows.clone() if slot is not None and slot.written else None for slot in slots]
+    yield [slot.rows if slot is not None else spare for slot in slots]
+    for slot, earlier in zip(slots, before, strict=True):
+        if slot is not None:
+            slot.written = True
+            if earlier is not None:  # a parameter used twice
+                slot.rows.add_(earlier)

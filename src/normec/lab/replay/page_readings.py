@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ..tables import to_markdown
-from .facts import NOT_RUN, Facts, best_length, passed, rms, text
+from .facts import NOT_RUN, Facts, at_epoch, best_length, passed, rms, text
 from .page_tables import METHODS
-from .plan import ONCE, ONCE_SAYS, READINGS, Planned, table_cell
+from .plan import ONCE, ONCE_SAYS, READINGS, Planned, Reading, table_cell
+from .records import Record
 
 Row = dict[str, Any]
+FAR = 20.0  # points of RMS that ask for a reason
 
 
 def rows(facts: Facts) -> list[Row]:
@@ -31,6 +34,7 @@ def rows(facts: Facts) -> list[Row]:
                 "best": facts.highest(cell),
                 "difference": ours - cell.paper if ours is not None and cell.paper is not None else None,
                 "ran": record is not None,
+                "loss": record["final"]["loss"] if record is not None else None,
                 "passes_paper_at_epoch": passed(record, cell.paper) if record and cell.paper is not None else None,
                 "epsilon": record["privacy"]["epsilon"] if record and record["privacy"] else None,
             }
@@ -46,16 +50,43 @@ def _usual(facts: Facts, cell: Planned) -> Planned | None:
     return table_cell(facts.base, own, cell.beta)
 
 
-def fits(facts: Facts) -> list[tuple[str, str, float | None, float | None, int]]:
-    """Of each reading: its name, what it says, the RMS of the tables' runs and of its own on the same cells, and how
-    many of them have run."""
-    found = []
+@dataclass(frozen=True)
+class Fit:
+    """How far a reading's runs end from the paper, and on the same cells the tables' runs: in full, and stopped at the
+    epoch that suits all sixteen best. Root mean squares, in points; `cells` have run."""
+
+    reading: Reading
+    usual: float | None
+    stopped: float | None
+    own: float | None
+    cells: int
+
+
+def fits(facts: Facts) -> list[Fit]:
+    found, best = [], best_length(_sixteen(facts))
     for reading in READINGS:
         own = [row for row in rows(facts) if row["reading"] == reading.name]
         both = [row for row in own if row["ours"] is not None and row["tables"] is not None]
         usual = rms(row["tables"] - row["paper"] for row in both)
-        found.append((reading.name, reading.says, usual, rms(row["difference"] for row in both), len(both)))
+        stopped = None
+        if best is not None:
+            early = [(at_epoch(record, best[0]), paper) for record, paper in _usual_runs(facts, reading)]
+            stopped = rms(value - paper for value, paper in early if value is not None)
+        found.append(Fit(reading, usual, stopped, rms(row["difference"] for row in both), len(both)))
     return found
+
+
+def _usual_runs(facts: Facts, reading: Reading) -> list[tuple[Record, float]]:
+    """The tables' runs of the cells on which a reading has run."""
+    cells = [cell for cell in facts.part("readings") if cell.reading == reading.name and facts.of(cell) is not None]
+    pairs = ((facts.of(_usual(facts, cell)), cell.paper) for cell in cells)
+    return [(record, paper) for record, paper in pairs if record is not None and paper is not None]
+
+
+def _sixteen(facts: Facts) -> list[tuple[Record, float]]:
+    """The tables' runs, first seed, beside the paper's accuracies."""
+    cells = [cell for cell in facts.part("tables") if cell.seed == facts.base.seed]
+    return [(record, cell.paper) for cell in cells if (record := facts.of(cell)) is not None and cell.paper is not None]
 
 
 def lines(facts: Facts) -> list[str]:
@@ -68,19 +99,36 @@ def lines(facts: Facts) -> list[str]:
         "cells. None was tuned towards them.",
         "",
         *to_markdown(
-            ("reading", "what is read otherwise", "RMS as in the tables", "RMS under the reading", "cells run"),
+            ("reading", "what is read otherwise", *_rms_columns(facts), "cells run"),
             [
-                [f"`{name}`", says, text(usual, ".2f"), text(own, ".2f"), f"{count} of {len(_at(name))}"]
-                for name, says, usual, own, count in fits(facts)
+                [
+                    f"`{fit.reading.name}`",
+                    fit.reading.says,
+                    *(text(value, ".2f") for value in (fit.usual, fit.stopped, fit.own)),
+                    f"{fit.cells} of {len(fit.reading.at)}",
+                ]
+                for fit in fits(facts)
             ],
         ),
         "",
         _verdict(facts),
         "",
+        *_reasons(facts),
         "## Cell by cell",
         "",
         *to_markdown(
-            ("reading", "method", "β", "γ", "paper", "tables", "this reading", "difference", "passed at epoch"),
+            (
+                "reading",
+                "method",
+                "β",
+                "γ",
+                "paper",
+                "tables",
+                "this reading",
+                "difference",
+                "training loss",
+                "passed at epoch",
+            ),
             [_line(row) for row in found],
         ),
         "",
@@ -95,21 +143,32 @@ def lines(facts: Facts) -> list[str]:
     ]
 
 
-def _at(name: str) -> tuple[Any, ...]:
-    (reading,) = (one for one in READINGS if one.name == name)
-    return reading.at
+def _rms_columns(facts: Facts) -> tuple[str, str, str]:
+    best = best_length(_sixteen(facts))
+    stopped = "RMS as in the tables, stopped early" if best is None else f"RMS of those after {best[0]} epochs"
+    return "RMS as in the tables", stopped, "RMS under the reading"
 
 
 def _verdict(facts: Facts) -> str:
-    known = [(own - usual, name) for name, _, usual, own, _ in fits(facts) if own is not None and usual is not None]
+    known = [(fit.own, fit.usual, fit) for fit in fits(facts) if fit.own is not None and fit.usual is not None]
     if not known:
         return "No reading has been run beside the tables' cells yet."
-    change, name = min(known)
-    if change >= 0:
-        return "None of the readings that have run fits better than the tables' own."
-    return (
-        f"Of the readings that have run, `{name}` comes nearest: {-change:.2f} points of RMS less than the tables' own."
-    )
+    better = [(own, usual, fit) for own, usual, fit in known if own < usual]
+    if not better:
+        return "None that has run fits better than the tables' own."
+    named = [f"`{fit.reading.name}` (on {fit.cells} cells {usual:.2f} became {own:.2f})" for own, usual, fit in better]
+    found = f"Nearer to the paper than the tables' own: {', '.join(named)}."
+    if all(fit.stopped is not None and fit.stopped <= own for own, _, fit in better):
+        found += " None comes nearer than the tables' own runs do when they stop early."
+    return found
+
+
+def _reasons(facts: Facts) -> list[str]:
+    """Why a reading ends far from the paper, of those that do."""
+    far = [fit.reading for fit in fits(facts) if fit.own is not None and fit.own > FAR and fit.reading.because]
+    if not far:
+        return []
+    return ["Far from the paper, and why:", "", *(f"- `{one.name}`: {one.because}" for one in far), ""]
 
 
 def _line(row: Row) -> list[str]:
@@ -123,16 +182,14 @@ def _line(row: Row) -> list[str]:
         "–" if row["paper"] is None else text(row["tables"], ".2f"),
         "diverged" if row["ran"] and row["ours"] is None else text(row["ours"], ".2f"),
         "–" if row["paper"] is None else text(row["difference"], "+.2f"),
+        text(row["loss"], ".3g"),
         NOT_RUN if not row["ran"] else passes if row["paper"] is not None else "–",
     ]
 
 
 def _fewer(facts: Facts) -> list[str]:
     """Read off the curves of the tables: where the runs, cut short, come nearest to the paper."""
-    cells = [cell for cell in facts.part("tables") if cell.seed == facts.base.seed]
-    pairs = [
-        (record, cell.paper) for cell in cells if (record := facts.of(cell)) is not None and cell.paper is not None
-    ]
+    pairs = _sixteen(facts)
     best = best_length(pairs)
     if best is None:
         return ["Read off the curves of the tables, of which none has been run yet."]

@@ -56,6 +56,7 @@ class Reading:
     changes: tuple[tuple[str, str], ...] = ()
     arm: Arm | None = None
     at: tuple[tuple[Arm, float], ...] = ()  # which cells of the tables it is tried on
+    because: str = ""  # why it may end far away
 
 
 READINGS = (
@@ -70,12 +71,17 @@ READINGS = (
         "the same, and in place: the next messages are added to the normalised estimate",
         arm=SN_IN_PLACE,
         at=((arms.NORMEC_SN, 0.01), (arms.NORMEC_SN, 0.1), (arms.NORMEC_SN, 1.0)),
+        because="the estimate is no longer the mean of the memories, and nothing ever makes it so again: what a "
+        "client sends corrects a memory that the server's estimate does not hold.",
     ),
     Reading(
         "memory-from-gradient",
         "memories that start from the first gradient instead of zero",
         (("memory_start", "gradient"),),
         at=((arms.NORMEC, 0.01), (arms.NORMEC_SN, 0.1), (arms.CLIP21, 0.01)),
+        because="without SN a step is γ times the estimate. It starts as long as the first gradients and changes by at "
+        "most β a round, so hundreds of rounds go the first one's way, and the loss grows from the start. From zero it "
+        "grows no faster than it can turn; with SN its length does not matter.",
     ),
     Reading(
         "split-dirichlet",

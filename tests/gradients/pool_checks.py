@@ -1,0 +1,178 @@
+"""The kernels that pool, alone and after GroupNorm and ReLU, against PyTorch; run by `kernel_checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import Problem, models
+from normec.gradients.precision import products
+from normec.gradients.shared.rules import convert
+from normec.models.norms import norm_relu_pool
+
+from .nearness import LAST, framed, near, nodes, untouched
+
+PRECISIONS = (torch.float32, torch.bfloat16)
+
+
+def check_max_pool(device: str) -> None:
+    """The largest of 2×2 pixels, odd borders, ties and NaN included."""
+    from normec.kernels.pooling import pool, unpool
+
+    for dtype, shape in product(PRECISIONS, ((2, 16, 6, 4), (3, 5, 5, 7), (1, 1, 2, 2), (2, 3, 9, 2))):
+        torch.manual_seed(0)
+        x = torch.randint(3, shape, device=device).to(dtype)  # many are equal
+        x[0, 0, 0, 1] = torch.nan
+        x = x.contiguous(memory_format=LAST).requires_grad_()
+        expected = F.max_pool2d(x, 2)
+        g = torch.randn_like(expected).contiguous(memory_format=LAST)
+        assert torch.equal(pool(x.detach()).nan_to_num(9), expected.nan_to_num(9)), shape
+        (slope,) = torch.autograd.grad(expected, x, g)
+        assert torch.equal(unpool(g, x.detach()), slope), shape
+
+
+def check_adaptive_max_pool(device: str) -> None:
+    """Windows that overlap and that do not, ties and NaN included; slopes of several windows add up."""
+    from normec.kernels.pooling import adapt, adapt_back
+
+    sizes = ((14, 14, 5, 5), (7, 9, 3, 2), (5, 5, 5, 5), (6, 4, 3, 2), (8, 3, 1, 2))
+    for dtype, channels, (height, width, down, across) in product(PRECISIONS, (1, 6, 32), sizes):
+        torch.manual_seed(0)
+        x = torch.randint(9, (3, channels, height, width), device=device).to(dtype)
+        x[0, 0, 1, 1] = torch.nan
+        x = x.contiguous(memory_format=LAST)
+        y, places = adapt(x, down, across)
+        own = x.double().cpu().requires_grad_()
+        expected = F.adaptive_max_pool2d(own, (down, across))
+        assert torch.equal(y.double().cpu().nan_to_num(9), expected.nan_to_num(9)), (height, width, down, across)
+        g = torch.randint(-8, 9, y.shape, device=device).to(dtype).contiguous(memory_format=LAST)  # sums are exact
+        (slope,) = torch.autograd.grad(expected, own, g.double().cpu())
+        assert torch.equal(adapt_back(g, places, tuple(x.shape)).double().cpu(), slope), (height, width, down, across)
+
+
+def check_group_norm_pool(device: str) -> None:
+    """As GroupNorm with ReLU and then pooling, each by its own kernel: ties, NaN and cut-off images included."""
+    from normec.kernels import group_norm, group_norm_pool, pooling
+
+    assert not group_norm_pool.fits((2, 16, 3, 4))
+    assert not group_norm_pool.fits((2, 512, 8, 8))
+    shapes = ((3, 8, 4, 4, 6), (2, 16, 8, 8, 8), (2, 4, 1, 10, 2), (1, 64, 8, 2, 2))
+    for dtype, (count, channels, groups, height, width), affine in product(PRECISIONS, shapes, (True, False)):
+        torch.manual_seed(0)
+        what = (dtype, count, channels, groups, height, width, affine)
+        shape = (count, channels, height, width)
+        assert group_norm_pool.fits(shape)
+        x = (torch.randint(5, shape, device=device) / 2 + 3).to(dtype).contiguous(memory_format=LAST)  # many are equal
+        if count == 3:
+            x[0, 0, 0, 1] = torch.nan
+        weight, bias = (torch.rand(2, channels, device=device) - 0.3) if affine else (None, None)
+        y, mean, inverse = group_norm_pool.forward(x, groups, weight, bias, 1e-4)
+        whole, own_mean, own_inverse = group_norm.forward(x, groups, weight, bias, 1e-4, True)
+        near(mean.nan_to_num(), own_mean.double().nan_to_num(), 1e-6, ("mean", *what))
+        near(inverse.nan_to_num(), own_inverse.double().nan_to_num(), 1e-6, ("inverse", *what))
+        near(y.nan_to_num(7), pooling.pool(whole).double().nan_to_num(7), _least(dtype), ("forward", *what))
+        g = torch.randn_like(y).contiguous(memory_format=LAST)
+        dx, sums = group_norm_pool.backward(g, x, groups, weight, bias, own_mean, own_inverse)
+        slope = pooling.unpool(g, whole)
+        expected, own_sums, _ = group_norm.backward(slope, x, groups, weight, bias, own_mean, own_inverse, True)
+        near(dx.nan_to_num(7), expected.double().nan_to_num(7), _least(dtype), ("data", *what))
+        near(sums.nan_to_num(7), own_sums.double().nan_to_num(7), 1e-5, ("scales", *what))
+
+
+def _least(dtype: torch.dtype) -> float:
+    """Sums in another order may round otherwise once."""
+    return 1e-6 if dtype == torch.float32 else 4e-3
+
+
+def check_sums_of_clients(device: str) -> None:
+    """Images' gradients of a norm's scales, a client's added up into its row."""
+    from normec.kernels.group_norm import by_client
+
+    for clients, images, channels in ((3, 5, 4), (1, 70, 16), (4, 1, 64), (2, 129, 32)):
+        sums = torch.randn(clients * images, 2, channels, device=device)
+        (wide, by_weight), (broad, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
+        by_client(sums, by_weight, by_bias)
+        untouched(wide)
+        untouched(broad)
+        expected = sums.double().view(clients, images, 2, channels).sum(1)
+        near(by_weight, expected[:, 0], 1e-6, (clients, images, channels))
+        near(by_bias, expected[:, 1], 1e-6, (clients, images, channels))
+
+
+def check_pooling_in_a_model(device: str) -> None:
+    """Both small networks in one pass for all clients, the kernels at work, against autograd client by client."""
+    clients, records, labels = 2, 3, torch.arange(6) % 4
+    for name, shape in (("cnn", (1, 12, 14)), ("cnn-gn", (3, 8, 16))):
+        torch.manual_seed(0)
+        x, model = torch.randn(clients * records, *shape), models.build(name, shape, 4).model
+        parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
+        of = Problem(model, F.cross_entropy, parts).to(torch.device(device), torch.float32)
+        shared, sink = convert(of)
+        grads = torch.full((clients, len(of.x0)), torch.nan, device=device)
+        sink.fill(of.x0, grads, of.initial_buffers())
+        with products("float32"):
+            outputs = shared.train()(x.to(device))
+            names = {type(node).__name__ for node in nodes(outputs.grad_fn)}
+            assert not any("MaxPool2D" in one or "MaxPool2DWith" in one for one in names), names
+            assert name == "cnn" or not any("Relu" in one or "GroupNormRowsBackward" in one for one in names), names
+            (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
+        sink.finish()
+        reference = of.model.double().cpu().train()
+        for i, (own, label) in enumerate(zip(x.double().chunk(clients), labels.chunk(clients), strict=True)):
+            reference.zero_grad()
+            F.cross_entropy(reference(own), label).backward()  # type: ignore[no-untyped-call]
+            expected = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
+            near(grads[i].cpu(), expected, 1e-4, (name, i))
+
+
+def check_what_is_looked_at_is_pooled_alone(device: str) -> None:
+    """A hook on either layer, or another kind of pooling: step by step."""
+    from normec.kernels import group_norm_pool
+
+    class Two(nn.Module):
+        def __init__(self, pool: nn.Module) -> None:
+            super().__init__()
+            self.norm, self.pool = nn.GroupNorm(2, 4), pool
+
+        def forward(self, x: Tensor) -> Tensor:
+            return norm_relu_pool(self.norm, self.pool, x).mean((2, 3))
+
+    class Other(nn.MaxPool2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return -super().forward(-x)
+
+    def used(model: Two) -> bool:
+        x, labels = torch.randn(4, 4, 6, 4), torch.arange(4)
+        of = Problem(model, F.cross_entropy, [TensorDataset(x, labels)]).to(torch.device(device), torch.float32)
+        shared, sink = convert(of)
+        sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
+        with mock.patch.object(group_norm_pool, "forward", wraps=group_norm_pool.forward) as told:
+            found = shared(x.to(device))
+        sink.clear()
+        near(found.detach().cpu(), of.model.cpu()(x).detach().double(), 1e-5, model)
+        return told.call_count > 0
+
+    assert used(Two(nn.MaxPool2d(2)))
+    for pool in (nn.MaxPool2d(3), nn.MaxPool2d(2, 1), nn.AvgPool2d(2), Other(2)):
+        assert not used(Two(pool))
+    for name in ("norm", "pool"):
+        model, seen = Two(nn.MaxPool2d(2)), []
+        getattr(model, name).register_forward_hook(lambda *call, seen=seen: seen.append(call[2].detach()))
+        assert not used(model)
+        assert len(seen) == 2  # and of the plain model
+
+
+CHECKS: tuple[Callable[[str], None], ...] = (
+    check_max_pool,
+    check_adaptive_max_pool,
+    check_group_norm_pool,
+    check_sums_of_clients,
+    check_pooling_in_a_model,
+    check_what_is_looked_at_is_pooled_alone,
+)
