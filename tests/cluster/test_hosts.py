@@ -29,6 +29,23 @@ def test_the_example_learns_and_saves_one_state_a_rank(tmp_path: Path) -> None:
         assert held["optimizer"]["normec"]["rank"] == rank
 
 
+def test_no_thread_outlives_the_process_group(tmp_path: Path) -> None:
+    """One that does may ask for the interpreter when there is none any more, which aborts a rank that has done well."""
+    example = str(ROOT / "examples" / "torchrun_cifar.py")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, runpy, sys\nsys.argv = [{example!r}, '--data', 'digits', '--model', 'mlp', '--epochs', '1']\n"
+        f"runpy.run_path({example!r}, run_name='__main__')\n"
+        "print(f'rank {os.environ[\"RANK\"]} has', len(os.listdir('/proc/self/task')), 'threads', flush=True)\n"
+    )
+    done = torchrun(2, str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {line for line in done.stdout.splitlines() if line.startswith("rank")} == {
+        "rank 0 has 1 threads",
+        "rank 1 has 1 threads",
+    }
+
+
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 

@@ -10,6 +10,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+# Before any group is made: defaults of its functions are the group of that moment, so that a later import (the first
+# optimizer's) keeps it. Its threads then outlive `destroy_process_group`, and may abort the interpreter at its end.
+import torch.distributed.nn.functional
+
 from ..errors import RankLost, UsageError, positive
 from ..world import Alone, World
 from .failures import Meeting
