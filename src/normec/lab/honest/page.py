@@ -25,7 +25,7 @@ INTRODUCTION = (
     "settings, drawn at random from its own ranges (rounds, step size, β or τ, forgetting), judged on a fifth of the "
     "training records held out; the best was trained anew on all training records with other seeds and is reported on "
     "the test set: mean ± standard deviation, in percent. The tuning itself is not covered by the guarantee. Every "
-    "record belongs to one client: none is reused. A dozen settings are few: a method with "
+    "record belongs to one client: none is reused. The settings tried are few: a method with "
     "more of them to choose is at a disadvantage, and a single tuning seed lets chance in."
 )
 
