@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from normec import Problem
 
 LAST = torch.channels_last
 
@@ -36,3 +39,13 @@ def nodes(root: object) -> list[object]:
             found[node] = None
             waiting.extend(before for before, _ in node.next_functions)  # type: ignore[attr-defined]
     return list(found)
+
+
+def by_autograd(of: Problem, grads: Tensor, x: Tensor, labels: Tensor, what: object) -> None:
+    """Clients' gradients of the cross entropy at x₀ against autograd in float64, client by client."""
+    reference = of.model.double().cpu().train()
+    for i, (own, label) in enumerate(zip(x.double().chunk(len(grads)), labels.chunk(len(grads)), strict=True)):
+        reference.zero_grad()
+        F.cross_entropy(reference(own), label).backward()  # type: ignore[no-untyped-call]
+        expected = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
+        near(grads[i].cpu(), expected, 1e-4, (what, i))

@@ -21,7 +21,7 @@ from normec.gradients.shared.rules import convert
 from normec.models.norms import norm_relu
 from normec.models.resnet import Block
 
-from .nearness import LAST, framed, near, nodes, untouched
+from .nearness import LAST, by_autograd, framed, near, nodes, untouched
 
 PRECISIONS = ((torch.float32, 1e-5), (torch.bfloat16, 1e-2))
 KINK = 1e-2  # what ReLU lets through of a number within rounding of zero may differ
@@ -222,12 +222,7 @@ def check_norm_relu_in_a_model(device: str) -> None:
         sink.finish()
         pairs = [call.args[0] for call in told.call_args_list]
         assert sum(None not in pair for pair in pairs) == 1  # what comes out of the first block is used twice
-        reference = of.model.double().cpu().train()
-        for i, (own, label) in enumerate(zip(x.double().chunk(clients), labels.chunk(clients), strict=True)):
-            reference.zero_grad()
-            F.cross_entropy(reference(own), label).backward()  # type: ignore[no-untyped-call]
-            expected = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
-            near(grads[i].cpu(), expected, 1e-4, (norm, i))
+        by_autograd(of, grads, x, labels, norm)
 
 
 def check_a_hooked_norm_stays_alone(device: str) -> None:

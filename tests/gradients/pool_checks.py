@@ -16,7 +16,7 @@ from normec.gradients.precision import products
 from normec.gradients.shared.rules import convert
 from normec.models.norms import norm_relu_pool
 
-from .nearness import LAST, framed, near, nodes, untouched
+from .nearness import LAST, by_autograd, framed, near, nodes, untouched
 
 PRECISIONS = (torch.float32, torch.bfloat16)
 
@@ -123,12 +123,7 @@ def check_pooling_in_a_model(device: str) -> None:
             assert name == "cnn" or not any("Relu" in one or "GroupNormRowsBackward" in one for one in names), names
             (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
         sink.finish()
-        reference = of.model.double().cpu().train()
-        for i, (own, label) in enumerate(zip(x.double().chunk(clients), labels.chunk(clients), strict=True)):
-            reference.zero_grad()
-            F.cross_entropy(reference(own), label).backward()  # type: ignore[no-untyped-call]
-            expected = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None])
-            near(grads[i].cpu(), expected, 1e-4, (name, i))
+        by_autograd(of, grads, x, labels, name)
 
 
 def check_what_is_looked_at_is_pooled_alone(device: str) -> None:

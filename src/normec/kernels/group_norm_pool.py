@@ -20,6 +20,15 @@ from .pooling import better
 
 
 @triton.jit
+def _places(image, W, SQUARES, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Channels, the first pixel of every square in x, the square in y, and which squares there are."""
+    c, r = tl.arange(0, C), tl.arange(0, BLOCK)
+    first = (r // (W // 2)) * 2 * W + r % (W // 2) * 2
+    own = image.to(tl.int64) * SQUARES * C
+    return c, 4 * own + first[:, None] * C + c[None, :], own + r[:, None] * C + c[None, :], (r < SQUARES)[:, None]
+
+
+@triton.jit
 def _centred(x, at, real, mean):
     return tl.where(real, tl.load(x + at, mask=real, other=0.0).to(tl.float32) - mean[None, :], 0.0)
 
@@ -47,10 +56,8 @@ def _forward(
     AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
-    c, r = tl.arange(0, C), tl.arange(0, BLOCK)
-    real, count = (r < SQUARES)[:, None], 4 * SQUARES * (C // G)
-    first = (r // (W // 2)) * 2 * W + r % (W // 2) * 2
-    at = image.to(tl.int64) * 4 * SQUARES * C + first[:, None] * C + c[None, :]
+    c, at, out, real = _places(image, W, SQUARES, C, BLOCK)
+    count = 4 * SQUARES * (C // G)
     nothing = tl.zeros((C,), tl.float32)
     one, two = _centred(x, at, real, nothing), _centred(x, at + C, real, nothing)
     three, four = _centred(x, at + W * C, real, nothing), _centred(x, at + W * C + C, real, nothing)
@@ -63,7 +70,7 @@ def _forward(
     tl.store(inverse_out + image * C + c, inverse)
     scale, offset = affine(weight, bias, c, C, AFFINE)
     best, _ = _largest(one, two, three, four, real, inverse * scale, offset, y.dtype.element_ty)
-    tl.store(y + image.to(tl.int64) * SQUARES * C + r[:, None] * C + c[None, :], best, mask=real)
+    tl.store(y + out, best, mask=real)
 
 
 @triton.jit
@@ -72,18 +79,15 @@ def _backward(
     AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
-    c, r = tl.arange(0, C), tl.arange(0, BLOCK)
-    real, count = (r < SQUARES)[:, None], 4 * SQUARES * (C // G)
-    first = (r // (W // 2)) * 2 * W + r % (W // 2) * 2
-    at = image.to(tl.int64) * 4 * SQUARES * C + first[:, None] * C + c[None, :]
+    c, at, out, real = _places(image, W, SQUARES, C, BLOCK)
+    count = 4 * SQUARES * (C // G)
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
     scale, offset = affine(weight, bias, c, C, AFFINE)
     one, two = _centred(x, at, real, mean), _centred(x, at + C, real, mean)
     three, four = _centred(x, at + W * C, real, mean), _centred(x, at + W * C + C, real, mean)
     best, place = _largest(one, two, three, four, real, inverse * scale, offset, x.dtype.element_ty)
-    slope = tl.load(g + image.to(tl.int64) * SQUARES * C + r[:, None] * C + c[None, :], mask=real, other=0.0)
-    slope = tl.where(best <= 0, 0.0, slope.to(tl.float32))
+    slope = tl.where(best <= 0, 0.0, tl.load(g + out, mask=real, other=0.0).to(tl.float32))
     chosen = tl.where(place == 0, one, tl.where(place == 1, two, tl.where(place == 2, three, four)))
     total, along = tl.sum(slope, 0), tl.sum(slope * chosen * inverse[None, :], 0)
     tl.store(sums + image * 2 * C + c, along)
