@@ -72,6 +72,8 @@ def check_group_norm_pool(device: str) -> None:
         if count == 3:
             x[0, 0, 0, 1] = torch.nan
         weight, bias = (torch.rand(2, channels, device=device) - 0.3) if affine else (None, None)
+        if count == 2 and bias is not None:  # numbers that are equal only as they are written
+            x, bias = torch.randn(shape, device=device).to(dtype).contiguous(memory_format=LAST), bias + 50
         y, mean, inverse = group_norm_pool.forward(x, groups, weight, bias, 1e-4)
         whole, own_mean, own_inverse = group_norm.forward(x, groups, weight, bias, 1e-4, True)
         near(mean.nan_to_num(), own_mean.double().nan_to_num(), 1e-6, ("mean", *what))
@@ -96,33 +98,71 @@ def check_sums_of_clients(device: str) -> None:
 
     for clients, images, channels in ((3, 5, 4), (1, 70, 16), (4, 1, 64), (2, 129, 32)):
         sums = torch.randn(clients * images, 2, channels, device=device)
-        (wide, by_weight), (broad, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
+        (wide, by_weight), by_bias = framed(clients, channels, device=device), torch.zeros(clients, channels + 1)
+        by_bias = by_bias.to(device)[:, :-1]  # rows another distance apart
         by_client(sums, by_weight, by_bias)
         untouched(wide)
-        untouched(broad)
         expected = sums.double().view(clients, images, 2, channels).sum(1)
         near(by_weight, expected[:, 0], 1e-6, (clients, images, channels))
         near(by_bias, expected[:, 1], 1e-6, (clients, images, channels))
 
 
+class Pair(nn.Module):
+    """Two norms with pooling whose parameters `how` joins or freezes."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.conv, self.pool, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(2), nn.Linear(8, 4)
+        self.one, self.two = nn.GroupNorm(4, 8), nn.GroupNorm(2, 8)
+        for norm in (self.one, self.two):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+        if how == "one norm twice":
+            self.two = self.one
+        elif how == "shared":
+            self.two.weight, self.two.bias = self.one.bias, self.one.weight
+        elif how.startswith("frozen"):
+            getattr(self.one, how.split()[1]).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = norm_relu_pool(self.one, self.pool, self.conv(x))
+        return self.head(norm_relu_pool(self.two, self.pool, x).mean((2, 3)))
+
+
+def check_scales_used_twice_or_frozen(device: str) -> None:
+    """A parameter of several uses gets the sum of its gradients, whichever norm it serves."""
+    for how in ("apart", "one norm twice", "shared", "frozen weight", "frozen bias"):
+        torch.manual_seed(0)
+        of, grads, x, labels = _passed(Pair(how), (3, 16, 8), device)
+        by_autograd(of, grads, x, labels, how)
+
+
+def _passed(model: nn.Module, shape: tuple[int, ...], device: str) -> tuple[Problem, Tensor, Tensor, Tensor]:
+    """A problem of two clients, their gradients in one pass, and their records."""
+    clients, records, labels = 2, 3, torch.arange(6) % 4
+    x = torch.randn(clients * records, *shape)
+    parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
+    of = Problem(model, F.cross_entropy, parts).to(torch.device(device), torch.float32)
+    shared, sink = convert(of)
+    grads = torch.full((clients, len(of.x0)), torch.nan, device=device)
+    sink.fill(of.x0, grads, of.initial_buffers())
+    with products("float32"):
+        outputs = shared.train()(x.to(device))
+        names = {type(node).__name__ for node in nodes(outputs.grad_fn)}
+        assert not any("MaxPool2D" in one for one in names), names
+        assert isinstance(model, models.SmallCNN) or not any(
+            "Relu" in one or "GroupNormRowsBackward" in one for one in names
+        ), names
+        (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
+    sink.finish()
+    return of, grads, x, labels
+
+
 def check_pooling_in_a_model(device: str) -> None:
     """Both small networks in one pass for all clients, the kernels at work, against autograd client by client."""
-    clients, records, labels = 2, 3, torch.arange(6) % 4
     for name, shape in (("cnn", (1, 12, 14)), ("cnn-gn", (3, 8, 16))):
         torch.manual_seed(0)
-        x, model = torch.randn(clients * records, *shape), models.build(name, shape, 4).model
-        parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
-        of = Problem(model, F.cross_entropy, parts).to(torch.device(device), torch.float32)
-        shared, sink = convert(of)
-        grads = torch.full((clients, len(of.x0)), torch.nan, device=device)
-        sink.fill(of.x0, grads, of.initial_buffers())
-        with products("float32"):
-            outputs = shared.train()(x.to(device))
-            names = {type(node).__name__ for node in nodes(outputs.grad_fn)}
-            assert not any("MaxPool2D" in one or "MaxPool2DWith" in one for one in names), names
-            assert name == "cnn" or not any("Relu" in one or "GroupNormRowsBackward" in one for one in names), names
-            (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
-        sink.finish()
+        of, grads, x, labels = _passed(models.build(name, shape, 4).model, shape, device)
         by_autograd(of, grads, x, labels, name)
 
 
@@ -169,5 +209,6 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_group_norm_pool,
     check_sums_of_clients,
     check_pooling_in_a_model,
+    check_scales_used_twice_or_frozen,
     check_what_is_looked_at_is_pooled_alone,
 )

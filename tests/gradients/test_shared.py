@@ -123,6 +123,18 @@ def test_a_layer_without_a_rule_is_named(layer: str) -> None:
         engines(of, BATCH)
 
 
+def test_one_parameter_under_two_names_has_no_rule() -> None:
+    norm = nn.LayerNorm(6)
+    norm.bias = norm.weight
+    of = Problem(
+        nn.Sequential(norm, nn.Linear(6, CLASSES)),
+        F.cross_entropy,
+        [TensorDataset(torch.randn(5, 6), torch.arange(5) % CLASSES)],
+    )
+    with pytest.raises(NoRule, match="LayerNorm holds one parameter under two names"):
+        engines(of, BATCH)
+
+
 AS_SET = {
     "max_norm": (nn.Embedding(9, 4, max_norm=1.0), "tokens"),
     "scale_grad_by_freq": (nn.Embedding(9, 4, scale_grad_by_freq=True), "tokens"),

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 # Before any group is made: defaults of its functions are the group of that moment, so that a later import (the first
 # optimizer's) keeps it. Its threads then outlive `destroy_process_group`, and may abort the interpreter at its end.
+# Who calls `init_process_group` before importing this package is not helped.
 import torch.distributed.nn.functional
 
 from ..errors import RankLost, UsageError, positive

@@ -223,6 +223,8 @@ def backward(
 def by_client(sums: Tensor, by_weight: Tensor, by_bias: Tensor) -> None:
     """Sums of the images' gradients ``[images, 2, C]``, a client's at a time, into ``[clients, C]`` each."""
     clients, (images, _, C) = len(by_weight), sums.shape
+    if images % clients:
+        raise ValueError(f"{images} images are not as many for each of {clients} clients")
     _by_client[(clients,)](
         sums, by_weight, by_bias, images // clients, by_weight.stride(0), by_bias.stride(0), C=C,
         BLOCK=max(1, min(triton.next_power_of_2(images // clients), 2048 // C)),

@@ -46,7 +46,9 @@ def make() -> Make:
             "status": status,
             "error": None,
             "seed": cell.seed,
-            "final": {"test": test[-1] if ended else None, "held_out": held_out[-1] if ended else None, "loss": 1.0},
+            "final": {"test": test[-1], "held_out": held_out[-1], "loss": 1.0}
+            if ended
+            else {"test": None, "held_out": None, "loss": None},
             "best": {"test": max(test), "test_epoch": 1, "held_out": max(held_out), "held_out_epoch": 1},
             "privacy": None if epsilon is None else {"epsilon": epsilon, "delta": 1e-5},
             "command": f"normec replay run {cell.name}",

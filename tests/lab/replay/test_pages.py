@@ -101,6 +101,13 @@ def test_a_reading_is_held_against_the_tables_runs_that_stop_early(paper: Protoc
     text = "\n".join(page_readings.lines(Facts(paper, held)))
     assert "RMS of those after 1 epochs" in text
     assert "None comes nearer than the tables' own runs do when they stop early." in text
+    gone = next(name for name in held if name.startswith("readings"))
+    usual = cells[gone.replace("readings-split-dirichlet", "tables")]
+    held[gone] = make(cells[gone], 10.0, 20.0, 30.0, status="diverged")  # no cell to compare on any more
+    held[usual.name] = make(usual, 10.0, usual.paper - 4.0, usual.paper + 30.0)
+    (fit,) = (one for one in page_readings.fits(Facts(paper, held)) if one.reading.name == "split-dirichlet")
+    assert (fit.cells, fit.usual, fit.stopped) == (2, pytest.approx(3.0), pytest.approx(1.0))
+    assert "| diverged | not run | – |" in "\n".join(page_readings.lines(Facts(paper, held)))
 
 
 def test_a_reading_far_from_the_paper_has_its_reason(paper: Protocol, cells: Any, make: Any) -> None:

@@ -2,7 +2,7 @@
 
 By their kernels they also do what often follows them, `models.norm_relu`: the addition of a shortcut, and ReLU; and
 GroupNorm `models.norm_relu_pool`, the largest of every 2×2 pixels.
-What they make comes twice, for two uses: see `models.second`.
+What they make comes twice, for two uses, unless it is pooled: see `models.second`.
 """
 
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"

@@ -63,6 +63,8 @@ def convert(problem: Problem) -> tuple[nn.Module, Sink]:
     sink.slots = list(starts.values())
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
+        if len(own) < sum(p is not None for p in module._parameters.values()):
+            raise NoRule(f"{type(module).__name__} holds one parameter under two names")
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             raise NoRule(f"{type(module).__name__} draws random numbers client by client")
         if isinstance(module, nn.modules.batchnorm._NormBase) or any(p.requires_grad for p in own.values()):

@@ -111,11 +111,14 @@ class Slot:
 
 @contextmanager
 def filled(slots: Sequence[Slot | None], spare: Tensor) -> Iterator[list[Tensor]]:
-    """Rows of several parameters, to be overwritten at once; `spare` stands for one that asks for no gradient."""
+    """Rows of several parameters, to be overwritten at once; a parameter used twice gets the sum.
+
+    `spare`, of the rows' shape, stands for one that asks for no gradient.
+    """
     before = [slot.rows.clone() if slot is not None and slot.written else None for slot in slots]
     yield [slot.rows if slot is not None else spare for slot in slots]
     for slot, earlier in zip(slots, before, strict=True):
         if slot is not None:
             slot.written = True
-            if earlier is not None:  # a parameter used twice
+            if earlier is not None:
                 slot.rows.add_(earlier)

@@ -77,10 +77,14 @@ def fits(facts: Facts) -> list[Fit]:
 
 
 def _usual_runs(facts: Facts, reading: Reading) -> list[tuple[Record, float]]:
-    """The tables' runs of the cells on which a reading has run."""
-    cells = [cell for cell in facts.part("readings") if cell.reading == reading.name and facts.of(cell) is not None]
+    """The tables' runs of the cells on which both came to their ends."""
+    cells = [cell for cell in facts.part("readings") if cell.reading == reading.name and _ended(facts.of(cell))]
     pairs = ((facts.of(_usual(facts, cell)), cell.paper) for cell in cells)
-    return [(record, paper) for record, paper in pairs if record is not None and paper is not None]
+    return [(record, paper) for record, paper in pairs if record and _ended(record) and paper is not None]
+
+
+def _ended(record: Record | None) -> bool:
+    return record is not None and record["final"]["test"] is not None
 
 
 def _sixteen(facts: Facts) -> list[tuple[Record, float]]:
@@ -182,7 +186,7 @@ def _line(row: Row) -> list[str]:
         "–" if row["paper"] is None else text(row["tables"], ".2f"),
         "diverged" if row["ran"] and row["ours"] is None else text(row["ours"], ".2f"),
         "–" if row["paper"] is None else text(row["difference"], "+.2f"),
-        text(row["loss"], ".3g"),
+        "–" if row["ran"] and row["loss"] is None else text(row["loss"], ".3g"),
         NOT_RUN if not row["ran"] else passes if row["paper"] is not None else "–",
     ]
 
