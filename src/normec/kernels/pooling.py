@@ -125,7 +125,7 @@ def unpool(g: Tensor, x: Tensor) -> Tensor:
     return dx
 
 
-def adapted(height: int, width: int, down: int, across: int) -> tuple[int, int]:
+def largest_window(height: int, width: int, down: int, across: int) -> tuple[int, int]:
     """Rows and columns of the largest window where an image is cut into `down` times `across` of them."""
     rows = max(-(-(i + 1) * height // down) - i * height // down for i in range(down))
     return rows, max(-(-(j + 1) * width // across) - j * width // across for j in range(across))
@@ -136,7 +136,7 @@ def adapt(x: Tensor, down: int, across: int) -> tuple[Tensor, Tensor]:
     images, C, H, W = x.shape
     y = blank((images, C, down, across), x)
     places = blank(tuple(y.shape), x, torch.uint8)
-    rows, columns = adapted(H, W, down, across)
+    rows, columns = largest_window(H, W, down, across)
     _adapt[(triton.cdiv(y.numel(), _BLOCK),)](
         x, y, places, y.numel(), H, W, down, across, DOWN=rows, ACROSS=columns, C=C, BLOCK=_BLOCK
     )
@@ -148,6 +148,6 @@ def adapt_back(g: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
     (_, C, H, W), (down, across) = shape, places.shape[2:]
     dx = blank(shape, g)
     _adapt_back[(triton.cdiv(dx.numel(), _BLOCK),)](
-        g, places, dx, dx.numel(), H, W, down, across, ACROSS=adapted(H, W, down, across)[1], C=C, BLOCK=_BLOCK
+        g, places, dx, dx.numel(), H, W, down, across, ACROSS=largest_window(H, W, down, across)[1], C=C, BLOCK=_BLOCK
     )
     return dx

@@ -177,10 +177,10 @@ class AdaptiveMaxPoolByKernel(Function):
         sizes = _both(module.output_size)
         if x.ndim != 4 or module.return_indices or None in sizes or not 0 < x.numel() < 2**31 or not kernels.usable(x):
             return False
-        from ...kernels.pooling import adapted
+        from ...kernels.pooling import largest_window
 
         smaller = all(0 < size <= given for size, given in zip(sizes, x.shape[2:], strict=True))
-        return smaller and math.prod(adapted(*x.shape[2:], *sizes)) <= _WINDOW
+        return smaller and math.prod(largest_window(*x.shape[2:], *sizes)) <= _WINDOW
 
 
 def _both(size: Any) -> tuple[int, ...]:

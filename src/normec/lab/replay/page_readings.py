@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,28 +64,24 @@ class Fit:
 
 
 def fits(facts: Facts) -> list[Fit]:
-    found, best = [], best_length(_sixteen(facts))
-    for reading in READINGS:
-        own = [row for row in rows(facts) if row["reading"] == reading.name]
-        both = [row for row in own if row["ours"] is not None and row["tables"] is not None]
-        usual = rms(row["tables"] - row["paper"] for row in both)
-        stopped = None
-        if best is not None:
-            early = [(at_epoch(record, best[0]), paper) for record, paper in _usual_runs(facts, reading)]
-            stopped = rms(value - paper for value, paper in early if value is not None)
-        found.append(Fit(reading, usual, stopped, rms(row["difference"] for row in both), len(both)))
-    return found
+    best = best_length(_sixteen(facts))
+    return [_fit(facts, reading, best[0] if best is not None else None) for reading in READINGS]
 
 
-def _usual_runs(facts: Facts, reading: Reading) -> list[tuple[Record, float]]:
-    """The tables' runs of the cells on which both came to their ends."""
-    cells = [cell for cell in facts.part("readings") if cell.reading == reading.name and _ended(facts.of(cell))]
-    pairs = ((facts.of(_usual(facts, cell)), cell.paper) for cell in cells)
-    return [(record, paper) for record, paper in pairs if record and _ended(record) and paper is not None]
-
-
-def _ended(record: Record | None) -> bool:
-    return record is not None and record["final"]["test"] is not None
+def _fit(facts: Facts, reading: Reading, epoch: int | None) -> Fit:
+    """Over the cells on which the reading's run and the tables' came to their ends."""
+    usual, stopped, own = [], [], []
+    for cell in facts.part("readings"):
+        record, before = facts.of(cell), facts.of(_usual(facts, cell))
+        if cell.reading != reading.name or record is None or before is None or cell.paper is None:
+            continue
+        if record["final"]["test"] is None or before["final"]["test"] is None:
+            continue
+        usual.append(before["final"]["test"] - cell.paper)
+        own.append(record["final"]["test"] - cell.paper)
+        early = at_epoch(before, epoch) if epoch is not None else None
+        stopped += [early - cell.paper] if early is not None else []
+    return Fit(reading, rms(usual), rms(stopped), rms(own), len(own))
 
 
 def _sixteen(facts: Facts) -> list[tuple[Record, float]]:
@@ -94,7 +91,7 @@ def _sixteen(facts: Facts) -> list[tuple[Record, float]]:
 
 
 def lines(facts: Facts) -> list[str]:
-    found = rows(facts)
+    found, judged = rows(facts), fits(facts)
     return [
         "# Which reading fits",
         "",
@@ -111,13 +108,13 @@ def lines(facts: Facts) -> list[str]:
                     *(text(value, ".2f") for value in (fit.usual, fit.stopped, fit.own)),
                     f"{fit.cells} of {len(fit.reading.at)}",
                 ]
-                for fit in fits(facts)
+                for fit in judged
             ],
         ),
         "",
-        _verdict(facts),
+        _verdict(judged),
         "",
-        *_reasons(facts),
+        *_reasons(judged),
         "## Cell by cell",
         "",
         *to_markdown(
@@ -153,8 +150,8 @@ def _rms_columns(facts: Facts) -> tuple[str, str, str]:
     return "RMS as in the tables", stopped, "RMS under the reading"
 
 
-def _verdict(facts: Facts) -> str:
-    known = [(fit.own, fit.usual, fit) for fit in fits(facts) if fit.own is not None and fit.usual is not None]
+def _verdict(judged: Sequence[Fit]) -> str:
+    known = [(fit.own, fit.usual, fit) for fit in judged if fit.own is not None and fit.usual is not None]
     if not known:
         return "No reading has been run beside the tables' cells yet."
     better = [(own, usual, fit) for own, usual, fit in known if own < usual]
@@ -167,9 +164,9 @@ def _verdict(facts: Facts) -> str:
     return found
 
 
-def _reasons(facts: Facts) -> list[str]:
+def _reasons(judged: Sequence[Fit]) -> list[str]:
     """Why a reading ends far from the paper, of those that do."""
-    far = [fit.reading for fit in fits(facts) if fit.own is not None and fit.own > FAR and fit.reading.because]
+    far = [fit.reading for fit in judged if fit.own is not None and fit.own > FAR and fit.reading.because]
     if not far:
         return []
     return ["Far from the paper, and why:", "", *(f"- `{one.name}`: {one.because}" for one in far), ""]
