@@ -12,7 +12,18 @@ import pytest
 from normec.errors import UsageError
 from normec.lab.paper import arms
 from normec.lab.paper.protocol import Protocol
-from normec.lab.replay import claims, facts, page_alpha, page_private, page_readings, page_tables, pages, plan, records
+from normec.lab.replay import (
+    claims,
+    facts,
+    page_alpha,
+    page_claims,
+    page_private,
+    page_readings,
+    page_tables,
+    pages,
+    plan,
+    records,
+)
 from normec.lab.replay.facts import Facts
 from normec.lab.replay.plan import Planned
 
@@ -26,7 +37,7 @@ def test_the_committed_pages_are_those_of_the_committed_records(paper: Protocol,
             shutil.copytree(committed / name, tmp_path / "docs" / "replay" / name)
     shutil.copyfile(ROOT / "README.md", tmp_path / "README.md")
     made = pages.write(paper, tmp_path / "docs" / "replay", tmp_path / "README.md", pictures=False)
-    assert len(made) == 12
+    assert len(made) == 13
     for path in made:
         place = path.relative_to(tmp_path)
         told = f"{place} is not what `normec replay pages --readme README.md` makes of the records"
@@ -139,20 +150,32 @@ def paper_like(cell: Planned) -> float:
     return cell.paper if cell.paper is not None else {0.01: 82.9, 0.1: 85.7, 1.0: 84.3, 10.0: 81.4}[cell.beta]
 
 
+def in_full(cells: dict[str, Planned], make: Any, sn: float, without: float, clip21: float) -> dict[str, Any]:
+    """Runs in full of SN at β = 1, and of the other two methods."""
+    names = {"normec-sn-beta-1": sn, "normec-beta-0.1": without, "clip21-beta-0.1": clip21}
+    found = {
+        f"private-{noise}-{name}-lr-0.1-seed-42-long": value for noise in plan.NOISES for name, value in names.items()
+    }
+    return {name: make(cells[name], 10.0, value, epsilon=1.6e9) for name, value in found.items()}
+
+
 def test_claims_hold_where_the_numbers_are_the_papers(paper: Protocol, cells: Any, make: Any) -> None:
-    held = complete(cells, make, paper_like)
-    for noise in plan.NOISES:
-        name = f"private-{noise}-normec-sn-beta-1-lr-0.1-seed-42-long"
-        held[name] = make(cells[name], 10.0, 70.5, epsilon=1.6e9)
+    held = complete(cells, make, paper_like) | in_full(cells, make, 70.5, 78.0, 61.0)
     assert verdicts(paper, held) == ["held"] * 6
+    text = "\n".join(page_claims.lines(Facts(paper, held)))
+    assert text.count("**Held.** ") == 6
+    assert "+32.9 at β = 0.01" in text  # 84.04 − 51.10, the paper's own
+    assert "the highest accuracy changes by -5.0 points (total-norm), -5.0 points (total-variance)" in text
+    assert "+17.0 (total-norm), +17.0 (total-variance) after 150 epochs" in text
+    assert "+17.0 (total-norm), +17.0 (total-variance) after 300" in text
+    assert "another draw of the noise changes a cell by up to 1.0 points" in text  # 77 and 78, 60 and 61
+    assert "learned little" not in text
+    assert "the second half is worth" not in text  # SN's best cell was not run in full
 
 
 def test_claims_fall_where_the_numbers_are_the_reverse(paper: Protocol, cells: Any, make: Any) -> None:
     held = complete(cells, make, lambda cell: 150.0 - paper_like(cell) + 5 * (cell.alpha or 0))
-    for noise in plan.NOISES:
-        name = f"private-{noise}-normec-sn-beta-1-lr-0.1-seed-42-long"
-        held[name] = make(cells[name], 10.0, 95.0)
-    found = verdicts(paper, held)
+    found = verdicts(paper, held | in_full(cells, make, 95.0, 50.0, 60.0))
     assert [*found[:3], *found[4:]] == ["not held"] * 5
 
 

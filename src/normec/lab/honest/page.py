@@ -47,12 +47,16 @@ MADE_OF = (
 
 
 def grids(records: Sequence[Record], splits: Iterable[str] = (), epsilons: Iterable[float] = ()) -> list[str]:
-    """One table a split, methods down, ε across, the best in bold; of the splits and ε given, else of all there are."""
+    """One table a split, methods down, ε across; of the splits and ε given, else of all there are.
+
+    The best is in bold where all methods have run.
+    """
     lines = []
     for split in splits or sorted({one["split"] for one in records}):
         held = {(one["method"], one["epsilon"]): one for one in records if one["split"] == split}
         across = sorted(epsilons or {epsilon for _, epsilon in held})
-        best = {e: max((one["accuracy"] for (_, at), one in held.items() if at == e), default=None) for e in across}
+        ran = {e: [one["accuracy"] for (_, at), one in held.items() if at == e] for e in across}
+        best = {e: max(values) if len(values) == len(CONTENDERS) else None for e, values in ran.items()}
         rows = [[name, *(_shown(held.get((name, e)), best[e]) for e in across)] for name in CONTENDERS]
         lines += [*to_markdown((split, *_targets(across)), rows), ""]
     return lines

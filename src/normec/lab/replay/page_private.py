@@ -13,9 +13,9 @@ from .plan import HOPELESS, NOISES, PRIVATE_ARMS, PRIVATE_LRS, Planned, half_of
 
 Row = dict[str, Any]
 SAYS = {
-    "total-norm": "the formula's 7.35 is the noise's norm, √E‖z‖²",
-    "total-variance": "the formula's 7.35 is a variance, E‖z‖²",
-    HOPELESS: "the formula's 7.35 is each coordinate's standard deviation",
+    "total-norm": "The formula's 7.35 is the noise's norm, √E‖z‖²",
+    "total-variance": "The formula's 7.35 is a variance, E‖z‖²",
+    HOPELESS: "The formula's 7.35 is each coordinate's standard deviation",
 }
 
 
@@ -74,11 +74,12 @@ def spread(facts: Facts, noise: str, arm: Arm) -> float | None:
     return max(found) if found else None
 
 
-def epsilons(facts: Facts, noise: str) -> str:
-    """The exact ε of a reading's runs, those of half length and those in full."""
+def epsilons(facts: Facts, noise: str, long: bool = True) -> str:
+    """The exact ε of a reading's runs, those of half length and, with `long`, those in full."""
     found: dict[int, set[float]] = {}
     for row in rows(facts):
-        if row["noise"] == noise and row["exact_epsilon"] is not None:
+        shown = long or row["epochs"] == facts.base.short_rounds
+        if row["noise"] == noise and row["exact_epsilon"] is not None and shown:
             found.setdefault(int(row["epochs"]), set()).add(row["exact_epsilon"])
     if not found:
         return "exact ε: not run"
@@ -118,7 +119,11 @@ def lines(facts: Facts) -> list[str]:
     hopeless = [row for row in rows(facts) if row["noise"] == HOPELESS]
     shown = [[row["method"], f"{row['beta']:g}", f"{row['lr']:g}", _ended(row)] for row in hopeless]
     found += [*to_markdown(("method", "β", "γ", "highest accuracy"), shown), ""]
-    return [*found, "## In full", "", *_long(facts), "", "All numbers: [private.csv](private.csv)."]
+    found += ["## In full", "", *_long(facts), ""]
+    if any(cell.chosen and cell.name in facts.records for cell in facts.cells):
+        found += ["![Runs of half and of full length](lengths.png)", ""]
+        found += ["A longer run is another configuration, and its noise is drawn anew: no noise is used twice.", ""]
+    return [*found, "All numbers: [private.csv](private.csv)."]
 
 
 def _peaks(facts: Facts, noise: str) -> list[str]:

@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ..honest import page as honest
 from ..paper.protocol import Protocol
 from ..tables import Row, to_csv, to_markdown
-from . import claims, page_alpha, page_private, page_readings, page_tables, records
+from . import claims, page_alpha, page_claims, page_private, page_readings, page_tables, records
 from .collect import HONEST
 from .facts import Facts
 from .plan import PARTS, plan
@@ -36,7 +36,8 @@ def write(base: Protocol, folder: Path, readme: Path | None = None, pictures: bo
         made += [folder / f"{part}.md", folder / f"{part}.csv"]
         _text(made[-2], page.lines(facts))
         write_atomic(made[-1], to_csv([_rounded(row) for row in page.rows(facts)]))
-    made.append(folder / "README.md")
+    made += [folder / page_claims.FILE, folder / "README.md"]
+    _text(made[-2], page_claims.lines(facts))
     _text(made[-1], index(facts, folder))
     made += honest.write(folder / HONEST)
     if pictures:
@@ -59,11 +60,12 @@ def index(facts: Facts, folder: Path) -> list[str]:
         'not run says "not run". Every page, table and picture here is made from the records by `normec replay pages`.',
         "",
         *to_markdown(("part", "what", "cells run"), [_standing(facts, part) for part in PARTS]),
+        f"| 5 | [the paper's claims, one by one]({page_claims.FILE}) | – |",
         f"| 6 | [what honest privacy gives]({HONEST}/README.md) | {honest.standing(folder / HONEST)} |",
         "",
         "## The claims",
         "",
-        *claims.lines(facts),
+        *page_claims.summary(facts),
         "",
         "## Make it again",
         "",
