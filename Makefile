@@ -1,6 +1,7 @@
 # make run    environment, then the demonstration on the embedded digits
 # make test   environment, then formatting, types and all tests
 # make test-federation   parties as real processes over TLS; a few minutes
+# make test-kernels      Triton's kernels without a GPU: interpreted, and compiled for one; a few minutes, Linux
 # make clean  remove the environment and the demonstration's runs
 
 PYTHON ?= python3
@@ -9,7 +10,10 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 # Small models on many cores lose more by waking threads than they gain; tests run in two processes instead.
 TEST_ENV := OMP_NUM_THREADS=1
 
-.PHONY: run test test-federation check clean
+# Its interpreter works with the NumPy of constraints.txt; with a GPU it is torch's own version that runs.
+TRITON := triton==3.8.0
+
+.PHONY: run test test-federation test-kernels check clean
 
 run: .venv/.ready-run
 	@echo "1. Private: 100 clients, (8, 1e-5) for each client against a server that sees sums; non-private for comparison;"
@@ -26,6 +30,9 @@ test: check
 # Each file of tests has federations of its own, of a dozen processes; two files side by side.
 test-federation: .venv/.ready-test
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/federation_network
+
+test-kernels: .venv/.ready-test .venv/.ready-kernels
+	PYTHONPATH=.venv/kernels $(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/kernels
 
 check: .venv/.ready-test
 	$(BIN)/ruff format --check src tests
@@ -45,3 +52,7 @@ clean:
 .venv/.ready-test: pyproject.toml constraints.txt | .venv/bin/pip
 	$(INSTALL) -e '.[dev]'
 	touch $@ .venv/.ready-run
+
+.venv/.ready-kernels: Makefile | .venv/bin/pip
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/kernels $(TRITON)
+	touch $@

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from unittest import mock
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import Problem
+from normec.data.augment import CropFlip, Normalize
 from normec.gradients.shared import NoRule
+from normec.gradients.shared import engine as passes
 
 from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 
@@ -162,3 +167,47 @@ def test_dropout_that_drops_nothing_is_no_hindrance() -> None:
     of = Problem(model, F.cross_entropy, clients)
     loop, shared, _ = engines(of, BATCH)
     assert apart(everything(shared, of), everything(loop, of)) < CLOSE
+
+
+class Changing(nn.Module):
+    """Its first layer works in place on what it is given."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(math.prod(shape), CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "each"), [("known", 1), ("none", 1), ("unknown", 4), ("augmented", 4), ("in place", 4), ("drawn", 4)]
+)
+def test_whole_batches_are_prepared_once_where_nothing_changes_them(kind: str, each: int) -> None:
+    """`each`: how often in four rounds; a layer that works in place is found out in the first."""
+    torch.manual_seed(0)
+    shape = (2, 6, 6)
+    model = Changing(shape) if kind == "in place" else nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), CLASSES))
+    kept = torch.float64 if kind == "none" else torch.uint8
+    parts = [TensorDataset(torch.randint(0, 256, (7, *shape)).to(kept), torch.arange(7) % 3) for _ in range(3)]
+    usual = Normalize((0.4, 0.5), (0.2, 0.3))
+    transform = {"none": None, "unknown": lambda x: usual(x) + 1}.get(kind, usual)
+    of = Problem(
+        model, F.cross_entropy, parts, transform=transform, augment=CropFlip(2) if kind == "augmented" else None
+    ).to(torch.device("cpu"), torch.float64)
+    loop, shared, _ = engines(of, None)
+    clients = torch.arange(3) if kind == "drawn" else None
+    with mock.patch.object(passes, "inputs", wraps=passes.inputs) as prepared:
+        for round in range(4):
+            assert apart(everything(shared, of, round, clients), everything(loop, of, round, clients)) < CLOSE
+            of.x0 += 0.01
+    assert prepared.call_count == each
+
+
+def test_what_would_take_too_much_memory_is_prepared_anew() -> None:
+    of = problem("small")
+    with mock.patch.object(passes, "_KEPT_BYTES", 100):
+        _, shared, _ = engines(of, None)
+    everything(shared, of)
+    assert not shared._ready

@@ -26,6 +26,9 @@ SHAPES = [
     (3, 2, 16, 16, 1, 6, 8),
     (1, 3, 16, 16, 1, 25, 17),  # enough tiles for several spans, and a row and a column too many for them
     (2, 2, 3, 16, 1, 5, 6),
+    (2, 1, 1, 16, 1, 4, 6),
+    (2, 1, 2, 3, 2, 5, 4),
+    (2, 1, 16, 32, 1, 4, 6),
     (2, 2, 16, 32, 2, 6, 8),
     (2, 1, 32, 32, 1, 4, 5),
     (2, 1, 32, 32, 1, 5, 8),
@@ -45,7 +48,7 @@ def halves(device: str) -> dict[torch.dtype, float]:
 def check_tiled_convolution(device: str) -> None:
     """Forward, data gradient, and every client's weight gradient."""
     from normec.kernels import sweep
-    from normec.kernels.convolution import convolve, pack
+    from normec.kernels.convolution import convolve, pack, widened
     from normec.kernels.weight_gradients import of_tiles
 
     for clients, records, inputs, outputs, stride, height, width in SHAPES:
@@ -58,10 +61,13 @@ def check_tiled_convolution(device: str) -> None:
             x = x.contiguous(memory_format=LAST)
             fine = x.double().requires_grad_()
             y = F.conv2d(fine, weight, None, stride, 1)
+            wide = widened(x, dtype)
+            assert torch.equal(wide[:, :inputs], x)
+            assert not wide[:, inputs:].any()
             g = torch.randn_like(y).to(dtype).contiguous(memory_format=LAST)
             (by_x,) = torch.autograd.grad(y, fine, g.double(), retain_graph=True)
             for way, source, expected in (
-                (tiles.forward(inputs, outputs, stride), x, y.detach()),
+                (tiles.forward(inputs, outputs, stride), wide, y.detach()),
                 (tiles.backward(inputs, outputs, stride), g, by_x),
             ):
                 table = way.table(11).flatten().to(device)
@@ -77,13 +83,13 @@ def check_tiled_convolution(device: str) -> None:
                 with mock.patch.object(sweep, "_FILLED", 1):  # strips as long as on a device that is filled
                     assert torch.equal(convolve(source, weights, way, (expected.shape[2], expected.shape[3])), found)
             matrix, rows = framed(clients, outputs, inputs, 3, 3, device=device)
-            of_tiles(x, g, rows, stride)
+            of_tiles(wide, g, rows, stride)
             untouched(matrix)
             for row, own, slope in zip(rows, x.chunk(clients), g.chunk(clients), strict=True):
                 made = F.conv2d(own.double(), weight, None, stride, 1)
                 near(row, torch.autograd.grad(made, weight, slope.double())[0], 5e-5, ("weights", *what))
             again = torch.empty_like(rows, memory_format=torch.contiguous_format)
-            of_tiles(x, g, again, stride)
+            of_tiles(wide, g, again, stride)
             assert torch.equal(again, rows), ("a rerun has other bits", *what)
 
 
@@ -134,7 +140,7 @@ def check_tiled_pass(device: str) -> None:
 def check_moments(device: str) -> None:
     """A BatchNorm that is told the moments by the convolution before it, against one in float64 on what that made."""
     from normec.kernels import batch_norm
-    from normec.kernels.convolution import convolve, moments_of, pack
+    from normec.kernels.convolution import convolve, moments_of, pack, widened
 
     shapes = [(2, 16, 16, 16, 1, 4, 8), (3, 8, 3, 16, 1, 6, 16), (2, 4, 20, 40, 2, 15, 8), (1, 33, 64, 64, 1, 8, 8)]
     shapes = [(2, 8, 32, 32, 1, 2, 16), (2, 32, 16, 16, 1, 4, 4), *shapes]
@@ -143,7 +149,7 @@ def check_moments(device: str) -> None:
         what = (clients, inputs, outputs, stride, dtype)
         way, size = tiles.forward(inputs, outputs, stride), tiles.size((height, width), stride)
         x = torch.randn(clients * records, inputs, height, width, device=device).to(dtype)
-        x = (x + 3).contiguous(memory_format=LAST)  # means far from zero
+        x = widened(x + 3, dtype)  # means far from zero
         weights = pack(torch.randn(9 * inputs * outputs, device=device), way.table(0).flatten().to(device), dtype)
         moments = moments_of(x, way, size, clients)
         assert moments is not None, what

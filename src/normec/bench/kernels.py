@@ -35,9 +35,7 @@ def _ceiling(number: int, by: int) -> int:
 
 def images(channels: int, height: int) -> list[Tensor]:
     shape = (CLIENTS * RECORDS, channels, height, height)
-    return [
-        torch.randn(shape, device="cuda").bfloat16().contiguous(memory_format=torch.channels_last) for _ in range(SETS)
-    ]
+    return [convolution.widened(torch.randn(shape, device="cuda"), torch.bfloat16) for _ in range(SETS)]
 
 
 def is_swept(layer: tuple[int, ...], way: str) -> bool:

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import blank, pointer, sweep
-from .tiles import Tiles
+from .tiles import LEAST, Tiles
 
 _MANY = 512  # programs that fill a device, for all that is known of it here
 
@@ -75,6 +75,14 @@ def _convolve(
         tl.store(own + TALL * WIDE * PLACES, tl.sum(found * found, 0))
 
 
+@triton.jit
+def _widen(x, wide, pixels, C: tl.constexpr, PITCH: tl.constexpr, BLOCK: tl.constexpr):
+    p, c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PITCH)
+    real = (p < pixels)[:, None]
+    value = tl.load(x + p[:, None] * C + c[None, :], mask=real & (c < C)[None, :], other=0.0)
+    tl.store(wide + p[:, None] * PITCH + c[None, :], value.to(wide.dtype.element_ty), mask=real)
+
+
 @dataclass(frozen=True)
 class Moments:
     """Means over a program's tiles, and sums of squares around them, ``[clients · parts, 2, pixels, places]``.
@@ -92,6 +100,18 @@ def pack(x: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     packed = x.new_empty(table.shape, dtype=dtype)
     _pack[(triton.cdiv(len(table), 1024),)](x, table, packed, len(table), BLOCK=1024)
     return packed
+
+
+def widened(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Images as `tiles.forward` and `gathering` read them: in this precision, channels last, and at least `LEAST`."""
+    images, C, H, W = x.shape
+    if C >= LEAST:
+        return x.to(dtype, memory_format=torch.channels_last)
+    wide = blank((images, LEAST, H, W), x, dtype)
+    pixels = images * H * W
+    x = x.contiguous(memory_format=torch.channels_last)
+    _widen[(triton.cdiv(pixels, 1024),)](x, wide, pixels, C=C, PITCH=LEAST, BLOCK=1024)
+    return wide
 
 
 def moments_of(source: Tensor, tiles: Tiles, size: tuple[int, int], clients: int) -> Moments | None:
@@ -119,7 +139,10 @@ def convolve(
     moments: Moments | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Images of this size, channels last as `source` is; weights as `Tiles.table` orders them; fills `moments`."""
+    """Images of this size, channels last as `source` is, which is `widened`; weights as `Tiles.table` orders them.
+
+    Fills `moments`.
+    """
     images, seen = len(source), (source.shape[2], source.shape[3])
     out = blank((images, tiles.writes, *size), source)
     room = out if moments is None else moments.values
@@ -157,7 +180,7 @@ def geometry(tiles: Tiles, seen: tuple[int, int], size: tuple[int, int]) -> dict
     across = tiles.grid(*size)
     return {
         "H": seen[0], "W": seen[1], "OH": size[0], "OW": size[1], "GH": across[0], "GW": across[1],
-        "READS": tiles.reads, "LANES": tiles.lanes, "WRITES": tiles.writes, "PLACES": tiles.places,
+        "READS": tiles.pitch, "LANES": tiles.lanes, "WRITES": tiles.writes, "PLACES": tiles.places,
         "TALL": tiles.tall, "WIDE": tiles.wide, "DOWN": tiles.step[0], "RIGHT": tiles.step[1],
         "OFFSET": tiles.offset, "ROWS": tiles.rows, "CHUNKS": tiles.chunks, "CHUNK": tiles.chunk,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """The largest of every window of channels-last images, 2×2 pixels or as many as it takes, and the way back.
 
-PyTorch's own are the definition: the first of equal numbers gets the slope, and NaN is larger than any number.
+PyTorch's own are the definition: the first of equal numbers gets the slope, and NaN is larger than any number. The
+kernels' sizes are constants: dividing by them is most of the work.
 """
 
 # mypy: ignore-errors
@@ -19,13 +20,11 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _window(e, size, H, W, DOWN, ACROSS, C: tl.constexpr):
-    """Where the first pixel of number e's square lies in x, and what of the square's second row and column exists."""
-    c, square = e % C, e // C
+def _corner(e, H: tl.constexpr, W: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, C: tl.constexpr):
+    """Where the first pixel of number e's square lies in x; `DOWN` times `ACROSS` squares an image."""
+    square = e // C
     w, h, image = square % ACROSS * 2, square // ACROSS % DOWN * 2, square // (ACROSS * DOWN)
-    at = ((image * H + h) * W + w) * C + c
-    here = e < size
-    return at, here, here & (w + 1 < W), here & (h + 1 < H), here & (w + 1 < W) & (h + 1 < H)
+    return ((image * H + h) * W + w) * C + e % C
 
 
 @triton.jit
@@ -36,42 +35,48 @@ def better(value, best, place, best_place, real):
 
 
 @triton.jit
-def _largest(x, at, here, right, below, both, W, C: tl.constexpr):
+def _pool(
+    x, y, places, size,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of y
+    here = e < size
+    at = _corner(e, H, W, OH, OW, C)
     best = tl.load(x + at, mask=here, other=0.0)
     place = tl.zeros_like(at)
-    best, place = better(tl.load(x + at + C, mask=right, other=0.0), best, 1, place, right)
-    best, place = better(tl.load(x + at + W * C, mask=below, other=0.0), best, 2, place, below)
-    best, place = better(tl.load(x + at + W * C + C, mask=both, other=0.0), best, 3, place, both)
-    return best, place
-
-
-@triton.jit
-def _pool(x, y, size, H, W, OH, OW, C: tl.constexpr, BLOCK: tl.constexpr):
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of y
-    at, here, right, below, both = _window(e, size, H, W, OH, OW, C)
-    best, _ = _largest(x, at, here, right, below, both, W, C)
+    best, place = better(tl.load(x + at + C, mask=here, other=0.0), best, 1, place, here)
+    best, place = better(tl.load(x + at + W * C, mask=here, other=0.0), best, 2, place, here)
+    best, place = better(tl.load(x + at + W * C + C, mask=here, other=0.0), best, 3, place, here)
     tl.store(y + e, best, mask=here)
+    tl.store(places + e, place.to(tl.uint8), mask=here)
 
 
 @triton.jit
-def _unpool(g, x, dx, size, H, W, OH, OW, DOWN, ACROSS, C: tl.constexpr, BLOCK: tl.constexpr):
+def _unpool(
+    g, places, dx, size,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Squares that are cut off by the border had no part in y: their slope is zero."""
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    at, here, right, below, both = _window(e, size, H, W, DOWN, ACROSS, C)
-    _, place = _largest(x, at, here, right, below, both, W, C)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of each square, whole or cut off
+    at, here = _corner(e, H, W, DOWN, ACROSS, C), e < size
     square = e // C
     w, h, image = square % ACROSS, square // ACROSS % DOWN, square // (ACROSS * DOWN)
-    slope = tl.load(g + ((image * OH + h) * OW + w) * C + e % C, mask=here & (h < OH) & (w < OW), other=0.0)
+    own, whole = ((image * OH + h) * OW + w) * C + e % C, here & (h < OH) & (w < OW)
+    place = tl.load(places + own, mask=whole, other=0).to(tl.int32)
+    slope = tl.load(g + own, mask=whole, other=0.0)
+    right, below = here & (2 * w + 1 < W), here & (2 * h + 1 < H)
     tl.store(dx + at, tl.where(place == 0, slope, 0.0), mask=here)
     tl.store(dx + at + C, tl.where(place == 1, slope, 0.0), mask=right)
     tl.store(dx + at + W * C, tl.where(place == 2, slope, 0.0), mask=below)
-    tl.store(dx + at + W * C + C, tl.where(place == 3, slope, 0.0), mask=both)
+    tl.store(dx + at + W * C + C, tl.where(place == 3, slope, 0.0), mask=right & below)
 
 
 @triton.jit
 def _adapt(
-    x, y, places, size, H, W, OH, OW,
-    DOWN: tl.constexpr, ACROSS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    x, y, places, size,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+    C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`DOWN` and `ACROSS`: of the largest window. A place is counted in rows of `ACROSS`."""
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of y
@@ -91,7 +96,11 @@ def _adapt(
 
 
 @triton.jit
-def _adapt_back(g, places, dx, size, H, W, OH, OW, ACROSS: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+def _adapt_back(
+    g, places, dx, size,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, ACROSS: tl.constexpr,
+    C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Every number of x gathers the slopes of those windows, at most two each way, of which it was the largest."""
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     pixel, here = e // C, e < size
@@ -103,25 +112,30 @@ def _adapt_back(g, places, dx, size, H, W, OH, OW, ACROSS: tl.constexpr, C: tl.c
         inside = here & (i < OH) & (j < OW) & (top <= h) & (left <= w)
         at = ((image * OH + i) * OW + j) * C + e % C
         place = tl.load(places + at, mask=inside, other=0).to(tl.int32)
-        mine = inside & (place == (h - top) * ACROSS + w - left)
-        total += tl.load(g + at, mask=mine, other=0.0).to(tl.float32)
+        slope = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)  # whole channels, whoever's it is
+        total += tl.where(place == (h - top) * ACROSS + w - left, slope, 0.0)
     tl.store(dx + e, total.to(dx.dtype.element_ty), mask=here)
 
 
-def pool(x: Tensor) -> Tensor:
-    """As `F.max_pool2d(x, 2)`."""
+def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `F.max_pool2d(x, 2)`; and where in its square each lay."""
     images, C, H, W = x.shape
     y = blank((images, C, H // 2, W // 2), x)
-    _pool[(triton.cdiv(y.numel(), _BLOCK),)](x, y, y.numel(), H, W, H // 2, W // 2, C=C, BLOCK=_BLOCK)
-    return y
+    places = blank(tuple(y.shape), x, torch.uint8)
+    _pool[(triton.cdiv(y.numel(), _BLOCK),)](
+        x, y, places, y.numel(), H=H, W=W, OH=H // 2, OW=W // 2, C=C, BLOCK=_BLOCK
+    )  # fmt: skip
+    return y, places
 
 
-def unpool(g: Tensor, x: Tensor) -> Tensor:
-    """The slope of x from that of `pool(x)`."""
-    images, C, H, W = x.shape
-    dx, down, across = torch.empty_like(x), -(-H // 2), -(-W // 2)
+def unpool(g: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The slope of x, of this shape, from that of `pool(x)`."""
+    images, C, H, W = shape
+    dx, down, across = blank(shape, g), -(-H // 2), -(-W // 2)
     size = images * C * down * across
-    _unpool[(triton.cdiv(size, _BLOCK),)](g, x, dx, size, H, W, H // 2, W // 2, down, across, C=C, BLOCK=_BLOCK)
+    _unpool[(triton.cdiv(size, _BLOCK),)](
+        g, places, dx, size, H=H, W=W, OH=H // 2, OW=W // 2, DOWN=down, ACROSS=across, C=C, BLOCK=_BLOCK
+    )  # fmt: skip
     return dx
 
 
@@ -138,7 +152,7 @@ def adapt(x: Tensor, down: int, across: int) -> tuple[Tensor, Tensor]:
     places = blank(tuple(y.shape), x, torch.uint8)
     rows, columns = largest_window(H, W, down, across)
     _adapt[(triton.cdiv(y.numel(), _BLOCK),)](
-        x, y, places, y.numel(), H, W, down, across, DOWN=rows, ACROSS=columns, C=C, BLOCK=_BLOCK
+        x, y, places, y.numel(), H=H, W=W, OH=down, OW=across, DOWN=rows, ACROSS=columns, C=C, BLOCK=_BLOCK
     )
     return y, places
 
@@ -148,6 +162,7 @@ def adapt_back(g: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
     (_, C, H, W), (down, across) = shape, places.shape[2:]
     dx = blank(shape, g)
     _adapt_back[(triton.cdiv(dx.numel(), _BLOCK),)](
-        g, places, dx, dx.numel(), H, W, down, across, ACROSS=largest_window(H, W, down, across)[1], C=C, BLOCK=_BLOCK
-    )
+        g, places, dx, dx.numel(), H=H, W=W, OH=down, OW=across, ACROSS=largest_window(H, W, down, across)[1],
+        C=C, BLOCK=_BLOCK,
+    )  # fmt: skip
     return dx

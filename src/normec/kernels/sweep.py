@@ -88,7 +88,7 @@ def settings(
     while strip > 2 and groups * triton.cdiv(size[0], strip) < _FILLED:
         strip //= 2
     meta = {
-        "H": size[0], "W": size[1], "ACROSS": across, "READS": tiles.reads, "LANES": tiles.lanes,
+        "H": size[0], "W": size[1], "ACROSS": across, "READS": tiles.pitch, "LANES": tiles.lanes,
         "WRITES": tiles.writes, "PLACES": tiles.places, "WIDE": tiles.wide, "CHUNK": tiles.chunk,
         "TILES": _TILES, "STRIP": strip,
     }  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MOST = 64  # channels, in and out: above them cuDNN does well
+LEAST = 4  # numbers of a pixel that is read: fewer channels are filled up, so that pixels are loaded as a whole
 
 
 def power(number: int) -> int:
@@ -35,6 +36,7 @@ class Tiles:
     columns: int
     chunk: int  # columns of a row that one product takes
     tap: tuple[int, int, int]  # (t, by, per): seen row r and written row w are joined by tap t + by·r + per·w
+    pitch: int  # numbers from a seen pixel to the next: channels, or more where they are filled up with zeros
 
     @property
     def lanes(self) -> int:
@@ -84,19 +86,20 @@ class Tiles:
 
 
 def forward(inputs: int, outputs: int, stride: int, tall: int = 1) -> Tiles:
-    """From x to y. Few channels: tiles two pixels wide; four neighbours' channels lie side by side in memory."""
+    """From x, filled up to `LEAST`, to y. Few channels: tiles two wide; four neighbours' lie side by side in memory."""
     wide = 2 if stride == 1 and inputs <= MOST // 2 else 1
     chunk = 4 if inputs <= MOST // 2 else 1
     rows, columns = (stride * (count - 1) + 3 for count in (tall, wide))
-    return Tiles(inputs, outputs, tall, wide, (stride * tall, stride * wide), -1, rows, columns, chunk, (0, 1, -stride))
+    step, pitch = (stride * tall, stride * wide), max(LEAST, inputs)
+    return Tiles(inputs, outputs, tall, wide, step, -1, rows, columns, chunk, (0, 1, -stride), pitch)
 
 
 def backward(inputs: int, outputs: int, stride: int) -> Tiles:
     """From the slope of y to that of x, for a layer from `inputs` to `outputs` channels."""
     if stride == 2:  # a square of four pixels of x touches a square of four of y
-        return Tiles(outputs, inputs, 2, 2, (1, 1), 0, 2, 2, 2, (1, -2, 1))
+        return Tiles(outputs, inputs, 2, 2, (1, 1), 0, 2, 2, 2, (1, -2, 1), outputs)
     there = forward(outputs, inputs, 1)
-    return replace(there, tap=(2, -1, 1))
+    return replace(there, tap=(2, -1, 1), pitch=outputs)
 
 
 def gathering(inputs: int, outputs: int, stride: int) -> Tiles:

@@ -16,6 +16,7 @@ from torch import Tensor
 from .convolution import geometry
 from .tiles import Tiles, gathering, power
 
+_HELD = 128 * 128  # sums that four warps can hold
 _PROGRAMS = 2 * 132  # at a time on the GPU that sizes were chosen for; another one computes the same
 
 
@@ -166,7 +167,10 @@ def _collect(
 
 
 def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
-    """Fill rows ``[clients, CO, CI, 3, 3]`` as `weight_gradients` does, for a convolution that `tiles` suits."""
+    """Fill rows ``[clients, CO, CI, 3, 3]`` as `weight_gradients` does, for a convolution that `tiles` suits.
+
+    x is `convolution.widened`.
+    """
     clients, outputs, inputs = rows.shape[:3]
     tiles = gathering(inputs, outputs, stride)
     meta, grid, options = settings(tiles, clients, len(x) // clients, x.shape[2:], g.shape[2:])
@@ -175,7 +179,7 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
     depth = grid[1] * meta["TAKEN"] * tiles.chunk * tiles.lanes
     part = rows.new_empty(clients * splits, depth, tiles.breadth)
     _tiles[grid](x, g, part, count, span, **meta, **options)
-    kept = ("READS", "LANES", "WRITES", "PLACES", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")
+    kept = ("LANES", "WRITES", "PLACES", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")
     lanes = power(splits)
     block = max(32, 1024 // lanes)
     _collect[(clients, triton.cdiv(72 * inputs * triton.cdiv(outputs, 8), block))](
@@ -184,6 +188,7 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
         rows.stride(0),
         depth,
         **{key: meta[key] for key in kept},
+        READS=inputs,
         STRIDE=stride,
         FILLED=lanes,
         BLOCK=block,
@@ -202,4 +207,5 @@ def settings(
     steps = triton.cdiv(images * meta["GH"] * meta["GW"], block)
     splits = max(1, min(64, steps // 2, _PROGRAMS // (clients * groups)))  # all at work at once
     meta |= {"SPLITS": splits, "TAKEN": taken, "BLOCK_K": block}
-    return meta, (clients * splits, groups), {"num_warps": 4, "num_stages": 3}
+    warps = 8 if taken * deep * tiles.breadth > _HELD else 4
+    return meta, (clients * splits, groups), {"num_warps": warps, "num_stages": 3}

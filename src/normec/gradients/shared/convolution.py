@@ -85,9 +85,9 @@ class TiledConvRows(Function):
         moments: Moments | None,
     ):
         """`weight` is there to be asked for a gradient, see `Slot.value`; `moments` are filled."""
-        from ...kernels.convolution import convolve
+        from ...kernels.convolution import convolve, widened
 
-        x = x.to(precision(x), memory_format=torch.channels_last)
+        x = widened(x, precision(x))
         ctx.save_for_backward(x)
         ctx.slots, ctx.stride, slot = slots, stride, slots[0]
         way = tiles.forward(slot.shape[1], slot.shape[0], stride)
@@ -134,7 +134,7 @@ class TiledConvRows(Function):
     def fits(x: Tensor, sink: Sink, outputs: int) -> bool:
         """Whether the kernels may run on these images."""
         half = precision(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
-        numbers = x[:, 0].numel() * max(x.shape[1], outputs) if x.ndim == 4 else 0
+        numbers = x[:, 0].numel() * max(x.shape[1], outputs, tiles.LEAST) if x.ndim == 4 else 0
         return half and 0 < numbers < 2**31 and kernels.usable(x)
 
 

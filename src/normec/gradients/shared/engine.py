@@ -18,12 +18,13 @@ from ..engine import Block
 from ..feed import Feed
 from ..graphs import Graphs
 from ..precision import Precision, autocast
-from .inputs import inputs
+from .inputs import inputs, steady
 from .rules import Blind, convert
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
 _SMALL_GPU = 2**34  # bytes of memory that so many suit; a larger one takes as many times more
+_KEPT_BYTES, _KEPT_PART = 2**28, 16  # for inputs that are the same in every round; or that part of a GPU's memory
 
 
 class Shared:
@@ -43,7 +44,7 @@ class Shared:
         self._problem, self._records, self._precision = problem, records, precision
         self._model, self._sink = convert(problem)
         self._feed = Feed(problem, records, batches, seed)
-        device = problem.x0.device
+        x0, device = problem.x0, problem.x0.device
         kind = device.type if device.type in _BLOCK_FLOATS else "cpu"
         room = torch.cuda.get_device_properties(device).total_memory // _SMALL_GPU if kind == "cuda" else 1
         values = records.inputs[0].numel()
@@ -53,6 +54,11 @@ class Shared:
         # Where cross entropy leaves out records (targets of −100), it divides by those that are left.
         self._plain = problem.loss in (F.cross_entropy, binary_loss) and not bool((records.targets == -100).any())
         self._everyone: tuple[Tensor, ...] | None = None
+        # Whole batches that nothing changes are prepared once.
+        bytes_of_gpu = torch.cuda.get_device_properties(device).total_memory if kind == "cuda" else 0
+        size = x0.element_size() * values * int(records.sizes.sum())
+        self._keeps = batches is None and steady(problem) and size <= max(_KEPT_BYTES, bytes_of_gpu // _KEPT_PART)
+        self._ready: dict[int, Tensor] = {}  # by a group's first client
         self._seen = False  # whether the model was seen to run without looking at values
         self._grads = torch.empty(0, 0)
         self._graphs = Graphs() if device.type == "cuda" else None
@@ -65,6 +71,7 @@ class Shared:
         """After running out of memory: smaller blocks, or False if they cannot be smaller."""
         self._grads, self._graphs = torch.empty(0, 0), (Graphs() if self._graphs is not None else None)
         self._sink.clear()
+        self._ready.clear()
         self._block //= 2
         self._everyone = None
         return self._block > 0
@@ -75,7 +82,12 @@ class Shared:
         for group in self._groups(clients, full):
             numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
             block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
-            losses = self._run(x, buffers, block, numbers, uniforms)
+            ready = self._kept(x, group, numbers) if self._keeps and clients is None else None
+            before = ready._version if ready is not None else 0
+            losses = self._run(x, buffers, block, numbers, uniforms, ready)
+            if ready is not None and ready._version != before:  # by a layer that works in place
+                self._keeps = False
+                self._ready.clear()
             yield Block(block.clients, block.grads, losses, block.rows)
 
     def _groups(self, clients: Tensor | None, full: bool) -> Sequence[Tensor]:
@@ -94,8 +106,24 @@ class Shared:
             self._grads = x.new_empty(count, len(x))
         return self._grads[:count]
 
-    def _run(self, x: Tensor, buffers: Buffers, block: Block, numbers: Tensor, uniforms: Tensor | None) -> Tensor:
-        fixed = [x, block.grads, *buffers.values()]
+    def _kept(self, x: Tensor, group: Tensor, numbers: Tensor) -> Tensor:
+        """The inputs of a group whose clients take part with all their records, always the same."""
+        held = self._ready.get(int(group[0]))
+        if held is None or len(held) != numbers.numel() or held.dtype != x.dtype:
+            held = inputs(self._problem, self._records.inputs, numbers.flatten(), None, x.dtype)
+            self._ready[int(group[0])] = held
+        return held
+
+    def _run(
+        self,
+        x: Tensor,
+        buffers: Buffers,
+        block: Block,
+        numbers: Tensor,
+        uniforms: Tensor | None,
+        ready: Tensor | None,
+    ) -> Tensor:
+        fixed = [x, block.grads, *buffers.values(), *([ready] if ready is not None else [])]
         moving = [numbers, *([uniforms] if uniforms is not None else [])]
         if not isinstance(block.rows, slice):
             moving.append(block.rows)
@@ -105,7 +133,7 @@ class Shared:
             rows = inputs[-1] if not isinstance(block.rows, slice) else block.rows
             drawn = inputs[1] if uniforms is not None else None
             with nullcontext() if self._seen else Blind():
-                losses = self._pass(x, buffers, rows, block.grads, inputs[0], drawn)
+                losses = self._pass(x, buffers, rows, block.grads, inputs[0], drawn, ready)
             self._seen = True
             return losses
 
@@ -114,13 +142,21 @@ class Shared:
         return self._graphs.run(compute, moving, fixed, str(same), buffers)
 
     def _pass(
-        self, x: Tensor, buffers: Buffers, rows: Tensor | slice, grads: Tensor, numbers: Tensor, uniforms: Tensor | None
+        self,
+        x: Tensor,
+        buffers: Buffers,
+        rows: Tensor | slice,
+        grads: Tensor,
+        numbers: Tensor,
+        uniforms: Tensor | None,
+        ready: Tensor | None,
     ) -> Tensor:
-        """Fill `grads` and the rows of `buffers`; return the losses [c]."""
+        """Fill `grads` and the rows of `buffers`; return the losses [c]. `ready`: the inputs, where they are kept."""
         problem, sink = self._problem, self._sink
         c = len(numbers)
-        drawn = uniforms.flatten(0, 1) if uniforms is not None else None
-        ready = inputs(problem, self._records.inputs, numbers.flatten(), drawn, x.dtype)
+        if ready is None:
+            drawn = uniforms.flatten(0, 1) if uniforms is not None else None
+            ready = inputs(problem, self._records.inputs, numbers.flatten(), drawn, x.dtype)
         targets = self._records.targets[numbers]
         own = {name: values[rows] for name, values in buffers.items()}
         sink.fill(x, grads, own)

@@ -26,6 +26,11 @@ def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor 
     return problem.prepared(found, dtype)
 
 
+def steady(problem: Problem) -> bool:
+    """Whether the same records are the same inputs, as far as is known."""
+    return problem.augment is None and (problem.transform is None or type(problem.transform) in (Normalize, Scale))
+
+
 def _known(problem: Problem, uniforms: Tensor | None) -> bool:
     return (uniforms is None or type(problem.augment) is CropFlip) and type(problem.transform) in (Normalize, Scale)
 

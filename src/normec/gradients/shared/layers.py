@@ -134,16 +134,16 @@ class MaxPoolByKernel(Function):
     def forward(ctx: Any, x: Tensor):
         from ...kernels.pooling import pool
 
-        x = channels_last(x)
-        ctx.save_for_backward(x)
-        return pool(x)
+        y, places = pool(channels_last(x))
+        ctx.save_for_backward(places)
+        ctx.shape = tuple(x.shape)
+        return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):
         from ...kernels.pooling import unpool
 
-        (x,) = ctx.saved_tensors
-        return unpool(channels_last(g), x)
+        return unpool(channels_last(g), *ctx.saved_tensors, ctx.shape)
 
     @staticmethod
     def fits(x: Tensor, module: nn.MaxPool2d) -> bool:

@@ -1,0 +1,163 @@
+"""Triton's kernels compile for an H200, without one, at the sizes of runs: matrix units, wide loads, no spills."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normec.kernels import tiles
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+]
+
+# Channels in and out, stride, height; clients and images of each: ResNet20's, and those of the CNNs of many clients.
+LAYERS = [
+    (3, 16, 1, 32, 10, 32),
+    (16, 16, 1, 32, 10, 32),
+    (16, 32, 2, 32, 10, 32),
+    (32, 32, 1, 16, 10, 32),
+    (32, 64, 2, 16, 10, 32),
+    (64, 64, 1, 8, 10, 32),
+    (3, 16, 1, 32, 1000, 50),
+    (16, 32, 1, 16, 1000, 50),
+    (32, 64, 1, 8, 1000, 50),
+    (1, 16, 1, 28, 1000, 60),
+    (16, 32, 1, 14, 1000, 60),
+]
+IMAGES = {"x", "y", "g", "dx", "shortcut", "passed", "also", "source", "weights", "out"}
+NUMBERS = {"count", "span", "images", "size", "P", "W", "SQUARES", "C", "weight_stride", "bias_stride"}
+MOST_SHARED = 227 * 1024  # bytes of a block's shared memory on Hopper
+
+
+def compiled(kernel: Any, constants: dict[str, Any], options: dict[str, int], folder: Path) -> str:
+    """The PTX for compute capability 9.0, of which nothing spills; pointers and sizes as multiples of 16."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    constants = {name: value for name, value in constants.items() if name in names}
+    signature = {name: "constexpr" if name in constants else _type(name) for name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name][0] in "*i"}
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, constexprs=fixed, attrs=aligned)
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    registers, spilled = resources(binary, folder)
+    assert spilled == 0
+    assert registers * 32 * binary.metadata.num_warps <= 65536
+    assert binary.metadata.shared <= MOST_SHARED
+    text: str = binary.asm["ptx"]
+    return text
+
+
+def _type(name: str) -> str:
+    if name in NUMBERS:
+        return "i32"
+    return (
+        "*bf16" if name in IMAGES else "*u8" if name == "places" else "fp32" if name in ("eps", "momentum") else "*fp32"
+    )
+
+
+def resources(binary: Any, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes that did not fit into them."""
+    import triton
+
+    file = folder / "kernel.cubin"
+    file.write_bytes(binary.asm["cubin"])
+    command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
+    assert found is not None, said
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
+def number_by_number(ptx: str) -> bool:
+    """Whether images are loaded in pieces of two bytes."""
+    return re.search(r"ld\.global[.\w:]*\.b16", ptx) is not None
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_convolutions(layer: tuple[int, ...], tmp_path: Path) -> None:
+    from normec.kernels import convolution, sweep
+
+    inputs, outputs, stride, large, clients, records = layer
+    small, images = large // stride, clients * records
+    ways = [(tiles.forward(inputs, outputs, stride), large, small)]
+    if inputs > 3:  # images need no gradient
+        ways.append((tiles.backward(inputs, outputs, stride), small, large))
+    for way, seen, size in ways:
+        asked = {"BIAS": False, "MOMENTS": False}
+        kinds = [(convolution._convolve, convolution.settings(way, images, (seen, seen), (size, size)))]
+        swept = sweep.settings(way, images, (seen, seen), (size, size))
+        if swept is not None:
+            kinds.append((sweep.sweep, swept))
+        for kernel, (constants, _, options) in kinds:
+            ptx = compiled(kernel, asked | constants, options, tmp_path)
+            assert "wgmma" in ptx
+            assert not number_by_number(ptx)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_weight_gradients(layer: tuple[int, ...], tmp_path: Path) -> None:
+    from normec.kernels import weight_gradients
+
+    inputs, outputs, stride, large, clients, records = layer
+    small, way = large // stride, tiles.gathering(inputs, outputs, stride)
+    constants, _, options = weight_gradients.settings(way, clients, records, (large, large), (small, small))
+    ptx = compiled(weight_gradients._tiles, constants, options, tmp_path)
+    assert "wgmma" in ptx
+    assert "cp.async" in ptx  # loaded ahead
+    assert not number_by_number(ptx)
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_norms_with_relu(shortcut: bool, tmp_path: Path) -> None:
+    from normec.kernels import batch_norm, group_norm
+
+    asked = {"AFFINE": True, "RELU": True, "SHORTCUT": shortcut, "ALSO": False, "RUNNING": True}
+    _, _, blocks = batch_norm._grid(10, 32 * 32 * 32, 16)
+    for kernel in (batch_norm._normalise, batch_norm._slopes, batch_norm._apply):
+        warps = {key: value for key, value in blocks.items() if key == "num_warps"}
+        assert "ld.global.v4" in compiled(kernel, asked | blocks, warps, tmp_path)
+    for channels, pixels in ((16, 32 * 32), (64, 8 * 8), (64, 32 * 32)):
+        whole, sizes = group_norm._blocks(pixels, channels)
+        kernels = (group_norm._forward_whole, group_norm._backward_whole)
+        if not whole:
+            kernels = (group_norm._forward, group_norm._backward)
+        warps = {"num_warps": sizes.pop("num_warps", 4)}
+        for kernel in kernels:
+            ptx = compiled(kernel, asked | sizes | {"G": 8, "C": channels}, warps, tmp_path)
+            assert not number_by_number(ptx)
+
+
+@pytest.mark.parametrize(("channels", "height"), [(16, 32), (32, 16), (64, 8)])
+def test_norms_with_relu_and_pooling(channels: int, height: int, tmp_path: Path) -> None:
+    from normec.kernels import group_norm_pool
+
+    sizes = group_norm_pool._block(height * height // 4, channels)
+    warps = {"num_warps": sizes.pop("num_warps")}
+    for kernel in (group_norm_pool._forward, group_norm_pool._backward):
+        ptx = compiled(kernel, {"AFFINE": True, "G": 8, "C": channels} | sizes, warps, tmp_path)
+        assert not number_by_number(ptx)
+
+
+def test_pooling(tmp_path: Path) -> None:
+    from normec.kernels import pooling
+
+    half = {"H": 28, "W": 28, "OH": 14, "OW": 14, "DOWN": 14, "ACROSS": 14, "C": 16, "BLOCK": pooling._BLOCK}
+    adapted = {"H": 14, "W": 14, "OH": 5, "OW": 5, "DOWN": 4, "ACROSS": 4, "C": 32, "BLOCK": pooling._BLOCK}
+    for kernel, sizes in (
+        (pooling._pool, half),
+        (pooling._unpool, half),
+        (pooling._adapt, adapted),
+        (pooling._adapt_back, adapted),
+    ):
+        assert not number_by_number(compiled(kernel, sizes, {}, tmp_path))
