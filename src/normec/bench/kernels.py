@@ -1,9 +1,9 @@
-"""What the kernels of 3×3 convolutions and norms take on a GPU at ResNet20's shapes, by setting: how those are chosen.
+"""What the kernels of 3×3 convolutions and norms take on a GPU, by setting: how those are chosen.
 
-    python -m normec.bench.kernels [SECONDS [KIND …]]
+    python -m normec.bench.kernels [SECONDS] [NETWORK | KIND …]
 
-Ten clients, 32 images each, bfloat16. Every setting's result is held against the present one's; a wrong one counts as
-infinitely slow.
+At the shapes of ResNet20 with ten clients of 32 images, or of the CNNs with many small clients; bfloat16. Every
+setting's result is held against the present one's; a wrong one counts as infinitely slow.
 """
 
 from __future__ import annotations
@@ -19,10 +19,21 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ..kernels import batch_norm, convolution, sweep, tiles, weight_gradients
+from ..kernels import batch_norm, convolution, group_norm_pool, sweep, tiles, weight_gradients
 
-CLIENTS, RECORDS = 10, 32
-LAYERS = [(3, 16, 1, 32), (16, 16, 1, 32), (16, 32, 2, 32), (32, 32, 1, 16), (32, 64, 2, 16), (64, 64, 1, 8)]
+Layer = tuple[int, int, int, int, int, int]  # channels in and out, stride, height; clients and images of each
+NETWORKS: dict[str, list[Layer]] = {
+    "resnet20": [
+        (3, 16, 1, 32, 10, 32),
+        (16, 16, 1, 32, 10, 32),
+        (16, 32, 2, 32, 10, 32),
+        (32, 32, 1, 16, 10, 32),
+        (32, 64, 2, 16, 10, 32),
+        (64, 64, 1, 8, 10, 32),
+    ],
+    "cnn-gn": [(3, 16, 1, 32, 500, 50), (16, 32, 1, 16, 500, 50), (32, 64, 1, 8, 500, 50)],
+    "cnn": [(1, 16, 1, 28, 500, 60), (16, 32, 1, 14, 500, 60)],
+}
 REPEATS, SETS = 5, 3  # calls in a graph, over so many sets of images
 
 Setting = tuple[Any, ...]
@@ -33,17 +44,17 @@ def _ceiling(number: int, by: int) -> int:
     return -(-number // by)
 
 
-def images(channels: int, height: int) -> list[Tensor]:
-    shape = (CLIENTS * RECORDS, channels, height, height)
+def images(count: int, channels: int, height: int) -> list[Tensor]:
+    shape = (count, channels, height, height)
     return [convolution.widened(torch.randn(shape, device="cuda"), torch.bfloat16) for _ in range(SETS)]
 
 
-def is_swept(layer: tuple[int, ...], way: str) -> bool:
+def is_swept(layer: Layer, way: str) -> bool:
     cut, size = getattr(tiles, way)(*layer[:3]), tiles.size((layer[3], layer[3]), layer[2])
-    return sweep.settings(cut, CLIENTS * RECORDS, (layer[3], layer[3]), size) is not None
+    return sweep.settings(cut, layer[4] * layer[5], (layer[3], layer[3]), size) is not None
 
 
-def sweeps(layer: tuple[int, ...], way: str, setting: Setting | None) -> tuple[Any, Calls]:
+def sweeps(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, Calls]:
     """Setting: tiles a program, rows, warps, stages."""
     usual = sweep.settings
 
@@ -53,18 +64,19 @@ def sweeps(layer: tuple[int, ...], way: str, setting: Setting | None) -> tuple[A
             return found
         meta, _, _ = found
         count, strip, warps, stages = setting
-        grid = (_ceiling(CLIENTS * RECORDS * meta["ACROSS"], count), _ceiling(meta["H"], strip))
+        grid = (_ceiling(layer[4] * layer[5] * meta["ACROSS"], count), _ceiling(meta["H"], strip))
         return meta | {"TILES": count, "STRIP": strip}, grid, {"num_warps": warps, "num_stages": stages}
 
     return mock.patch.object(sweep, "settings", settings), convolutions(layer, way, None)[1]
 
 
-def convolutions(layer: tuple[int, ...], way: str, setting: Setting | None) -> tuple[Any, Calls]:
+def convolutions(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, Calls]:
     """Setting: tiles a program, columns, warps."""
-    inputs, outputs, stride, height = layer
+    inputs, outputs, stride, height, clients, records = layer
     cut = getattr(tiles, way)(inputs, outputs, stride)
     small = tiles.size((height, height), stride)
-    source = images(inputs, height) if way == "forward" else images(outputs, small[0])
+    seen = (inputs, height) if way == "forward" else (outputs, small[0])
+    source = images(clients * records, *seen)
     size = small if way == "forward" else (height, height)
     flat = 0.1 * torch.randn(9 * inputs * outputs, device="cuda")
     weights = convolution.pack(flat, cut.table(0).flatten().cuda(), torch.bfloat16)
@@ -84,21 +96,22 @@ def convolutions(layer: tuple[int, ...], way: str, setting: Setting | None) -> t
     return mock.patch.object(convolution, "settings", settings), calls
 
 
-def gradients(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """Setting: tiles a step, programs in all, warps, stages."""
-    inputs, outputs, stride, height = layer
-    xs, gs = images(inputs, height), images(outputs, tiles.size((height, height), stride)[0])
-    rows = torch.empty(CLIENTS, outputs, inputs, 3, 3, device="cuda")
+def gradients(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls]:
+    """Setting: seen rows a program, tiles a step, programs in all, warps, stages."""
+    inputs, outputs, stride, height, clients, records = layer
+    xs = images(clients * records, inputs, height)
+    gs = images(clients * records, outputs, tiles.size((height, height), stride)[0])
+    rows = torch.empty(clients, outputs, inputs, 3, 3, device="cuda")
     usual = weight_gradients.settings
 
     def settings(cut: tiles.Tiles, clients: int, count: int, *given: Any) -> Any:
         meta, grid, options = usual(cut, clients, count, *given)
         if setting is not None:
-            block, programs, warps, stages = setting
-            steps = _ceiling(count * meta["GH"] * meta["GW"], block)
-            splits = max(1, min(64, steps // 2, programs // (clients * grid[1])))
-            meta |= {"BLOCK_K": block, "SPLITS": splits}
-            grid, options = (clients * splits, grid[1]), {"num_warps": warps, "num_stages": stages}
+            taken, block, programs, warps, stages = setting
+            steps, groups = _ceiling(count * meta["GH"] * meta["GW"], block), _ceiling(cut.rows * cut.chunks, taken)
+            splits = max(1, min(64, steps // 2, programs // (clients * groups)))
+            meta |= {"TAKEN": taken, "BLOCK_K": block, "SPLITS": splits}
+            grid, options = (clients * splits, groups), {"num_warps": warps, "num_stages": stages}
         return meta, grid, options
 
     def call(x: Tensor, g: Tensor) -> Tensor:
@@ -109,33 +122,60 @@ def gradients(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[
     return mock.patch.object(weight_gradients, "settings", settings), calls
 
 
-def norms(layer: tuple[int, ...], _: str, setting: Setting | None) -> tuple[Any, Calls]:
+def norms(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls]:
     """Forward and backward with shortcut and ReLU. Setting: times the usual rows a block, programs, warps."""
-    channels, height = layer[1], layer[3]
-    sets = list(zip(*(images(channels, height) for _ in range(3)), strict=True))
+    channels, height, clients, records = layer[1], *layer[3:]
+    sets = list(zip(*(images(clients * records, channels, height) for _ in range(3)), strict=True))
     weight, bias = torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
-    running = torch.zeros(CLIENTS, channels, device="cuda"), torch.ones(CLIENTS, channels, device="cuda")
-    by_weight, by_bias = torch.empty(2, CLIENTS, channels, device="cuda")
+    running = torch.zeros(clients, channels, device="cuda"), torch.ones(clients, channels, device="cuda")
+    by_weight, by_bias = torch.empty(2, clients, channels, device="cuda")
     usual = batch_norm._grid
 
-    def grid(clients: int, P: int, C: int) -> Any:
-        shape, span, blocks = usual(clients, P, C)
+    def grid(count: int, P: int, C: int) -> Any:
+        shape, span, blocks = usual(count, P, C)
         if setting is not None:
             times, many, warps = setting
             tall, splits = times * blocks["BLOCK_P"], 1
-            while splits < 64 and clients * shape[2] * splits < many and 2 * splits * tall < P:
+            while splits < 64 and count * shape[2] * splits < many and 2 * splits * tall < P:
                 splits *= 2
             span = _ceiling(_ceiling(P, splits), tall) * tall
-            shape = (clients, splits, shape[2])
+            shape = (count, splits, shape[2])
             blocks |= {"BLOCK_P": tall, "SPLITS": splits, "num_warps": warps}
         return shape, span, blocks
 
     def call(x: Tensor, shortcut: Tensor, g: Tensor) -> Tensor:
-        y, mean, inverse = batch_norm.forward(x, weight, bias, running, CLIENTS, 0.1, 1e-5, True, shortcut)
+        y, mean, inverse = batch_norm.forward(x, weight, bias, running, clients, 0.1, 1e-5, True, shortcut)
         return batch_norm.backward(g, x, weight, bias, mean, inverse, by_weight, by_bias, True, y)[0]
 
     calls: Calls = [lambda given=given: call(*given) for given in sets]  # type: ignore[misc]
     return mock.patch.object(batch_norm, "_grid", grid), calls
+
+
+def pooled_norms(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, Calls]:
+    """GroupNorm with ReLU and pooling. Setting: numbers a thread."""
+    channels, height, clients, records = layer[1], *layer[3:]
+    xs, gs = (images(clients * records, channels, side) for side in (height, height // 2))
+    weight, bias = torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
+    usual = group_norm_pool._block
+
+    def block(squares: int, channels: int) -> dict[str, int]:
+        found: dict[str, int] = usual(squares, channels)
+        if setting is not None:
+            found["num_warps"] = max(1, min(32, 4 * found["BLOCK"] * channels // (32 * setting[0])))
+        return found
+
+    def forward(x: Tensor) -> Tensor:
+        y: Tensor = group_norm_pool.forward(x, 8, weight, bias, 1e-5)[0]
+        return y
+
+    means = [group_norm_pool.forward(x, 8, weight, bias, 1e-5)[1:] for x in xs] if way == "backward" else []
+    calls: Calls = [lambda x=x: forward(x) for x in xs]  # type: ignore[misc]
+    if way == "backward":
+        calls = [
+            lambda x=x, g=g, given=given: group_norm_pool.backward(g, x, 8, weight, bias, *given)[0]  # type: ignore[misc]
+            for x, g, given in zip(xs, gs, means, strict=True)
+        ]
+    return mock.patch.object(group_norm_pool, "_block", block), calls
 
 
 KINDS: dict[str, tuple[Callable[..., tuple[Any, Calls]], tuple[str, ...], list[Setting]]] = {
@@ -149,12 +189,20 @@ KINDS: dict[str, tuple[Callable[..., tuple[Any, Calls]], tuple[str, ...], list[S
         ("forward", "backward"),
         list(itertools.product((64, 128, 256), (64, 128), (4, 8))),
     ),
-    "weight gradients": (gradients, ("",), list(itertools.product((32, 64), (132, 264, 396), (4, 8), (2, 3)))),
+    "weight gradients": (
+        gradients,
+        ("",),
+        [
+            *itertools.product((4,), (32, 64), (132, 264, 396), (4, 8), (2, 3)),
+            *itertools.product((1, 2), (32, 64), (264,), (4, 8), (3,)),
+        ],
+    ),
+    "pooled norm": (pooled_norms, ("forward", "backward"), [(8,), (16,), (32,), (64,)]),
     "norm": (norms, ("",), list(itertools.product((1, 2), (512, 2048), (4, 8)))),
 }
 
 
-def timed(kind: str, layer: tuple[int, ...], way: str, setting: Setting | None) -> tuple[float, Tensor]:
+def timed(kind: str, layer: Layer, way: str, setting: Setting | None) -> tuple[float, Tensor]:
     """Microseconds a call, the median of five replays, and the first result."""
     torch.manual_seed(0)
     patch, calls = KINDS[kind][0](layer, way, setting)
@@ -179,24 +227,31 @@ def timed(kind: str, layer: tuple[int, ...], way: str, setting: Setting | None) 
     return sorted(times[2:])[2], found
 
 
-def cells(kinds: Sequence[str] = ()) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    for kind in kinds or KINDS:
-        ways = KINDS[kind][1]
-        for layer, way in itertools.product(LAYERS, ways):
-            if way == "backward" and layer[0] == 3:  # the first layer's images need no gradient
+def cells(names: Sequence[str] = ()) -> Iterator[tuple[str, Layer, str]]:
+    """Of the networks and kinds named, ResNet20 if no network is; norms where the network has them."""
+    networks = [name for name in names if name in NETWORKS] or ["resnet20"]
+    kinds = [name for name in names if name not in NETWORKS] or list(KINDS)
+    normed = {"norm": "resnet20", "pooled norm": "cnn-gn"}
+    for network, kind in itertools.product(networks, kinds):
+        for layer, way in itertools.product(NETWORKS[network], KINDS[kind][1]):
+            convolved = kind in ("sweep", "convolution")
+            if normed.get(kind, network) != network or (convolved and is_swept(layer, way) != (kind == "sweep")):
                 continue
-            if kind not in ("sweep", "convolution") or is_swept(layer, way) == (kind == "sweep"):
-                yield kind, layer, way
+            if convolved and way == "backward" and layer[0] <= 3:  # the first layer's images need no gradient
+                continue
+            yield kind, layer, way
 
 
-def main(seconds: float, kinds: Sequence[str] = ()) -> None:
+def main(seconds: float, names: Sequence[str] = ()) -> None:
     end = time.monotonic() + seconds
-    for kind, layer, way in cells(kinds):
+    for kind, layer, way in cells(names):
         now, expected = timed(kind, layer, way, None)
         tried: list[tuple[float, Setting]] = []
         for setting in KINDS[kind][2]:
             if time.monotonic() > end:
                 break
+            if kind == "weight gradients" and layer[4] > setting[2] != 264:  # more clients than programs, whatever
+                continue
             try:
                 took, found = timed(kind, layer, way, setting)
             except Exception as error:  # too much shared memory, say
@@ -209,4 +264,6 @@ def main(seconds: float, kinds: Sequence[str] = ()) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else math.inf, sys.argv[2:])
+    given = sys.argv[1:]
+    limit = float(given.pop(0)) if given and given[0].isdigit() else math.inf
+    main(limit, given)
