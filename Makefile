@@ -1,5 +1,5 @@
 # make run    environment, then the demonstration on the embedded digits
-# make test   environment, then formatting, types and all tests
+# make test   environment, then formatting, types and all tests but the next two
 # make test-federation   parties as real processes over TLS; a few minutes
 # make test-kernels      Triton's kernels without a GPU: interpreted, and compiled for one; a few minutes, Linux
 # make clean  remove the environment and the demonstration's runs
@@ -10,7 +10,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 # Small models on many cores lose more by waking threads than they gain; tests run in two processes instead.
 TEST_ENV := OMP_NUM_THREADS=1
 
-# Its interpreter works with the NumPy of constraints.txt; with a GPU it is torch's own version that runs.
+# Where there is none, as with torch for CPUs: its interpreter works with the NumPy of constraints.txt.
 TRITON := triton==3.8.0
 
 .PHONY: run test test-federation test-kernels check clean
@@ -32,7 +32,7 @@ test-federation: .venv/.ready-test
 	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/federation_network
 
 test-kernels: .venv/.ready-test .venv/.ready-kernels
-	PYTHONPATH=.venv/kernels $(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/kernels
+	PYTHONPATH=.venv/kernels NORMEC_KERNELS=1 $(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/kernels
 
 check: .venv/.ready-test
 	$(BIN)/ruff format --check src tests
@@ -53,6 +53,7 @@ clean:
 	$(INSTALL) -e '.[dev]'
 	touch $@ .venv/.ready-run
 
-.venv/.ready-kernels: Makefile | .venv/bin/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/kernels $(TRITON)
+.venv/.ready-kernels: Makefile | .venv/.ready-test
+	$(BIN)/python -c "import triton" 2>/dev/null || \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/kernels $(TRITON)
 	touch $@

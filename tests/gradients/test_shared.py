@@ -182,17 +182,20 @@ class Changing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "each"), [("known", 1), ("none", 1), ("unknown", 4), ("augmented", 4), ("in place", 4), ("drawn", 4)]
+    ("kind", "each"),
+    [("known", 1), ("none", 1), ("tokens", 1), ("unknown", 4), ("augmented", 4), ("in place", 4), ("drawn", 4)],
 )
 def test_whole_batches_are_prepared_once_where_nothing_changes_them(kind: str, each: int) -> None:
     """`each`: how often in four rounds; a layer that works in place is found out in the first."""
     torch.manual_seed(0)
     shape = (2, 6, 6)
     model = Changing(shape) if kind == "in place" else nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), CLASSES))
-    kept = torch.float64 if kind == "none" else torch.uint8
+    if kind == "tokens":
+        model = nn.Sequential(nn.Embedding(256, 2), nn.Flatten(), nn.Linear(2 * math.prod(shape), CLASSES))
+    kept = {"none": torch.float64, "tokens": torch.int64}.get(kind, torch.uint8)
     parts = [TensorDataset(torch.randint(0, 256, (7, *shape)).to(kept), torch.arange(7) % 3) for _ in range(3)]
     usual = Normalize((0.4, 0.5), (0.2, 0.3))
-    transform = {"none": None, "unknown": lambda x: usual(x) + 1}.get(kind, usual)
+    transform = {"none": None, "tokens": None, "unknown": lambda x: usual(x) + 1}.get(kind, usual)
     of = Problem(
         model, F.cross_entropy, parts, transform=transform, augment=CropFlip(2) if kind == "augmented" else None
     ).to(torch.device("cpu"), torch.float64)
@@ -205,9 +208,18 @@ def test_whole_batches_are_prepared_once_where_nothing_changes_them(kind: str, e
     assert prepared.call_count == each
 
 
-def test_what_would_take_too_much_memory_is_prepared_anew() -> None:
+def test_what_would_take_too_much_memory_or_too_many_graphs_is_prepared_anew() -> None:
     of = problem("small")
     with mock.patch.object(passes, "_KEPT_BYTES", 100):
         _, shared, _ = engines(of, None)
+    everything(shared, of)
+    assert not shared._ready
+    _, shared, _ = engines(of, None)
+    with mock.patch.object(passes, "MOST", 1):
+        everything(shared, of)
+    assert not shared._ready
+    everything(shared, of)
+    assert shared._ready
+    shared.shrink()
     everything(shared, of)
     assert not shared._ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -13,10 +14,10 @@ import pytest
 
 from normec.kernels import tiles
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
-]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None and "NORMEC_KERNELS" not in os.environ,  # make test-kernels wants it
+    reason="Triton is not installed",
+)
 
 # Channels in and out, stride, height; clients and images of each: ResNet20's, and those of the CNNs of many clients.
 LAYERS = [
@@ -32,12 +33,28 @@ LAYERS = [
     (1, 16, 1, 28, 1000, 60),
     (16, 32, 1, 14, 1000, 60),
 ]
-IMAGES = {"x", "y", "g", "dx", "shortcut", "passed", "also", "source", "weights", "out"}
-NUMBERS = {"count", "span", "images", "size", "P", "W", "SQUARES", "C", "weight_stride", "bias_stride"}
+IMAGES = {"x", "y", "g", "dx", "shortcut", "passed", "also", "source", "weights", "out", "wide"}
+NUMBERS = {
+    "count",
+    "span",
+    "images",
+    "size",
+    "pixels",
+    "row_stride",
+    "depth",
+    "P",
+    "W",
+    "SQUARES",
+    "C",
+    "weight_stride",
+    "bias_stride",
+}
 MOST_SHARED = 227 * 1024  # bytes of a block's shared memory on Hopper
 
 
-def compiled(kernel: Any, constants: dict[str, Any], options: dict[str, int], folder: Path) -> str:
+def compiled(
+    kernel: Any, constants: dict[str, Any], options: dict[str, int], folder: Path, types: dict[str, str] | None = None
+) -> str:
     """The PTX for compute capability 9.0, of which nothing spills; pointers and sizes as multiples of 16."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -45,7 +62,7 @@ def compiled(kernel: Any, constants: dict[str, Any], options: dict[str, int], fo
 
     names = kernel.arg_names
     constants = {name: value for name, value in constants.items() if name in names}
-    signature = {name: "constexpr" if name in constants else _type(name) for name in names}
+    signature = {name: "constexpr" if name in constants else (types or {}).get(name, _type(name)) for name in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name][0] in "*i"}
     fixed = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs=fixed, attrs=aligned)
@@ -80,8 +97,8 @@ def resources(binary: Any, folder: Path) -> tuple[int, int]:
 
 
 def number_by_number(ptx: str) -> bool:
-    """Whether images are loaded in pieces of two bytes."""
-    return re.search(r"ld\.global[.\w:]*\.b16", ptx) is not None
+    """Whether images, or places in them, are loaded in pieces of one or two bytes."""
+    return re.search(r"ld\.global[.\w:]*\.b(8|16)\b", ptx) is not None
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -94,15 +111,23 @@ def test_convolutions(layer: tuple[int, ...], tmp_path: Path) -> None:
     if inputs > 3:  # images need no gradient
         ways.append((tiles.backward(inputs, outputs, stride), small, large))
     for way, seen, size in ways:
-        asked = {"BIAS": False, "MOMENTS": False}
         kinds = [(convolution._convolve, convolution.settings(way, images, (seen, seen), (size, size)))]
         swept = sweep.settings(way, images, (seen, seen), (size, size))
         if swept is not None:
             kinds.append((sweep.sweep, swept))
-        for kernel, (constants, _, options) in kinds:
-            ptx = compiled(kernel, asked | constants, options, tmp_path)
+        for (kernel, (constants, _, options)), moments in itertools.product(kinds, (False, True)):
+            ptx = compiled(kernel, {"BIAS": False, "MOMENTS": moments} | constants, options, tmp_path)
             assert "wgmma" in ptx
             assert not number_by_number(ptx)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_that_are_filled_up(channels: int, tmp_path: Path) -> None:
+    from normec.kernels import convolution
+
+    for name in ("x", "source"):  # a float32 image, and one in half precision
+        ptx = compiled(convolution._widen, {"C": channels, "PITCH": 4, "BLOCK": 1024}, {}, tmp_path, {"x": _type(name)})
+        assert "st.global.v2" in ptx
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -116,6 +141,9 @@ def test_weight_gradients(layer: tuple[int, ...], tmp_path: Path) -> None:
     assert "wgmma" in ptx
     assert "cp.async" in ptx  # loaded ahead
     assert not number_by_number(ptx)
+    collected = {key: constants[key] for key in weight_gradients.COLLECTED} | {"READS": inputs, "STRIDE": stride}
+    lanes = tiles.power(constants["SPLITS"])
+    compiled(weight_gradients._collect, collected | {"FILLED": lanes, "BLOCK": max(32, 1024 // lanes)}, {}, tmp_path)
 
 
 @pytest.mark.parametrize("shortcut", [False, True])

@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from ..errors import one_of
 from ..kernels import batch_norm, convolution, group_norm_pool, sweep, tiles, weight_gradients
 
 Layer = tuple[int, int, int, int, int, int]  # channels in and out, stride, height; clients and images of each
@@ -229,6 +230,8 @@ def timed(kind: str, layer: Layer, way: str, setting: Setting | None) -> tuple[f
 
 def cells(names: Sequence[str] = ()) -> Iterator[tuple[str, Layer, str]]:
     """Of the networks and kinds named, ResNet20 if no network is; norms where the network has them."""
+    for name in names:
+        one_of((*NETWORKS, *KINDS), network_or_kind=name)
     networks = [name for name in names if name in NETWORKS] or ["resnet20"]
     kinds = [name for name in names if name not in NETWORKS] or list(KINDS)
     normed = {"norm": "resnet20", "pooled norm": "cnn-gn"}
@@ -255,7 +258,7 @@ def main(seconds: float, names: Sequence[str] = ()) -> None:
             try:
                 took, found = timed(kind, layer, way, setting)
             except Exception as error:  # too much shared memory, say
-                print(f"  {setting}: {str(error).splitlines()[0][:90]}")
+                print(f"  {setting}: {repr(error)[:90]}")
                 continue
             off = float((found.float() - expected.float()).norm() / expected.float().norm())
             tried.append((took if off < 0.02 else math.inf, setting))
@@ -265,5 +268,5 @@ def main(seconds: float, names: Sequence[str] = ()) -> None:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    limit = float(given.pop(0)) if given and given[0].isdigit() else math.inf
+    limit = float(given.pop(0)) if given and given[0].replace(".", "", 1).isdigit() else math.inf
     main(limit, given)

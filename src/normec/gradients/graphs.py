@@ -17,7 +17,7 @@ from ..objective import Buffers
 Result = TypeVar("Result")
 
 _PATIENCE = 3  # a shape is recorded when it has been seen so often
-_MOST = 16  # graphs kept; each holds the memory of its activations
+MOST = 16  # graphs kept; each holds the memory of its activations
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Graphs:
         kept = self._kept.get(key)
         if kept is None:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._off or self._seen[key] < _PATIENCE or len(self._kept) >= _MOST:
+            if self._off or self._seen[key] < _PATIENCE or len(self._kept) >= MOST:
                 watched = changed is None and not self._off and self._seen[key] == _PATIENCE - 1
                 return self._watched(function, moving) if watched else function(*moving)
             kept = self._record(function, moving, changed)

@@ -16,6 +16,7 @@ from torch import Tensor
 from .convolution import geometry
 from .tiles import Tiles, gathering, power
 
+COLLECTED = ("LANES", "WRITES", "PLACES", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")  # constants of both kernels
 _HELD = 128 * 128  # sums that four warps can hold
 _PROGRAMS = 2 * 132  # at a time on the GPU that sizes were chosen for; another one computes the same
 
@@ -179,7 +180,6 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
     depth = grid[1] * meta["TAKEN"] * tiles.chunk * tiles.lanes
     part = rows.new_empty(clients * splits, depth, tiles.breadth)
     _tiles[grid](x, g, part, count, span, **meta, **options)
-    kept = ("LANES", "WRITES", "PLACES", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")
     lanes = power(splits)
     block = max(32, 1024 // lanes)
     _collect[(clients, triton.cdiv(72 * inputs * triton.cdiv(outputs, 8), block))](
@@ -187,7 +187,7 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
         rows,
         rows.stride(0),
         depth,
-        **{key: meta[key] for key in kept},
+        **{key: meta[key] for key in COLLECTED},
         READS=inputs,
         STRIDE=stride,
         FILLED=lanes,

@@ -16,7 +16,7 @@ from ...records import ResidentRecords
 from ...sampling import Batches
 from ..engine import Block
 from ..feed import Feed
-from ..graphs import Graphs
+from ..graphs import MOST, Graphs
 from ..precision import Precision, autocast
 from .inputs import inputs, steady
 from .rules import Blind, convert
@@ -72,6 +72,7 @@ class Shared:
         self._grads, self._graphs = torch.empty(0, 0), (Graphs() if self._graphs is not None else None)
         self._sink.clear()
         self._ready.clear()
+        self._keeps = False
         self._block //= 2
         self._everyone = None
         return self._block > 0
@@ -79,10 +80,12 @@ class Shared:
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
     ) -> Iterator[Block]:
-        for group in self._groups(clients, full):
+        groups = self._groups(clients, full)
+        keeps = self._keeps and clients is None and len(groups) <= MOST  # each has a graph of its own
+        for group in groups:
             numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
             block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
-            ready = self._kept(x, group, numbers) if self._keeps and clients is None else None
+            ready = self._kept(x, group, numbers) if keeps and self._keeps else None
             before = ready._version if ready is not None else 0
             losses = self._run(x, buffers, block, numbers, uniforms, ready)
             if ready is not None and ready._version != before:  # by a layer that works in place
@@ -109,7 +112,8 @@ class Shared:
     def _kept(self, x: Tensor, group: Tensor, numbers: Tensor) -> Tensor:
         """The inputs of a group whose clients take part with all their records, always the same."""
         held = self._ready.get(int(group[0]))
-        if held is None or len(held) != numbers.numel() or held.dtype != x.dtype:
+        other = held is not None and held.is_floating_point() and held.dtype != x.dtype
+        if held is None or other or len(held) != numbers.numel():
             held = inputs(self._problem, self._records.inputs, numbers.flatten(), None, x.dtype)
             self._ready[int(group[0])] = held
         return held

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ..paper import arms
 from ..paper.arms import Arm
-from ..paper.published import SHORT_BETA
+from ..paper.published import SHORT_BETA, SPREAD_BETAS
 from . import page_alpha, page_private
 from .facts import NOT_RUN, Facts
-from .plan import MORE_BETAS, NOISES, Planned, half_of
+from .plan import MORE_BETAS, NOISES, Planned
 
 CLOSE = 1.0  # points
 BEST_BETA = 0.1
@@ -72,7 +72,7 @@ def _beta(facts: Facts) -> list[Statement]:
             found.append(Statement(None, arm.name, f"{len(known)} of {len(values)} β run"))
             continue
         best, second = sorted(known, key=lambda beta: -known[beta])[:2]
-        found.append(Statement(best == BEST_BETA, arm.name, f"best at β = {best:g} with {known[best]:.2f}"))
+        found.append(Statement(best == BEST_BETA, arm.name, f"best at β = {best:g} with {values[best]}"))
         lead = known[best] - known[second]
         clear = best == BEST_BETA and lead > CLOSE
         found.append(Statement(clear, f"{arm.name}, by more than {CLOSE:g} point", f"{lead:.2f} over β = {second:g}"))
@@ -82,7 +82,8 @@ def _beta(facts: Facts) -> list[Statement]:
 def _server_norm(facts: Facts) -> list[Statement]:
     found = []
     for noise in NOISES:
-        for what, measure in (("highest accuracy", page_private.peak), ("spread over γ", page_private.spread)):
+        spread = f"spread over γ, β ≤ {max(SPREAD_BETAS):g}"
+        for what, measure in (("highest accuracy", page_private.peak), (spread, page_private.spread)):
             without, with_ = (measure(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_NORMEC_SN))
             if without is None or with_ is None:
                 found.append(Statement(None, f"{noise}, {what}"))
@@ -110,8 +111,8 @@ def _beats(ours: float | None, other: float | None, where: str) -> Statement:
 
 
 def _highest_in_full(facts: Facts, noise: str, arm: Arm) -> float | None:
-    long = in_full(facts, noise, arm)
-    return facts.highest(long[0]) if long else None
+    known = [facts.highest(cell) for cell in in_full(facts, noise, arm)]
+    return max((value for value in known if value is not None), default=None)
 
 
 def in_full(facts: Facts, noise: str, arm: Arm) -> list[Planned]:
@@ -133,18 +134,12 @@ def _short(facts: Facts) -> list[Statement]:
         if not long:
             found.append(Statement(None, noise))
             continue
-        short, full = lengths(facts, long[0])
-        if short is None or full is None:
+        half, full = page_private.first_half(facts, long[0]), facts.highest(long[0])
+        if half is None or full is None:
             found.append(Statement(False, noise, "no accuracy before it diverged"))
         else:
-            found.append(Statement(full - short <= CLOSE, noise, f"{short:.2f} after half, {full:.2f} in full"))
+            found.append(Statement(full - half <= CLOSE, noise, f"{half:.2f} in the first half, {full:.2f} in all"))
     return found
-
-
-def lengths(facts: Facts, long: Planned) -> tuple[float | None, float | None]:
-    """The highest accuracy of a cell's short run and of its run in full."""
-    half = next(cell for cell in facts.cells if cell.name == half_of(long))
-    return facts.highest(half), facts.highest(long)
 
 
 CLAIMS = (

@@ -10,21 +10,19 @@ from ..paper import arms
 from ..paper.published import PEAK, PEAK_SN, SHORT_BETA
 from ..tables import to_markdown
 from . import page_alpha, page_private
-from .claims import CLAIMS, CLOSE, Claim, Statement, in_full, lengths
+from .claims import CLAIMS, CLOSE, Claim, Statement, in_full
 from .facts import Facts
-from .plan import NOISES, PRIVATE_ARMS
+from .plan import NOISES, PRIVATE_ARMS, PRIVATE_LRS, Planned, half_of
 
 FILE = "claims.md"
 LEARNED = 30.0  # percent: of ten classes, a run below has learned little
-_PRIVATE = tuple((f"private-{noise}.png", f"Heat maps, noise read as {noise}", "private.md") for noise in NOISES)
-_BY_BETA = ("betas.png", "Final accuracy by β, ours and the paper's", "tables.md")
-FIGURES: Mapping[str, Sequence[tuple[str, str, str]]] = {  # a picture, its title, the page with all its numbers
-    "feedback": (_BY_BETA,),
-    "alpha": (("alpha.png", "Heat map over α and β", "alpha.md"),),
-    "beta": (_BY_BETA,),
-    "server-norm": _PRIVATE,
-    "clip21": _PRIVATE,
-    "half": (("lengths.png", "Runs of half and of full length", "private.md"),),
+PAGES: Mapping[str, str] = {  # where all numbers of a claim are
+    "feedback": "tables.md",
+    "alpha": "alpha.md",
+    "beta": "tables.md",
+    "server-norm": "private.md",
+    "clip21": "private.md",
+    "half": "private.md",
 }
 
 
@@ -33,20 +31,36 @@ def lines(facts: Facts) -> list[str]:
         "# The claims",
         "",
         "What the paper says of its experiments, cut into comparisons that numbers decide. *Held*: all of them agree; "
-        f'*in part*: some do. "Stable" and "as well" are read as: within {CLOSE:g} point. Accuracies are in percent on '
-        "the test images, at the end of a run without noise, the highest along one with noise; one seed where no "
-        "spread is given.",
+        f'*in part*: some do. "Stable" and "as well" are read as within {CLOSE:g} point, "best" also as by more than '
+        "that. Accuracies are in percent on the test images: 1 and 3 are at the end of runs, means ± standard "
+        "deviation over seeds where there are several; the others are the highest along a run, one seed.",
         "",
     ]
     for number, claim in enumerate(CLAIMS, 1):
         found += [f"## {number}. {claim.says}", "", f"**{claim.verdict(facts).capitalize()}.** {_words(facts, claim)}"]
         shown = [[one.where, one.numbers, _mark(one)] for one in claim.statements(facts)]
-        found += ["", *to_markdown(("where", "numbers", "agrees"), shown), ""]
-        for file, title, page in FIGURES[claim.key]:
-            found += facts.picture(file, title, facts.part(page.removesuffix(".md")))
-        pages = dict.fromkeys(f"[{page}]({page})" for _, _, page in FIGURES[claim.key])
-        found += [f"All numbers: {', '.join(pages)}.", ""]
+        found += ["", *to_markdown(("where", "numbers", "agrees"), shown), "", *_figures(facts, claim)]
+        found += [f"All numbers: [{PAGES[claim.key]}]({PAGES[claim.key]}).", ""]
     return found
+
+
+def _figures(facts: Facts, claim: Claim) -> list[str]:
+    if claim.key in ("feedback", "beta"):
+        return facts.picture("betas.png", "Final accuracy by β, ours and the paper's", facts.part("tables"))
+    if claim.key == "alpha":
+        cells = [page_alpha.at(facts, alpha, beta) for alpha in facts.base.alphas for beta in facts.base.betas]
+        return facts.picture("alpha.png", "Heat map over α and β", cells)
+    if claim.key == "half":
+        return facts.picture("lengths.png", "Runs of half and of full length", _all_in_full(facts))
+    found = []
+    for noise in NOISES:
+        cells = [cell for cell in facts.part("private") if cell.reading == noise]
+        found += facts.picture(f"private-{noise}.png", f"Heat maps, noise read as {noise}", cells)
+    return found
+
+
+def _all_in_full(facts: Facts) -> list[Planned]:
+    return [cell for noise in NOISES for arm in PRIVATE_ARMS for cell in in_full(facts, noise, arm)]
 
 
 def summary(facts: Facts) -> list[str]:
@@ -80,19 +94,23 @@ def _feedback(facts: Facts) -> str:
         if ours is not None and other is not None:
             leads.append(f"{ours.value - other.value:+.1f} at β = {beta:g}")
     return (
-        f"Its lead by β: {', '.join(leads)}. Without feedback x moves by at most γβ a round, however far it has to go; "
-        "with it the clients' memories grow until their sum is as long as the gradient. The larger β, the less of a "
-        "handicap that is."
+        f"The lead of error feedback by β: {', '.join(leads)}. Without it x moves by at most γβ a round, however far "
+        "it has to go; with it the mean of the memories grows until it is as long as the gradient. The larger β, the "
+        "less there is to repair."
     )
 
 
 def _alpha(facts: Facts) -> str:
     change = max(value for value in page_alpha.over_alpha(facts).values() if value is not None)
-    known = [facts.average(facts.find("tables", arms.NORMEC_SN, beta), "best") for beta in facts.base.betas]
-    spreads = [one.spread for one in known if one is not None and one.spread is not None]
-    seeds = f"; three seeds of one cell have a standard deviation of up to {max(spreads):.2f}" if spreads else ""
     wide = max(facts.base.alphas) / min(facts.base.alphas)
+    known = [facts.find("tables", arms.NORMEC_SN, beta) for beta in facts.base.betas]
+    ranges = [max(values) - min(values) for cells in known if len(values := _known(facts, cells)) > 1]
+    seeds = f"; over the seeds of one cell it changes by up to {max(ranges):.2f}" if ranges else ""
     return f"Over α, up to {wide:g} times its smallest, no column changes by more than {change:.2f} points{seeds}."
+
+
+def _known(facts: Facts, cells: Sequence[Planned]) -> list[float]:
+    return [value for cell in cells if (value := facts.highest(cell)) is not None]
 
 
 def _beta(facts: Facts) -> str:
@@ -110,16 +128,27 @@ def _server_norm(facts: Facts) -> str:
         without, with_ = (page_private.peak(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_NORMEC_SN))
         if without is not None and with_ is not None:
             costs.append(f"{with_ - without:+.1f} points ({noise})")
-    gains = []
-    for at, beta in enumerate(facts.base.private_betas):
-        grids = [(page_private.grid(facts, noise, arm)[at], sign) for noise in NOISES for arm, sign in _SIGNS]
-        away = [sign * value for line, sign in grids for value in line if value is not None]
-        gains.append(f"{2 * statistics.fmean(away):+.1f} at β = {beta:g}")
+    betas = facts.base.private_betas
+    gains = [
+        f"at β = {beta:g} " + ", ".join(f"{_gain(facts, at, step):+.1f}" for step in range(len(PRIVATE_LRS)))
+        for at, beta in enumerate(betas)
+        if beta in (min(betas), max(betas))
+    ]
     return (
-        f"With SN the highest accuracy changes by {', '.join(costs)}; the paper's by {PEAK_SN.low - PEAK.low:+.1f}. "
-        f"What SN brings, averaged over γ and both readings: {', '.join(gains)}. At small β ĝ is short, and without SN "
-        "x hardly moves; at large β ĝ is mostly noise, and SN lets x go the noise's way at full speed."
+        f"With SN the highest accuracy changes by {', '.join(costs)}; the paper's by {PEAK_SN.low - PEAK.low:+.1f}. A "
+        "step is γ long with SN, γ‖ĝ‖ without: SN lengthens the steps where β is small and ĝ short, and shortens them "
+        f"where β is large and ĝ long with noise. What it brings, mean over the readings, by γ = "
+        f"{', '.join(f'{lr:g}' for lr in PRIVATE_LRS)}: {'; '.join(gains)}."
     )
+
+
+def _gain(facts: Facts, at: int, step: int) -> float:
+    """What SN adds at a β and γ, given by their places."""
+    pairs = [
+        [page_private.grid(facts, noise, arm)[at][step] for arm in (arms.DP_NORMEC_SN, arms.DP_NORMEC)]
+        for noise in NOISES
+    ]
+    return statistics.fmean(one - other for one, other in pairs if one is not None and other is not None)
 
 
 def _clip21(facts: Facts) -> str:
@@ -128,54 +157,47 @@ def _clip21(facts: Facts) -> str:
         ours, other = (page_private.peak(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_CLIP21))
         if ours is not None and other is not None:
             short.append(f"{ours - other:+.1f} ({noise})")
-        cells = [in_full(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_CLIP21)]
-        full = [facts.highest(found[0]) for found in cells if found]
-        if len(full) == 2 and full[0] is not None and full[1] is not None:
-            long.append(f"{full[0] - full[1]:+.1f} ({noise})")
+        found = [_known(facts, in_full(facts, noise, arm)) for arm in (arms.DP_NORMEC, arms.DP_CLIP21)]
+        if all(found):
+            long.append(f"{max(found[0]) - max(found[1]):+.1f} ({noise})")
     return (
-        f"At each method's best β and γ its lead over DP-Clip21 is {', '.join(short)} after "
-        f"{facts.base.short_rounds} epochs, {', '.join(long)} after {facts.base.rounds}. For comparison, "
-        f"another draw of the noise changes a cell by up to {_another_draw(facts):.1f} points (the runs in full draw "
-        f"anew; their highest accuracy in the first {facts.base.short_rounds} epochs against that of the short runs)."
+        f"At each method's best β and γ the lead of DP-NormEC is {', '.join(short)} after {facts.base.short_rounds} "
+        f"epochs, {', '.join(long)} after {facts.base.rounds}. For comparison, another draw of the noise changes a "
+        f"cell by up to {_another_draw(facts):.1f} points: the runs in full draw anew, and this is how far the first "
+        f"{facts.base.short_rounds} epochs of one are from its short run."
     )
 
 
 def _another_draw(facts: Facts) -> float:
     """How far apart two runs of one cell are whose noise alone differs: a run in full is drawn anew from the start."""
+    by_name = {cell.name: cell for cell in facts.cells}
     apart = [0.0]
-    for cell in (cell for noise in NOISES for arm in PRIVATE_ARMS for cell in in_full(facts, noise, arm)):
-        short, curve = lengths(facts, cell)[0], facts.records[cell.name]["curve"]
-        pairs = zip(curve["epoch"], curve["test"], strict=True)
-        first = [value for epoch, value in pairs if epoch <= facts.base.short_rounds and value is not None]
-        if short is not None and first:
-            apart.append(abs(max(first) - short))
+    for cell in _all_in_full(facts):
+        short, first = facts.highest(by_name[half_of(cell)]), page_private.first_half(facts, cell)
+        if short is not None and first is not None:
+            apart.append(abs(first - short))
     return max(apart)
 
 
 def _half(facts: Facts) -> str:
-    low: list[float] = []
-    gains, peaks = [], []
-    for noise in NOISES:
-        for cell in in_full(facts, noise, arms.DP_NORMEC_SN):
-            short, full = lengths(facts, cell)
-            if short is None or full is None:
-                continue
-            if cell.beta == SHORT_BETA:
-                low.append(short)
-                peaks.append(facts.records[cell.name]["best"]["test_epoch"])
-            else:
-                gains.append(f"{full - short:+.1f} (β = {cell.beta:g}, {noise})")
+    peaks, ends, gains = [], [], []
+    for cell in _all_in_full(facts):
+        first, best = page_private.first_half(facts, cell), facts.highest(cell)
+        if cell.arm.name != arms.DP_NORMEC_SN.name or first is None or best is None:
+            continue
+        if cell.beta == SHORT_BETA:
+            peaks.append(best)
+            ends.append((facts.records[cell.name]["best"]["test_epoch"], facts.records[cell.name]["final"]["test"]))
+        else:
+            gains.append(f"{best - first:+.1f} (β = {cell.beta:g}, {cell.reading})")
     words = f"Noise enters ĝ with the factor β and stays there: at β = {SHORT_BETA:g} more rounds bring more of it."
-    if max(low, default=LEARNED) < LEARNED:
-        values = ", ".join(f"{value:.1f} %" for value in low)
-        words = (
-            f"But these runs have learned little: {values} at their best, where guessing has 10 %; the runs in full "
-            f"come to it by epoch {max(peaks)}, and lose it again. {words}"
-        )
+    if max(peaks, default=LEARNED) < LEARNED:
+        most = ", ".join(f"{value:.1f} % (epoch {epoch})" for value, (epoch, _) in zip(peaks, ends, strict=True))
+        last = ", ".join("diverged" if value is None else f"{value:.1f} %" for _, value in ends)
+        words = f"But these runs learn little: at best {most}, in the end {last}; guessing has 10 %. {words}"
     return words + (f" At SN's best β the second half is worth {', '.join(gains)} points." if gains else "")
 
 
-_SIGNS = ((arms.DP_NORMEC_SN, 1), (arms.DP_NORMEC, -1))
 WORDS: Mapping[str, Callable[[Facts], str]] = {
     "feedback": _feedback,
     "alpha": _alpha,

@@ -140,6 +140,13 @@ def _peaks(facts: Facts, noise: str) -> list[str]:
     return to_markdown(("method", "paper's highest", "ours", "largest spread over γ, β ≤ 0.01"), shown)
 
 
+def first_half(facts: Facts, long: Planned) -> float | None:
+    """The highest accuracy in the first half of a run in full."""
+    curve = facts.records[long.name]["curve"]
+    pairs = zip(curve["epoch"], curve["test"], strict=True)
+    return max((value for at, value in pairs if at <= facts.base.short_rounds and value is not None), default=None)
+
+
 def _long(facts: Facts) -> list[str]:
     long = [cell for cell in facts.cells if cell.chosen and cell.name in facts.records]
     if not long:
@@ -148,10 +155,11 @@ def _long(facts: Facts) -> list[str]:
     shown = []
     for cell in long:
         half = by_name[half_of(cell)]
-        values = (text(facts.highest(one), ".2f") for one in (half, cell))
+        values = (text(one, ".2f") for one in (facts.highest(half), first_half(facts, cell), facts.highest(cell)))
         shown.append([cell.reading, cell.arm.name, f"{cell.beta:g}", f"{cell.lr:g}", *values])
     base = facts.base
-    header = ("noise", "method", "β", "γ", f"{base.short_rounds} epochs", f"{base.rounds} epochs")
+    lengths = (f"{base.short_rounds} epochs", f"first {base.short_rounds} of {base.rounds}", f"{base.rounds} epochs")
+    header = ("noise", "method", "β", "γ", *lengths)
     return to_markdown(header, shown)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ...report import pictures
 from ..paper import drawing
 from ..paper.drawing import Axes, Table
+from ..paper.published import SHORT_BETA
 from . import page_alpha, page_private, page_tables
 from .claims import in_full
 from .facts import Facts
@@ -112,7 +113,9 @@ def _lengths(facts: Facts, path: Path) -> Path:
     with pictures.figure(path, len(NOISES), 3.4, 3.8) as (sheet, axes):
         for axis, noise in zip(axes, NOISES, strict=True):
             cells = [cell for arm in PRIVATE_ARMS for cell in in_full(facts, noise, arm)]
-            for cell, colour in zip(cells, pictures.COLOURS, strict=False):
+            for cell in cells:
+                kinds = [(arm.name, short) for arm in PRIVATE_ARMS for short in (False, True)]
+                colour = pictures.COLOURS[kinds.index((cell.arm.name, cell.beta == SHORT_BETA))]
                 _run(facts, axis, cell, color=colour, label=f"{cell.arm.name}, β = {cell.beta:g}, γ = {cell.lr:g}")
                 _run(facts, axis, names[half_of(cell)], color=colour, linestyle=":")
             axis.set_title("\n".join(textwrap.wrap(f"{noise}: {page_private.epsilons(facts, noise)}", 62)), fontsize=7)
