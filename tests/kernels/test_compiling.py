@@ -173,8 +173,8 @@ def test_norms_with_relu_and_pooling(channels: int, height: int, tmp_path: Path)
     sizes = group_norm_pool._block(height * height // 4, channels)
     warps = {"num_warps": sizes.pop("num_warps")}
     for kernel in (group_norm_pool._forward, group_norm_pool._backward):
-        ptx = compiled(kernel, {"AFFINE": True, "G": 8, "C": channels} | sizes, warps, tmp_path)
-        assert not number_by_number(ptx)
+        constants = {"W": height, "SQUARES": height * height // 4, "AFFINE": True, "G": 8, "C": channels}
+        assert not number_by_number(compiled(kernel, constants | sizes, warps, tmp_path))
 
 
 def test_pooling(tmp_path: Path) -> None:

@@ -15,12 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from . import blank, scales
-from .group_norm import HELD, affine, by_group, warps
-from .pooling import better
+from .group_norm import HELD, affine, by_group, over_groups, warps
 
 
 @triton.jit
-def _places(image, W, SQUARES, C: tl.constexpr, BLOCK: tl.constexpr):
+def _places(image, W: tl.constexpr, SQUARES: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """Channels, the first pixel of every square in x, the square in y, and which squares there are."""
     c, r = tl.arange(0, C), tl.arange(0, BLOCK)
     first = (r // (W // 2)) * 2 * W + r % (W // 2) * 2
@@ -29,54 +28,80 @@ def _places(image, W, SQUARES, C: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _centred(x, at, real, mean):
-    return tl.where(real, tl.load(x + at, mask=real, other=0.0).to(tl.float32) - mean[None, :], 0.0)
+def _read(x, at, real, WHOLE: tl.constexpr):
+    """`WHOLE`: all is real, and nothing need be asked."""
+    found = tl.load(x + at) if WHOLE else tl.load(x + at, mask=real, other=0.0)
+    return found.to(tl.float32)
+
+
+@triton.jit
+def _minus(value, mean, real, WHOLE: tl.constexpr):
+    found = value - mean[None, :]
+    if not WHOLE:
+        found = tl.where(real, found, 0.0)
+    return found
+
+
+@triton.jit
+def _write(y, at, real, value, WHOLE: tl.constexpr):
+    if WHOLE:
+        tl.store(y + at, value.to(y.dtype.element_ty))
+    else:
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _made(value, scale, offset, KIND: tl.constexpr):
-    """What the norm and ReLU make of it, rounded as it would be written: equal numbers are told apart by place."""
-    found = value * scale[None, :] + offset[None, :]
-    return tl.where(found <= 0, 0.0, found).to(KIND)  # NaN stays
+    """What the norm makes of it, rounded as it would be written."""
+    return (value * scale[None, :] + offset[None, :]).to(KIND).to(tl.float32)
 
 
 @triton.jit
-def _largest(a, b, c, d, real, scale, offset, KIND: tl.constexpr):
-    """The largest of four, made so, and which it was."""
-    best = _made(a, scale, offset, KIND)
-    place = tl.zeros_like(best).to(tl.int32)
-    best, place = better(_made(b, scale, offset, KIND), best, 1, place, real)
-    best, place = better(_made(c, scale, offset, KIND), best, 2, place, real)
-    return better(_made(d, scale, offset, KIND), best, 3, place, real)
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _later(value, best, chosen, scale, offset, KIND: tl.constexpr):
+    """Whether what is made of a value is larger than the best so far; the first of equal numbers stays.
+
+    NaN needs no care: it spoils the mean, and so the whole group.
+    """
+    made = _made(value, scale, offset, KIND)
+    take = made > best
+    return take, tl.where(take, made, best), tl.where(take, value, chosen)
 
 
 @triton.jit
 def _forward(
-    x, y, weight, bias, mean_out, inverse_out, W, SQUARES, eps,
-    AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    x, y, weight, bias, mean_out, inverse_out, eps,
+    W: tl.constexpr, SQUARES: tl.constexpr, AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
     c, at, out, real = _places(image, W, SQUARES, C, BLOCK)
     count = 4 * SQUARES * (C // G)
-    nothing = tl.zeros((C,), tl.float32)
-    one, two = _centred(x, at, real, nothing), _centred(x, at + C, real, nothing)
-    three, four = _centred(x, at + W * C, real, nothing), _centred(x, at + W * C + C, real, nothing)
-    mean = by_group(tl.sum((one + two) + (three + four), 0), G, C) / count
-    one, two = tl.where(real, one - mean[None, :], 0.0), tl.where(real, two - mean[None, :], 0.0)
-    three, four = tl.where(real, three - mean[None, :], 0.0), tl.where(real, four - mean[None, :], 0.0)
-    square = by_group(tl.sum((one * one + two * two) + (three * three + four * four), 0), G, C) / count
+    whole: tl.constexpr = BLOCK == SQUARES
+    one, two = _read(x, at, real, whole), _read(x, at + C, real, whole)
+    three, four = _read(x, at + W * C, real, whole), _read(x, at + W * C + C, real, whole)
+    mean = over_groups((one + two) + (three + four), G, C, BLOCK) / count
+    one, two = _minus(one, mean, real, whole), _minus(two, mean, real, whole)
+    three, four = _minus(three, mean, real, whole), _minus(four, mean, real, whole)
+    square = over_groups((one * one + two * two) + (three * three + four * four), G, C, BLOCK) / count
     inverse = 1.0 / tl.sqrt(square + eps)
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
     scale, offset = affine(weight, bias, c, C, AFFINE)
-    best, _ = _largest(one, two, three, four, real, inverse * scale, offset, y.dtype.element_ty)
-    tl.store(y + out, best, mask=real)
+    # Neither the norm nor rounding nor ReLU changes an order but by the sign of the scale: one number of four is made.
+    sign = tl.where(inverse * scale < 0, -1.0, 1.0)[None, :]
+    most = _larger(_larger(one * sign, two * sign), _larger(three * sign, four * sign)) * sign
+    best = _made(most, inverse * scale, offset, y.dtype.element_ty)
+    _write(y, out, real, tl.where(best <= 0, 0.0, best), whole)  # NaN stays
 
 
 @triton.jit
 def _backward(
-    g, x, dx, weight, bias, mean_in, inverse_in, sums, W, SQUARES,
-    AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    g, x, dx, weight, bias, mean_in, inverse_in, sums,
+    W: tl.constexpr, SQUARES: tl.constexpr, AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
     c, at, out, real = _places(image, W, SQUARES, C, BLOCK)
@@ -84,27 +109,34 @@ def _backward(
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
     scale, offset = affine(weight, bias, c, C, AFFINE)
-    one, two = _centred(x, at, real, mean), _centred(x, at + C, real, mean)
-    three, four = _centred(x, at + W * C, real, mean), _centred(x, at + W * C + C, real, mean)
-    best, place = _largest(one, two, three, four, real, inverse * scale, offset, x.dtype.element_ty)
-    slope = tl.where(best <= 0, 0.0, tl.load(g + out, mask=real, other=0.0).to(tl.float32))
-    chosen = tl.where(place == 0, one, tl.where(place == 1, two, tl.where(place == 2, three, four)))
+    whole: tl.constexpr = BLOCK == SQUARES
+    one = _minus(_read(x, at, real, whole), mean, real, whole)
+    two = _minus(_read(x, at + C, real, whole), mean, real, whole)
+    three = _minus(_read(x, at + W * C, real, whole), mean, real, whole)
+    four = _minus(_read(x, at + W * C + C, real, whole), mean, real, whole)
+    best = _made(one, inverse * scale, offset, x.dtype.element_ty)
+    second, best, chosen = _later(two, best, one, inverse * scale, offset, x.dtype.element_ty)
+    third, best, chosen = _later(three, best, chosen, inverse * scale, offset, x.dtype.element_ty)
+    fourth, best, chosen = _later(four, best, chosen, inverse * scale, offset, x.dtype.element_ty)
+    slope = tl.where(best <= 0, 0.0, _read(g, out, real, whole))
     total, along = tl.sum(slope, 0), tl.sum(slope * chosen * inverse[None, :], 0)
     tl.store(sums + image * 2 * C + c, along)
     tl.store(sums + image * 2 * C + C + c, total)
     by_total = by_group(total * scale, G, C) / count
     by_along = by_group(along * scale, G, C) / count
     slope *= scale[None, :]
-    _store(dx, at, real, tl.where(place == 0, slope, 0.0), one, inverse, by_total, by_along)
-    _store(dx, at + C, real, tl.where(place == 1, slope, 0.0), two, inverse, by_total, by_along)
-    _store(dx, at + W * C, real, tl.where(place == 2, slope, 0.0), three, inverse, by_total, by_along)
-    _store(dx, at + W * C + C, real, tl.where(place == 3, slope, 0.0), four, inverse, by_total, by_along)
+    _store(dx, at + W * C + C, real, tl.where(fourth, slope, 0.0), four, inverse, by_total, by_along, whole)
+    slope = tl.where(fourth, 0.0, slope)
+    _store(dx, at + W * C, real, tl.where(third, slope, 0.0), three, inverse, by_total, by_along, whole)
+    slope = tl.where(third, 0.0, slope)
+    _store(dx, at + C, real, tl.where(second, slope, 0.0), two, inverse, by_total, by_along, whole)
+    _store(dx, at, real, tl.where(second, 0.0, slope), one, inverse, by_total, by_along, whole)
 
 
 @triton.jit
-def _store(dx, at, real, slope, value, inverse, by_total, by_along):
+def _store(dx, at, real, slope, value, inverse, by_total, by_along, WHOLE: tl.constexpr):
     slope = inverse[None, :] * (slope - by_total[None, :] - value * (inverse * by_along)[None, :])
-    tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=real)
+    _write(dx, at, real, slope, WHOLE)
 
 
 def fits(shape: tuple[int, ...]) -> bool:
@@ -121,7 +153,7 @@ def forward(
     mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
     y = blank((images, C, H // 2, W // 2), x)
     _forward[(images,)](
-        x, y, *scales(weight, bias, x), mean, inverse, W, H * W // 4, eps,
+        x, y, *scales(weight, bias, x), mean, inverse, eps, W=W, SQUARES=H * W // 4,
         AFFINE=weight is not None, G=groups, C=C, **_block(H * W // 4, C),
     )  # fmt: skip
     return y, mean, inverse
@@ -134,7 +166,7 @@ def backward(
     images, C, H, W = x.shape
     sums, dx = x.new_empty(images, 2, C, dtype=torch.float32), torch.empty_like(x)
     _backward[(images,)](
-        g, x, dx, *scales(weight, bias, x), mean, inverse, sums, W, H * W // 4,
+        g, x, dx, *scales(weight, bias, x), mean, inverse, sums, W=W, SQUARES=H * W // 4,
         AFFINE=weight is not None, G=groups, C=C, **_block(H * W // 4, C),
     )  # fmt: skip
     return dx, sums
