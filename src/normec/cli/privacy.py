@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,12 +190,14 @@ def study(
     out: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("docs/replay/honest"),
     limit_seconds: Annotated[float | None, typer.Option(help="Begin no run after so long.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    together: Annotated[int, typer.Option(help="On a GPU: runs at a time, a round each in turn.")] = 1,
 ) -> None:
     """A study of what a true guarantee leaves of each method; the same command goes on where it stopped."""
     from ..lab.honest import page, studies, work
 
     chosen = studies.named(names)
-    done = work.run(chosen, out, limit_seconds, device, lambda line: print(line, file=sys.stderr, flush=True))
+    tell = partial(print, file=sys.stderr, flush=True)
+    done = work.run(chosen, out, limit_seconds, device, tell, together)
     print("\n".join(map(str, page.write(out))))
     print("done" if done else "the time is up; the same command goes on")
 

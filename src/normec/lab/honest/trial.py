@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ... import gradients
+from ... import fleet, gradients
 from ...errors import Diverged
 from ...methods import Method
 from ...observing import copied
 from ...operators import norms
 from ...problem import Problem
 from ...records import Records
+from ...rounds import Rounds
 from ...run import Run
-from ...training import train
+from ...training import prepare, ready
 from .. import build, methods
 from ..config import RunConfig, make
 
@@ -24,29 +27,67 @@ Found = dict[str, Any]
 DIVERGED = 0.0  # the accuracy, or the area, of a run that did not come to its end
 
 
-def measure(settings: dict[str, Any], seed: int, validation: float, by: str, why: bool = False) -> Found:
-    """`value` at the end of a run: on the records held out where some are, else on the test set.
+@dataclass(frozen=True)
+class Trial:
+    """A run that is to be measured.
 
     `by` says what is measured: "accuracy", or "area", that under the ROC curve, where one class is so common that
     accuracy says nothing. With `why` also what ĝ holds at the end: see `_anatomy`.
     """
-    config: RunConfig = make({**settings, "seed": seed, "validation": validation})
-    problem = _problem(build.known_by(config), config, str(build.device(config.device)))
-    method = methods.build(config, len(problem.x0), problem.tensor_sizes)
-    asked = build.training(config)
-    asked |= {"log_every": config.rounds, "evaluate_every": config.rounds}
-    try:
-        run = train(problem, method, **asked)
-    except Diverged as error:
-        return {"value": DIVERGED, "diverged": error.round}
-    last = run.history.rows[-1]
-    prefix = "validation_" if validation else ""
-    found = {"loss": last["validation_loss" if validation else "test_loss"]}
-    held = problem.validation if validation else problem.test
-    found["value"] = last[f"{prefix}accuracy"] if by == "accuracy" else _area(problem, run, held)
-    if run.privacy is not None:
-        found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
-    return found | (_anatomy(problem, method, run) if why else {})
+
+    settings: Mapping[str, Any]
+    seed: int
+    validation: float  # the share of the training records held out
+    by: str = "accuracy"
+    why: bool = False
+
+
+def measure(trial: Trial) -> Found:
+    """`value` at the end of a run: on the records held out where some are, else on the test set."""
+    return measure_together([trial])[0]
+
+
+def measure_together(trials: Sequence[Trial]) -> list[Found]:
+    """The same of several, which take turns: worth it on a GPU. They are alike in precision."""
+    begun = [_Begun.of(trial) for trial in trials]
+    device, precision = begun[0].problem.x0.device, begun[0].rounds.plan.precision
+    with ready(precision):
+        ends = fleet.together([one.rounds.steps(lambda: False) for one in begun], device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # what follows is on another stream
+        return [one.found(end) for one, end in zip(begun, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    trial: Trial
+    problem: Problem
+    method: Method
+    rounds: Rounds
+
+    @classmethod
+    def of(cls, trial: Trial) -> _Begun:
+        config: RunConfig = make({**trial.settings, "seed": trial.seed, "validation": trial.validation})
+        problem = _problem(build.known_by(config), config, str(build.device(config.device)))
+        method = methods.build(config, len(problem.x0), problem.tensor_sizes)
+        asked = build.training(config)
+        asked |= {"log_every": config.rounds, "evaluate_every": config.rounds}
+        return cls(trial, problem, method, prepare(problem, method, **asked))
+
+    def found(self, run: Run | Exception) -> Found:
+        if isinstance(run, Diverged):
+            return {"value": DIVERGED, "diverged": run.round}
+        if isinstance(run, Exception):
+            raise run
+        trial, problem = self.trial, self.problem
+        last = run.history.rows[-1]
+        prefix = "validation_" if trial.validation else ""
+        found = {"loss": last["validation_loss" if trial.validation else "test_loss"]}
+        held = problem.validation if trial.validation else problem.test
+        found["value"] = last[f"{prefix}accuracy"] if trial.by == "accuracy" else _area(problem, run, held)
+        if run.privacy is not None:
+            found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
+        return found | (_anatomy(problem, self.method, run) if trial.why else {})
 
 
 _kept: dict[str, Problem] = {}

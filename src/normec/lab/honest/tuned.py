@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contenders import MEMORY, PLAIN_STEPS, ROUNDS, STEPS, Contender, Range, contender, draw
-from .trial import Found, measure
+from .trial import Found, Trial, measure_together
 
 VALIDATION = 0.2
 
@@ -49,33 +49,44 @@ def cell(
     known: Known | None = None,
     keep: Keep = lambda _key, _found: None,
     time_is_up: Callable[[], bool] = lambda: False,
+    together: int = 1,
 ) -> dict[str, Any]:
     """The record of a cell; `known` are runs measured before, each new one goes to `keep`.
 
-    `where` are the settings that all methods share: data, clients, split, ε.
+    `where` are the settings that all methods share: data, clients, split, ε. On a GPU `together` runs take turns.
     """
     known = known if known is not None else {}
 
-    def run(settings: dict[str, Any], label: str, seed: int, validation: float, why: bool) -> Found:
-        key = f"{label}/{seed}"
-        if key not in known:
+    def measured(trials: Mapping[str, Trial]) -> list[Found]:
+        """By their keys; those of equal length together."""
+        left = sorted((key for key in trials if key not in known), key=lambda key: trials[key].settings["rounds"])
+        for begin in range(0, len(left), together):
             if time_is_up():
                 raise Stopped
-            known[key] = measure({**where, **settings}, seed, validation, effort.by, why)
-            keep(key, known[key])
-        return known[key]
-
-    def tried(number: int) -> float:
-        settings = draw(tuned, number, effort.rounds)
-        found = [run(settings, f"trial-{number}", seed, VALIDATION, False) for seed in effort.tuning_seeds]
-        return statistics.fmean(one["value"] for one in found)
+            keys = left[begin : begin + together]
+            for key, found in zip(keys, measure_together([trials[key] for key in keys]), strict=True):
+                known[key] = found
+                keep(key, found)
+        return [known[key] for key in trials]
 
     tuned = effort.contender(name)
-    values = [tried(number) for number in range(effort.trials)]
+    drawn = [draw(tuned, number, effort.rounds) for number in range(effort.trials)]
+    seeds = effort.tuning_seeds
+    found = measured(
+        {
+            f"trial-{number}/{seed}": Trial({**where, **settings}, seed, VALIDATION, effort.by)
+            for number, settings in enumerate(drawn)
+            for seed in seeds
+        }
+    )
+    by_setting = [found[begin : begin + len(seeds)] for begin in range(0, len(found), len(seeds))]
+    values = [statistics.fmean(one["value"] for one in own) for own in by_setting]
     best = max(range(effort.trials), key=lambda number: (values[number], number))
-    chosen = draw(tuned, best, effort.rounds)
-    tested = [run(chosen, f"test-{best}", seed, 0.0, True) for seed in effort.test_seeds]
-    return {"trials": effort.trials, "chosen": chosen, **_summary(values, best, tested)}
+    settings = {**where, **drawn[best]}
+    tested = measured(
+        {f"test-{best}/{seed}": Trial(settings, seed, 0.0, effort.by, why=True) for seed in effort.test_seeds}
+    )
+    return {"trials": effort.trials, "chosen": drawn[best], **_summary(values, best, tested)}
 
 
 def _summary(values: Sequence[float], best: int, tested: Sequence[Found]) -> dict[str, Any]:

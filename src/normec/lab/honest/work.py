@@ -16,7 +16,7 @@ import torch
 
 from ... import __version__
 from ...atomic import write_atomic
-from ...errors import UsageError
+from ...errors import UsageError, at_least
 from .. import build, runs
 from . import tuned
 from .studies import Place, Study
@@ -32,17 +32,30 @@ def run(
     limit_seconds: float | None = None,
     device: str = "auto",
     report: Callable[[str], None] = lambda _: None,
+    together: int = 1,
 ) -> bool:
-    """Fill `out` until all is done (True) or the time is up (False); no run is begun after `limit_seconds`."""
+    """Fill `out` until all is done (True) or the time is up (False); no run is begun after `limit_seconds`.
+
+    On a GPU `together` runs take turns; the records are the same.
+    """
+    at_least(1, together=together)
     build.device(device)
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + limit_seconds if limit_seconds is not None else None
     return all(
-        _study(study, out, device, report, lambda: end is not None and time.monotonic() >= end) for study in studies
+        _study(study, out, device, report, lambda: end is not None and time.monotonic() >= end, together)
+        for study in studies
     )
 
 
-def _study(study: Study, out: Path, device: str, report: Callable[[str], None], time_is_up: Callable[[], bool]) -> bool:
+def _study(
+    study: Study,
+    out: Path,
+    device: str,
+    report: Callable[[str], None],
+    time_is_up: Callable[[], bool],
+    together: int = 1,
+) -> bool:
     done = {place_of(one): one for one in read(study, out)}
     part = out / f"{study.name}.part.jsonl"
     kept = _parts(part)
@@ -59,7 +72,7 @@ def _study(study: Study, out: Path, device: str, report: Callable[[str], None], 
         started = time.monotonic()
         where = {**study.where(place), "device": device}
         try:
-            found = tuned.cell(place.method, where, study.effort, known, keep, time_is_up)
+            found = tuned.cell(place.method, where, study.effort, known, keep, time_is_up, together)
         except tuned.Stopped:
             return False
         identity = {"study": study.name, "method": place.method, **study.where(place)}
