@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from normec.bench.shapes import NETWORKS
 from normec.kernels import tiles
 
 pytestmark = pytest.mark.skipif(
@@ -19,20 +20,7 @@ pytestmark = pytest.mark.skipif(
     reason="Triton is not installed",
 )
 
-# Channels in and out, stride, height; clients and images of each: ResNet20's, and those of the CNNs of many clients.
-LAYERS = [
-    (3, 16, 1, 32, 10, 32),
-    (16, 16, 1, 32, 10, 32),
-    (16, 32, 2, 32, 10, 32),
-    (32, 32, 1, 16, 10, 32),
-    (32, 64, 2, 16, 10, 32),
-    (64, 64, 1, 8, 10, 32),
-    (3, 16, 1, 32, 1000, 50),
-    (16, 32, 1, 16, 1000, 50),
-    (32, 64, 1, 8, 1000, 50),
-    (1, 16, 1, 28, 1000, 60),
-    (16, 32, 1, 14, 1000, 60),
-]
+LAYERS = [layer for layers in NETWORKS.values() for layer in layers]
 IMAGES = {"x", "y", "g", "dx", "shortcut", "passed", "also", "source", "weights", "out", "wide"}
 NUMBERS = {
     "count",

@@ -21,20 +21,8 @@ from torch import Tensor
 
 from ..errors import one_of
 from ..kernels import batch_norm, convolution, group_norm_pool, sweep, tiles, weight_gradients
+from .shapes import NETWORKS, Layer
 
-Layer = tuple[int, int, int, int, int, int]  # channels in and out, stride, height; clients and images of each
-NETWORKS: dict[str, list[Layer]] = {
-    "resnet20": [
-        (3, 16, 1, 32, 10, 32),
-        (16, 16, 1, 32, 10, 32),
-        (16, 32, 2, 32, 10, 32),
-        (32, 32, 1, 16, 10, 32),
-        (32, 64, 2, 16, 10, 32),
-        (64, 64, 1, 8, 10, 32),
-    ],
-    "cnn-gn": [(3, 16, 1, 32, 500, 50), (16, 32, 1, 16, 500, 50), (32, 64, 1, 8, 500, 50)],
-    "cnn": [(1, 16, 1, 28, 500, 60), (16, 32, 1, 14, 500, 60)],
-}
 REPEATS, SETS = 5, 3  # calls in a graph, over so many sets of images
 
 Setting = tuple[Any, ...]

@@ -1,0 +1,17 @@
+"""The convolutions at whose sizes kernels are timed and compiled: ResNet20's, and those of CNNs with many clients."""
+
+from __future__ import annotations
+
+Layer = tuple[int, int, int, int, int, int]  # channels in and out, stride, height; clients and images of each
+NETWORKS: dict[str, list[Layer]] = {
+    "resnet20": [
+        (3, 16, 1, 32, 10, 32),
+        (16, 16, 1, 32, 10, 32),
+        (16, 32, 2, 32, 10, 32),
+        (32, 32, 1, 16, 10, 32),
+        (32, 64, 2, 16, 10, 32),
+        (64, 64, 1, 8, 10, 32),
+    ],
+    "cnn-gn": [(3, 16, 1, 32, 500, 50), (16, 32, 1, 16, 500, 50), (32, 64, 1, 8, 500, 50)],
+    "cnn": [(1, 16, 1, 28, 500, 60), (16, 32, 1, 14, 500, 60)],
+}
