@@ -92,3 +92,9 @@ def test_uniforms_are_the_loop_s(batch: int | None, everyone: bool) -> None:
                 count = own.numel()
                 direct = Stream(SEED, "augment").uniform(torch.tensor([client]), round, count)
                 assert torch.equal(own.flatten(), direct[0])
+
+
+def test_blocks_are_about_equal_and_no_more_than_needed() -> None:
+    source, _, _ = feed(BATCH, (9,) * 11)
+    for block, lengths in ((4 * BATCH, [4, 4, 3]), (10 * BATCH, [6, 5]), (11 * BATCH, [11]), (1, [1] * 11)):
+        assert [len(group) for group in source.groups(torch.arange(11), block, full=False)] == lengths

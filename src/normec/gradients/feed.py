@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -29,11 +30,12 @@ class Feed:
         self._ahead: dict[tuple[int, int], tuple[int, Tensor, Tensor | None]] = {}
 
     def groups(self, clients: Tensor, block: int, *, full: bool) -> Iterator[Tensor]:
-        """Clients with batches of equal length, at most `block` records together."""
+        """Clients with batches of equal length, at most `block` records together; no more blocks than it takes."""
         lengths = self.lengths(clients, full=full)
         for length in lengths.unique().tolist():
             same = clients[lengths == length]
-            yield from same.split(max(1, block // length))
+            blocks = math.ceil(len(same) / max(1, block // length))
+            yield from same.split(math.ceil(len(same) / blocks))
 
     def lengths(self, clients: Tensor, *, full: bool) -> Tensor:
         if self._batches is None or full:
