@@ -41,4 +41,6 @@ def together(runs: Sequence[Generator[None, None, Result]], device: torch.device
                 ends[place] = end.value
             except Exception as error:  # the border between one run and the others
                 ends[place] = error
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what they made may be used on any stream
     return [ends[place] for place in range(len(runs))]

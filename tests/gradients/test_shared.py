@@ -15,6 +15,7 @@ from normec import Problem
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients.shared import NoRule
 from normec.gradients.shared import engine as passes
+from normec.gradients.shared import inputs as preparing
 
 from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 
@@ -210,16 +211,16 @@ def test_whole_batches_are_prepared_once_where_nothing_changes_them(kind: str, e
 
 def test_what_would_take_too_much_memory_or_too_many_graphs_is_prepared_anew() -> None:
     of = problem("small")
-    with mock.patch.object(passes, "_KEPT_BYTES", 100):
+    with mock.patch.object(preparing, "_BYTES", 100):
         _, shared, _ = engines(of, None)
     everything(shared, of)
-    assert not shared._ready
+    assert not shared._kept._held
     _, shared, _ = engines(of, None)
     with mock.patch.object(passes, "MOST", 1):
         everything(shared, of)
-    assert not shared._ready
+    assert not shared._kept._held
     everything(shared, of)
-    assert shared._ready
+    assert shared._kept._held
     shared.shrink()
     everything(shared, of)
-    assert not shared._ready
+    assert not shared._kept._held

@@ -60,7 +60,7 @@ def test_the_best_by_validation_is_tested_with_other_seeds() -> None:
     chosen = draw(EFFORT.contender("DP-SGD, norm"), max(range(2), key=lambda k: found["tried"][k]), EFFORT.rounds)
     assert found["chosen"] == chosen
     where = {**WHERE, "split": "iid", "epsilon": 8.0, **chosen}
-    assert found["accuracies"] == [trial.measure(Trial(where, seed, 0.0))["value"] for seed in (2, 3)]
+    assert found["accuracies"] == [one["value"] for one in trial.measure([Trial(where, seed, 0.0) for seed in (2, 3)])]
     assert found["exact_epsilon"] == pytest.approx(8.0, rel=1e-6)
 
 
@@ -68,7 +68,7 @@ def test_the_best_by_validation_is_tested_with_other_seeds() -> None:
 def test_the_noise_in_the_estimate_is_what_the_guarantee_needs(settings: dict[str, Any]) -> None:
     """Averaged over seeds: βσ√(kd/n) with error feedback, βσ√(d/n) without."""
     where = {**WHERE, "epsilon": 8.0, "rounds": 16, "lr": 0.01, **settings}
-    found = [trial.measure(Trial(where, seed, 0.0, why=True)) for seed in range(3)]
+    found = trial.measure([Trial(where, seed, 0.0, why=True) for seed in range(3)])
     beta, gathered = (0.1, 16) if settings["method"] == "normec" else (1.0, 1)
     wanted = beta * found[0]["sigma"] * math.sqrt(gathered * 650 / 20)
     assert sum(one["noise"] for one in found) / 3 == pytest.approx(wanted, rel=0.1)
@@ -77,7 +77,7 @@ def test_the_noise_in_the_estimate_is_what_the_guarantee_needs(settings: dict[st
 
 
 def test_a_run_that_diverges_counts_as_nothing() -> None:
-    found = trial.measure(Trial({**WHERE, "method": "clip21", "tau": 0.1, "lr": 1e38, "rounds": 8}, 0, 0.2))
+    (found,) = trial.measure([Trial({**WHERE, "method": "clip21", "tau": 0.1, "lr": 1e38, "rounds": 8}, 0, 0.2)])
     assert found["value"] == 0.0
     assert "diverged" in found
 
@@ -87,8 +87,8 @@ def test_runs_that_take_turns_are_the_runs_alone() -> None:
     where = {**WHERE, "split": "iid", "epsilon": 8.0}
     settings = [{"method": "dpsgd-norm", "lr": 0.1}, {"method": "clip21", "tau": 0.1, "lr": 1e38}]
     trials = [Trial({**where, **one, "rounds": 5}, seed, 0.2) for one in settings for seed in (0, 1)]
-    alone = list(map(trial.measure, trials))
-    assert trial.measure_together(trials) == alone
+    alone = [trial.measure([one])[0] for one in trials]
+    assert trial.measure(trials) == alone
     assert ["diverged" in one for one in alone] == [False, False, True, True]
     left = iter([False] * 3)
     effort = replace(EFFORT, trials=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,13 +19,12 @@ from ..engine import Block
 from ..feed import Feed
 from ..graphs import MOST, Graphs
 from ..precision import Precision, autocast
-from .inputs import inputs, steady
+from .inputs import Kept, inputs
 from .rules import Blind, convert
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
 _SMALL_GPU = 2**34  # bytes of memory that so many suit; a larger one takes as many times more
-_KEPT_BYTES, _KEPT_PART = 2**28, 16  # for inputs that are the same in every round; or that part of a GPU's memory
 
 
 class Shared:
@@ -44,7 +44,7 @@ class Shared:
         self._problem, self._records, self._precision = problem, records, precision
         self._model, self._sink = convert(problem)
         self._feed = Feed(problem, records, batches, seed)
-        x0, device = problem.x0, problem.x0.device
+        device = problem.x0.device
         kind = device.type if device.type in _BLOCK_FLOATS else "cpu"
         room = torch.cuda.get_device_properties(device).total_memory // _SMALL_GPU if kind == "cuda" else 1
         values = records.inputs[0].numel()
@@ -54,11 +54,7 @@ class Shared:
         # Where cross entropy leaves out records (targets of −100), it divides by those that are left.
         self._plain = problem.loss in (F.cross_entropy, binary_loss) and not bool((records.targets == -100).any())
         self._everyone: tuple[Tensor, ...] | None = None
-        # Whole batches that nothing changes are prepared once.
-        bytes_of_gpu = torch.cuda.get_device_properties(device).total_memory if kind == "cuda" else 0
-        size = x0.element_size() * values * int(records.sizes.sum())
-        self._keeps = batches is None and steady(problem) and size <= max(_KEPT_BYTES, bytes_of_gpu // _KEPT_PART)
-        self._ready: dict[int, Tensor] = {}  # by a group's first client
+        self._kept = Kept(problem, records, whole=batches is None)
         self._seen = False  # whether the model was seen to run without looking at values
         self._grads = torch.empty(0, 0)
         self._graphs = Graphs() if device.type == "cuda" else None
@@ -71,8 +67,7 @@ class Shared:
         """After running out of memory: smaller blocks, or False if they cannot be smaller."""
         self._grads, self._graphs = torch.empty(0, 0), (Graphs() if self._graphs is not None else None)
         self._sink.clear()
-        self._ready.clear()
-        self._keeps = False
+        self._kept.forget()
         self._block //= 2
         self._everyone = None
         return self._block > 0
@@ -81,16 +76,14 @@ class Shared:
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
     ) -> Iterator[Block]:
         groups = self._groups(clients, full)
-        keeps = self._keeps and clients is None and len(groups) <= MOST  # each has a graph of its own
         for group in groups:
             numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
             block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
-            ready = self._kept(x, group, numbers) if keeps and self._keeps else None
-            before = ready._version if ready is not None else 0
+            ready = None
+            if clients is None and len(groups) <= MOST:  # each has a graph of its own
+                make = partial(inputs, self._problem, self._records.inputs, numbers.flatten(), None, x.dtype)
+                ready = self._kept.of(group, numbers.numel(), x.dtype, make)
             losses = self._run(x, buffers, block, numbers, uniforms, ready)
-            if ready is not None and ready._version != before:  # by a layer that works in place
-                self._keeps = False
-                self._ready.clear()
             yield Block(block.clients, block.grads, losses, block.rows)
 
     def _groups(self, clients: Tensor | None, full: bool) -> Sequence[Tensor]:
@@ -108,15 +101,6 @@ class Shared:
         if len(self._grads) < count or self._grads.dtype != x.dtype:
             self._grads = x.new_empty(count, len(x))
         return self._grads[:count]
-
-    def _kept(self, x: Tensor, group: Tensor, numbers: Tensor) -> Tensor:
-        """The inputs of a group whose clients take part with all their records, always the same."""
-        held = self._ready.get(int(group[0]))
-        other = held is not None and held.is_floating_point() and held.dtype != x.dtype
-        if held is None or other or len(held) != numbers.numel():
-            held = inputs(self._problem, self._records.inputs, numbers.flatten(), None, x.dtype)
-            self._ready[int(group[0])] = held
-        return held
 
     def _run(
         self,

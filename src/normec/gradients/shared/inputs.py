@@ -1,7 +1,11 @@
-"""The records of a block as the model takes them: images of bytes on a GPU by one kernel, all others step by step."""
+"""The records of a block as the model takes them: images of bytes on a GPU by one kernel, all others step by step.
+
+Those that are the same in every round are prepared once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -10,6 +14,9 @@ from torch import Tensor
 from ... import kernels
 from ...data.augment import CropFlip, Normalize, Scale
 from ...problem import Problem
+from ...records import ResidentRecords
+
+_BYTES, _PART = 2**28, 16  # kept at most; or that part of a GPU's memory
 
 
 def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -26,9 +33,35 @@ def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor 
     return problem.prepared(found, dtype)
 
 
-def steady(problem: Problem) -> bool:
-    """Whether the same records are the same inputs, as far as is known."""
-    return problem.augment is None and (problem.transform is None or type(problem.transform) in (Normalize, Scale))
+class Kept:
+    """Inputs of whole batches that nothing changes, prepared once."""
+
+    def __init__(self, problem: Problem, records: ResidentRecords, whole: bool) -> None:
+        """`whole`: clients take part with all their records."""
+        device, transform = problem.x0.device, problem.transform
+        steady = problem.augment is None and (transform is None or type(transform) in (Normalize, Scale))
+        size = problem.x0.element_size() * records.inputs[0].numel() * int(records.sizes.sum())
+        room = torch.cuda.get_device_properties(device).total_memory // _PART if device.type == "cuda" else 0
+        self._on = whole and steady and size <= max(_BYTES, room)
+        self._held: dict[int, tuple[Tensor, int]] = {}  # by a group's first client; with the version it was made in
+
+    def of(self, group: Tensor, count: int, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor | None:
+        """The inputs of a group of clients, so many records; None where they are not kept."""
+        held, version = self._held.get(int(group[0]), (None, 0))
+        if held is not None and held._version != version:  # changed, by a layer that works in place
+            self.forget()
+        if not self._on:
+            return None
+        other = held is not None and held.is_floating_point() and held.dtype != dtype
+        if held is None or other or len(held) != count:
+            held = make()
+            self._held[int(group[0])] = (held, held._version)
+        return held
+
+    def forget(self) -> None:
+        """Keep nothing any more."""
+        self._on = False
+        self._held.clear()
 
 
 def _known(problem: Problem, uniforms: Tensor | None) -> bool:

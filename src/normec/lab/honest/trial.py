@@ -42,19 +42,15 @@ class Trial:
     why: bool = False
 
 
-def measure(trial: Trial) -> Found:
-    """`value` at the end of a run: on the records held out where some are, else on the test set."""
-    return measure_together([trial])[0]
+def measure(trials: Sequence[Trial]) -> list[Found]:
+    """`value` at the end of each run: on the records held out where some are, else on the test set.
 
-
-def measure_together(trials: Sequence[Trial]) -> list[Found]:
-    """The same of several, which take turns: worth it on a GPU. They are alike in precision."""
+    They are alike in precision and take turns, which is worth it on a GPU.
+    """
     begun = [_Begun.of(trial) for trial in trials]
     device, precision = begun[0].problem.x0.device, begun[0].rounds.plan.precision
     with ready(precision):
         ends = fleet.together([one.rounds.steps(lambda: False) for one in begun], device)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # what follows is on another stream
         return [one.found(end) for one, end in zip(begun, ends, strict=True)]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contenders import MEMORY, PLAIN_STEPS, ROUNDS, STEPS, Contender, Range, contender, draw
-from .trial import Found, Trial, measure_together
+from .trial import Found, Trial, measure
 
 VALIDATION = 0.2
 
@@ -64,7 +64,7 @@ def cell(
             if time_is_up():
                 raise Stopped
             keys = left[begin : begin + together]
-            for key, found in zip(keys, measure_together([trials[key] for key in keys]), strict=True):
+            for key, found in zip(keys, measure([trials[key] for key in keys]), strict=True):
                 known[key] = found
                 keep(key, found)
         return [known[key] for key in trials]

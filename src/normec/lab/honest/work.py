@@ -54,7 +54,7 @@ def _study(
     device: str,
     report: Callable[[str], None],
     time_is_up: Callable[[], bool],
-    together: int = 1,
+    together: int,
 ) -> bool:
     done = {place_of(one): one for one in read(study, out)}
     part = out / f"{study.name}.part.jsonl"

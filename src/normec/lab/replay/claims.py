@@ -14,7 +14,7 @@ from ..paper.arms import Arm
 from ..paper.published import SHORT_BETA, SPREAD_BETAS
 from . import page_alpha, page_private
 from .facts import NOT_RUN, Facts
-from .plan import MORE_BETAS, NOISES, Planned
+from .plan import MORE_BETAS, NOISES
 
 CLOSE = 1.0  # points
 BEST_BETA = 0.1
@@ -99,7 +99,7 @@ def _clip21(facts: Facts) -> list[Statement]:
         pairs = [_best_over_steps(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_CLIP21)]
         for beta, ours, other in zip(facts.base.private_betas, *pairs, strict=True):
             found.append(_beats(ours, other, f"{noise}, β = {beta:g}"))
-        ours, other = (_highest_in_full(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_CLIP21))
+        ours, other = (highest_in_full(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_CLIP21))
         found.append(_beats(ours, other, f"{noise}, the best β in full length"))
     return found
 
@@ -110,15 +110,9 @@ def _beats(ours: float | None, other: float | None, where: str) -> Statement:
     return Statement(ours > other, where, f"{ours:.2f} against {other:.2f}")
 
 
-def _highest_in_full(facts: Facts, noise: str, arm: Arm) -> float | None:
-    known = [facts.highest(cell) for cell in in_full(facts, noise, arm)]
+def highest_in_full(facts: Facts, noise: str, arm: Arm) -> float | None:
+    known = [facts.highest(cell) for cell in facts.in_full(noise, arm)]
     return max((value for value in known if value is not None), default=None)
-
-
-def in_full(facts: Facts, noise: str, arm: Arm) -> list[Planned]:
-    """The cells of a method that were run in full under a reading: its best one, and SN's best at `SHORT_BETA`."""
-    long = [cell for cell in facts.cells if cell.chosen and cell.name in facts.records]
-    return [cell for cell in long if (cell.reading, cell.arm.name) == (noise, arm.name)]
 
 
 def _best_over_steps(facts: Facts, noise: str, arm: Arm) -> list[float | None]:
@@ -130,11 +124,11 @@ def _best_over_steps(facts: Facts, noise: str, arm: Arm) -> list[float | None]:
 def _short(facts: Facts) -> list[Statement]:
     found = []
     for noise in NOISES:
-        long = [cell for cell in in_full(facts, noise, arms.DP_NORMEC_SN) if cell.beta == SHORT_BETA]
+        long = [cell for cell in facts.in_full(noise, arms.DP_NORMEC_SN) if cell.beta == SHORT_BETA]
         if not long:
             found.append(Statement(None, noise))
             continue
-        half, full = page_private.first_half(facts, long[0]), facts.highest(long[0])
+        half, full = facts.first_half(long[0]), facts.highest(long[0])
         if half is None or full is None:
             found.append(Statement(False, noise, "no accuracy before it diverged"))
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..paper.arms import Arm
 from ..paper.protocol import Protocol
-from .plan import Planned, plan
+from .plan import Planned, half_of, plan
 from .records import Record
 
 NOT_RUN = "not run"
@@ -75,6 +75,25 @@ class Facts:
             and (lr is None or cell.lr == lr)
             and (cell.alpha, cell.chosen) == (alpha, long)
         ]
+
+    def in_full(self, noise: str | None = None, arm: Arm | None = None) -> list[Planned]:
+        """The private cells that were run in full: of each method its best one, and SN's best at β = 1."""
+        return [
+            cell
+            for cell in self.cells
+            if cell.chosen and cell.name in self.records
+            if noise in (None, cell.reading) and (arm is None or arm.name == cell.arm.name)
+        ]
+
+    def short_run(self, long: Planned) -> Planned:
+        """The run of half length by which a cell was chosen; its noise is another draw."""
+        return next(cell for cell in self.cells if cell.name == half_of(long))
+
+    def first_half(self, long: Planned) -> float | None:
+        """The best accuracy in the first half of a run in full."""
+        curve = self.records[long.name]["curve"]
+        pairs = zip(curve["epoch"], curve["test"], strict=True)
+        return max((value for at, value in pairs if at <= self.base.short_rounds and value is not None), default=None)
 
     def average(self, cells: Sequence[Planned], kind: str = "final", column: str = "test") -> Mean | None:
         """Final or best accuracy over the seeds that ran; a run that diverged has no final accuracy."""

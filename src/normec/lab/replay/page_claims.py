@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ..paper import arms
 from ..paper.published import PEAK, PEAK_SN, SHORT_BETA
 from ..tables import to_markdown
 from . import page_alpha, page_private
-from .claims import CLAIMS, CLOSE, Claim, Statement, in_full
+from .claims import CLAIMS, CLOSE, Claim, Statement, highest_in_full
 from .facts import Facts
-from .plan import NOISES, PRIVATE_ARMS, PRIVATE_LRS, Planned, half_of
+from .plan import NOISES, PRIVATE_LRS
 
 FILE = "claims.md"
 LEARNED = 30.0  # percent: of ten classes, a run below has learned little
@@ -51,16 +51,12 @@ def _figures(facts: Facts, claim: Claim) -> list[str]:
         cells = [page_alpha.at(facts, alpha, beta) for alpha in facts.base.alphas for beta in facts.base.betas]
         return facts.picture("alpha.png", "Heat map over α and β", cells)
     if claim.key == "half":
-        return facts.picture("lengths.png", "Runs of half and of full length", _all_in_full(facts))
+        return facts.picture("lengths.png", "Runs of half and of full length", facts.in_full())
     found = []
     for noise in NOISES:
         cells = [cell for cell in facts.part("private") if cell.reading == noise]
         found += facts.picture(f"private-{noise}.png", f"Heat maps, noise read as {noise}", cells)
     return found
-
-
-def _all_in_full(facts: Facts) -> list[Planned]:
-    return [cell for noise in NOISES for arm in PRIVATE_ARMS for cell in in_full(facts, noise, arm)]
 
 
 def summary(facts: Facts) -> list[str]:
@@ -103,14 +99,14 @@ def _feedback(facts: Facts) -> str:
 def _alpha(facts: Facts) -> str:
     change = max(value for value in page_alpha.over_alpha(facts).values() if value is not None)
     wide = max(facts.base.alphas) / min(facts.base.alphas)
-    known = [facts.find("tables", arms.NORMEC_SN, beta) for beta in facts.base.betas]
-    ranges = [max(values) - min(values) for cells in known if len(values := _known(facts, cells)) > 1]
+    ranges = []
+    for beta in facts.base.betas:
+        known = [facts.highest(cell) for cell in facts.find("tables", arms.NORMEC_SN, beta)]
+        values = [value for value in known if value is not None]
+        if len(values) > 1:
+            ranges.append(max(values) - min(values))
     seeds = f"; over the seeds of one cell it changes by up to {max(ranges):.2f}" if ranges else ""
     return f"Over α, up to {wide:g} times its smallest, no column changes by more than {change:.2f} points{seeds}."
-
-
-def _known(facts: Facts, cells: Sequence[Planned]) -> list[float]:
-    return [value for cell in cells if (value := facts.highest(cell)) is not None]
 
 
 def _beta(facts: Facts) -> str:
@@ -157,9 +153,9 @@ def _clip21(facts: Facts) -> str:
         ours, other = (page_private.peak(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_CLIP21))
         if ours is not None and other is not None:
             short.append(f"{ours - other:+.1f} ({noise})")
-        found = [_known(facts, in_full(facts, noise, arm)) for arm in (arms.DP_NORMEC, arms.DP_CLIP21)]
-        if all(found):
-            long.append(f"{max(found[0]) - max(found[1]):+.1f} ({noise})")
+        ours, other = (highest_in_full(facts, noise, arm) for arm in (arms.DP_NORMEC, arms.DP_CLIP21))
+        if ours is not None and other is not None:
+            long.append(f"{ours - other:+.1f} ({noise})")
     return (
         f"At each method's best β and γ the lead of DP-NormEC is {', '.join(short)} after {facts.base.short_rounds} "
         f"epochs, {', '.join(long)} after {facts.base.rounds}. For comparison, another draw of the noise changes a "
@@ -170,10 +166,9 @@ def _clip21(facts: Facts) -> str:
 
 def _another_draw(facts: Facts) -> float:
     """How far apart two runs of one cell are whose noise alone differs: a run in full is drawn anew from the start."""
-    by_name = {cell.name: cell for cell in facts.cells}
     apart = [0.0]
-    for cell in _all_in_full(facts):
-        short, first = facts.highest(by_name[half_of(cell)]), page_private.first_half(facts, cell)
+    for cell in facts.in_full():
+        short, first = facts.highest(facts.short_run(cell)), facts.first_half(cell)
         if short is not None and first is not None:
             apart.append(abs(first - short))
     return max(apart)
@@ -181,8 +176,8 @@ def _another_draw(facts: Facts) -> float:
 
 def _half(facts: Facts) -> str:
     peaks, ends, gains = [], [], []
-    for cell in _all_in_full(facts):
-        first, best = page_private.first_half(facts, cell), facts.highest(cell)
+    for cell in facts.in_full():
+        first, best = facts.first_half(cell), facts.highest(cell)
         if cell.arm.name != arms.DP_NORMEC_SN.name or first is None or best is None:
             continue
         if cell.beta == SHORT_BETA:

@@ -9,7 +9,7 @@ from ..paper.arms import Arm
 from ..paper.published import PEAK, PEAK_SN, SPREAD_BETAS
 from ..tables import to_markdown
 from .facts import NOT_RUN, Facts, text
-from .plan import HOPELESS, NOISES, PRIVATE_ARMS, PRIVATE_LRS, Planned, half_of
+from .plan import HOPELESS, NOISES, PRIVATE_ARMS, PRIVATE_LRS, Planned
 
 Row = dict[str, Any]
 SAYS = {
@@ -120,7 +120,7 @@ def lines(facts: Facts) -> list[str]:
     shown = [[row["method"], f"{row['beta']:g}", f"{row['lr']:g}", _ended(row)] for row in hopeless]
     found += [*to_markdown(("method", "β", "γ", "highest accuracy"), shown), ""]
     found += ["## In full", "", *_long(facts), ""]
-    if any(cell.chosen and cell.name in facts.records for cell in facts.cells):
+    if facts.in_full():
         found += ["![Runs of half and of full length](lengths.png)", ""]
         found += ["A longer run is another configuration, and its noise is drawn anew: no noise is used twice.", ""]
     return [*found, "All numbers: [private.csv](private.csv)."]
@@ -140,23 +140,15 @@ def _peaks(facts: Facts, noise: str) -> list[str]:
     return to_markdown(("method", "paper's highest", "ours", "largest spread over γ, β ≤ 0.01"), shown)
 
 
-def first_half(facts: Facts, long: Planned) -> float | None:
-    """The highest accuracy in the first half of a run in full."""
-    curve = facts.records[long.name]["curve"]
-    pairs = zip(curve["epoch"], curve["test"], strict=True)
-    return max((value for at, value in pairs if at <= facts.base.short_rounds and value is not None), default=None)
-
-
 def _long(facts: Facts) -> list[str]:
-    long = [cell for cell in facts.cells if cell.chosen and cell.name in facts.records]
-    if not long:
+    if not facts.in_full():
         return ["Not run: the best cells are chosen, on the images held out, when all of their kind have run."]
-    by_name = {cell.name: cell for cell in facts.cells}
     shown = []
-    for cell in long:
-        half = by_name[half_of(cell)]
-        values = (text(one, ".2f") for one in (facts.highest(half), first_half(facts, cell), facts.highest(cell)))
-        shown.append([cell.reading, cell.arm.name, f"{cell.beta:g}", f"{cell.lr:g}", *values])
+    for cell in facts.in_full():
+        values = (facts.highest(facts.short_run(cell)), facts.first_half(cell), facts.highest(cell))
+        shown.append(
+            [cell.reading, cell.arm.name, f"{cell.beta:g}", f"{cell.lr:g}", *(text(one, ".2f") for one in values)]
+        )
     base = facts.base
     lengths = (f"{base.short_rounds} epochs", f"first {base.short_rounds} of {base.rounds}", f"{base.rounds} epochs")
     header = ("noise", "method", "β", "γ", *lengths)

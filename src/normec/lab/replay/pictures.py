@@ -14,10 +14,9 @@ from ..paper import drawing
 from ..paper.drawing import Axes, Table
 from ..paper.published import SHORT_BETA
 from . import page_alpha, page_private, page_tables
-from .claims import in_full
 from .facts import Facts
 from .page_tables import METHODS
-from .plan import NOISES, PRIVATE_ARMS, PRIVATE_LRS, Planned, half_of
+from .plan import NOISES, PRIVATE_ARMS, PRIVATE_LRS, Planned
 
 Values = list[list[float | None]]
 
@@ -38,7 +37,7 @@ def draw(facts: Facts, folder: Path) -> list[Path]:
         grids = {arm.name: page_private.grid(facts, noise, arm) for arm in PRIVATE_ARMS}
         if any(map(_some, grids.values())):
             found.append(_private(facts, noise, grids, folder / f"private-{noise}.png"))
-    if any(in_full(facts, noise, arm) for noise in NOISES for arm in PRIVATE_ARMS):
+    if facts.in_full():
         found.append(_lengths(facts, folder / "lengths.png"))
     return found
 
@@ -109,15 +108,13 @@ def _betas(facts: Facts, path: Path) -> Path:
 
 def _lengths(facts: Facts, path: Path) -> Path:
     """A panel a reading of the noise: the runs in full, and dotted those of half length that they were chosen by."""
-    names = {cell.name: cell for cell in facts.cells}
+    kinds = [(arm.name, short) for arm in PRIVATE_ARMS for short in (False, True)]
     with pictures.figure(path, len(NOISES), 3.4, 3.8) as (sheet, axes):
         for axis, noise in zip(axes, NOISES, strict=True):
-            cells = [cell for arm in PRIVATE_ARMS for cell in in_full(facts, noise, arm)]
-            for cell in cells:
-                kinds = [(arm.name, short) for arm in PRIVATE_ARMS for short in (False, True)]
+            for cell in facts.in_full(noise):
                 colour = pictures.COLOURS[kinds.index((cell.arm.name, cell.beta == SHORT_BETA))]
                 _run(facts, axis, cell, color=colour, label=f"{cell.arm.name}, β = {cell.beta:g}, γ = {cell.lr:g}")
-                _run(facts, axis, names[half_of(cell)], color=colour, linestyle=":")
+                _run(facts, axis, facts.short_run(cell), color=colour, linestyle=":")
             axis.set_title("\n".join(textwrap.wrap(f"{noise}: {page_private.epsilons(facts, noise)}", 62)), fontsize=7)
             axis.set_xlabel("epoch")
         axes[0].set_ylabel("test accuracy, %")
