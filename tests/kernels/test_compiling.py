@@ -130,8 +130,8 @@ def test_weight_gradients(layer: tuple[int, ...], tmp_path: Path) -> None:
     assert "cp.async" in ptx  # loaded ahead
     assert not number_by_number(ptx)
     collected = {key: constants[key] for key in weight_gradients.COLLECTED} | {"READS": inputs, "STRIDE": stride}
-    lanes = tiles.power(constants["SPLITS"])
-    compiled(weight_gradients._collect, collected | {"FILLED": lanes, "BLOCK": max(32, 1024 // lanes)}, {}, tmp_path)
+    blocks = weight_gradients.collecting(constants["SPLITS"], way.places)
+    compiled(weight_gradients._collect, collected | blocks, {}, tmp_path)
 
 
 @pytest.mark.parametrize("shortcut", [False, True])
@@ -158,9 +158,9 @@ def test_norms_with_relu(shortcut: bool, tmp_path: Path) -> None:
 def test_norms_with_relu_and_pooling(channels: int, height: int, tmp_path: Path) -> None:
     from normec.kernels import group_norm_pool
 
-    sizes = group_norm_pool._block(height * height // 4, channels)
-    warps = {"num_warps": sizes.pop("num_warps")}
-    for kernel in (group_norm_pool._forward, group_norm_pool._backward):
+    for kernel, way in ((group_norm_pool._forward, "forward"), (group_norm_pool._backward, "backward")):
+        sizes = group_norm_pool._block(height * height // 4, channels, way)
+        warps = {"num_warps": sizes.pop("num_warps")}
         constants = {"W": height, "SQUARES": height * height // 4, "AFFINE": True, "G": 8, "C": channels}
         assert not number_by_number(compiled(kernel, constants | sizes, warps, tmp_path))
 

@@ -141,17 +141,18 @@ def norms(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls]:
 
 
 def pooled_norms(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """GroupNorm with ReLU and pooling. Setting: numbers a thread."""
+    """GroupNorm with ReLU and pooling. Setting: parts, numbers a thread."""
     channels, height, clients, records = layer[1], *layer[3:]
     xs, gs = (images(clients * records, channels, side) for side in (height, height // 2))
     weight, bias = torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
     usual = group_norm_pool._block
 
-    def block(squares: int, channels: int) -> dict[str, int]:
-        found: dict[str, int] = usual(squares, channels)
-        if setting is not None:
-            found["num_warps"] = max(1, min(32, 4 * found["BLOCK"] * channels // (32 * setting[0])))
-        return found
+    def block(squares: int, channels: int, towards: str) -> dict[str, int]:
+        if setting is None or towards != way:
+            found: dict[str, int] = usual(squares, channels, towards)
+            return found
+        rows = tiles.power(_ceiling(squares, setting[0]))
+        return {"BLOCK": rows, "num_warps": max(1, min(32, 4 * rows * channels // (32 * setting[1])))}
 
     def forward(x: Tensor) -> Tensor:
         y: Tensor = group_norm_pool.forward(x, 8, weight, bias, 1e-5)[0]
@@ -186,7 +187,7 @@ KINDS: dict[str, tuple[Callable[..., tuple[Any, Calls]], tuple[str, ...], list[S
             *itertools.product((1, 2), (32, 64), (264,), (4, 8), (3,)),
         ],
     ),
-    "pooled norm": (pooled_norms, ("forward", "backward"), [(8,), (16,), (32,), (64,)]),
+    "pooled norm": (pooled_norms, ("forward", "backward"), [*itertools.product((1, 2, 4), (16, 32, 64))]),
     "norm": (norms, ("",), list(itertools.product((1, 2), (512, 2048), (4, 8)))),
 }
 

@@ -147,23 +147,25 @@ def _collect(
     part, rows, row_stride, depth,
     READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-    SPLITS: tl.constexpr, FILLED: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, FILLED: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
     """Sum the spans and the tile's pixels, each of which has all taps; taps last, as the parameter has them."""
     client = tl.program_id(0)
-    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    # (o in eights, i, tap, o within eight): what is read lies side by side in eights, what is written nearly so.
-    o, i, tap = e // (72 * READS) * 8 + e % 8, e // 72 % READS, e // 8 % 9
-    real = o < WRITES
+    j = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)  # (i, tap), side by side where they are written
+    o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)  # side by side where they are read
+    i, tap = j // 9, j % 9
     split = tl.arange(0, FILLED)
     spans = (client * SPLITS + split) * depth
-    total = tl.zeros((FILLED, BLOCK), tl.float32)
+    real = (j < 9 * READS)[:, None] & (o < WRITES)[None, :]
+    total = tl.zeros((FILLED, BLOCK_J, BLOCK_O), tl.float32)
     for pixel in tl.static_range(TALL * WIDE):
         row, column = tap // 3 + pixel // WIDE * STRIDE, tap % 3 + pixel % WIDE * STRIDE
         k = ((row * CHUNKS + column // CHUNK) * CHUNK + column % CHUNK) * LANES + i
-        at = (spans[:, None] + k[None, :]).to(tl.int64) * (TALL * WIDE * PLACES) + (pixel * PLACES + o)[None, :]
-        total += tl.load(part + at, mask=(split < SPLITS)[:, None] & real[None, :], other=0.0)
-    at = client.to(tl.int64) * row_stride + (o * READS + i) * 9 + tap
+        at = (spans[:, None] + k[None, :]).to(tl.int64) * (TALL * WIDE * PLACES) + pixel * PLACES
+        total += tl.load(
+            part + at[:, :, None] + o[None, None, :], mask=(split < SPLITS)[:, None, None] & real[None, :, :], other=0.0
+        )
+    at = client.to(tl.int64) * row_stride + o[None, :] * (9 * READS) + j[:, None]
     tl.store(rows + at, tl.sum(total, 0), mask=real)
 
 
@@ -180,9 +182,8 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
     depth = grid[1] * meta["TAKEN"] * tiles.chunk * tiles.lanes
     part = rows.new_empty(clients * splits, depth, tiles.breadth)
     _tiles[grid](x, g, part, count, span, **meta, **options)
-    lanes = power(splits)
-    block = max(32, 1024 // lanes)
-    _collect[(clients, triton.cdiv(72 * inputs * triton.cdiv(outputs, 8), block))](
+    blocks = collecting(splits, tiles.places)
+    _collect[(clients, triton.cdiv(9 * inputs, blocks["BLOCK_J"]), triton.cdiv(outputs, blocks["BLOCK_O"]))](
         part,
         rows,
         rows.stride(0),
@@ -190,9 +191,15 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
         **{key: meta[key] for key in COLLECTED},
         READS=inputs,
         STRIDE=stride,
-        FILLED=lanes,
-        BLOCK=block,
+        **blocks,
     )
+
+
+def collecting(splits: int, places: int) -> dict[str, int]:
+    """The second kernel's blocks: about a thousand numbers, eight side by side at least."""
+    filled = power(splits)
+    wide = max(8, min(places, 32 // filled))
+    return {"FILLED": filled, "BLOCK_J": max(4, 1024 // (filled * wide)), "BLOCK_O": wide}
 
 
 def settings(
