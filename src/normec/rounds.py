@@ -66,7 +66,7 @@ class Rounds:
         self.faults = Faults(self.own, problem.x0.device)
         self.watch = Stopwatch()
         self.payments = Payments(mechanism, world, problem.initial_buffers()) if mechanism is not None else None
-        self.sending = Sending(method, plan.seed, mechanism, self.faults, self._released)
+        self.sending = Sending(method, plan.seed, mechanism, self.faults)
         able = self.sending.fused and world.size == 1
         self.closing = Closing(method, plan, problem, mechanism, self.faults, able)
         self.begun = False
@@ -186,7 +186,7 @@ class Rounds:
                 if meter is not None:
                     meter.add(block)
                 self.faults.note_losses(block, k)
-                sent = self.sending.block(state, block, meter)
+                sent = self.sending.block(state, block, meter, self._released)
                 if isinstance(sent, str):
                     return sent
                 total = sent if total is None else total + sent

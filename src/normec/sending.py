@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
 
 
+Released = Callable[[State], str | None]  # asked before anything of a round leaves: why nothing may, or None
+
+
 class Sending:
-    """`released(state)` is asked before anything of a round leaves; it returns why nothing may, or None."""
+    """Makes the messages of one run."""
 
     def __init__(
         self,
@@ -31,24 +34,23 @@ class Sending:
         seed: int,
         mechanism: Mechanism | None,
         faults: Faults,
-        released: Callable[[State], str | None],
     ) -> None:
-        self._method, self._seed, self._mechanism = method, seed, mechanism
-        self._faults, self._released = faults, released
+        self._method, self._seed, self._mechanism, self._faults = method, seed, mechanism, faults
         self._sparse = not math.isfinite(method.operator.bound)
         scales = method.operator.scale(torch.ones(1)) is not None
         # Messages that are scaled differences need never be written out, where nobody looks at single ones.
         self.fused = scales and (mechanism is None or mechanism.takes_sums)
 
-    def block(self, state: State, block: Block, meter: Meter | None) -> Tensor | str:
+    def block(self, state: State, block: Block, meter: Meter | None, released: Released) -> Tensor | str:
         """What the block adds to the round's sum, or the reason why the round cannot be made.
 
         Uses up the block's gradients; changes its clients' memories.
         """
-        return self._scaled(state, block, meter) if self.fused else self._by_messages(state, block, meter)
+        make = self._scaled if self.fused else self._by_messages
+        return make(state, block, meter, released)
 
-    def _scaled(self, state: State, block: Block, meter: Meter | None) -> Tensor | str:
-        reason = self._released(state)
+    def _scaled(self, state: State, block: Block, meter: Meter | None, released: Released) -> Tensor | str:
+        reason = released(state)
         if reason:
             return reason
         seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
@@ -60,7 +62,7 @@ class Sending:
                 meter.add_distances(sent.distances)
         return sent.total
 
-    def _by_messages(self, state: State, block: Block, meter: Meter | None) -> Tensor | str:
+    def _by_messages(self, state: State, block: Block, meter: Meter | None, released: Released) -> Tensor | str:
         """The definition: each client's message, what leaves of it, what its memory takes."""
         k, method = state.round, self._method
         memory = rows_of(block, state.memory)
@@ -73,7 +75,7 @@ class Sending:
                 meter.add_distances(norms(block.grads - memory))
         self._faults.note_lengths(block, lengths, method.operator.bound, k)
         self._faults.note_sum(block.grads if self._sparse else message, k)  # what is not sent may be broken too
-        reason = self._released(state)
+        reason = released(state)
         if reason:
             return reason
         if self._mechanism is not None:

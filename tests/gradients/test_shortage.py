@@ -5,6 +5,8 @@ The stand-in for a small device raises when a pass has done all its work, so tha
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -89,3 +91,19 @@ def test_what_fails_in_the_midst_of_a_round_is_done_by_the_loop(
     assert engine.name == "loop"
     assert len(lines(caplog)) == 1
     assert "\n" not in lines(caplog)[0]
+
+
+@pytest.mark.parametrize("name", ["shared", "loop"])
+def test_a_run_s_engine_is_gone_with_it(name: str) -> None:
+    """A recorded engine holds gigabytes of a GPU, and Python's collector of cycles does not know that."""
+    given = problem("batch norms")
+    engine = choose(name, given, Batches(given.sizes, BATCH, 2), 2)
+    kept = weakref.ref(engine)
+    gc.collect()
+    gc.disable()
+    try:
+        train(given, NormEC(0.1, 0.3), lr=0.3, rounds=3, batch_size=BATCH, seed=2, engine=engine)
+        del engine
+        assert kept() is None
+    finally:
+        gc.enable()
