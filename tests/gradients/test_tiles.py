@@ -65,7 +65,8 @@ def test_both_ways_are_a_product_with_the_packed_weights(shape: tuple[int, int, 
     for way, source, expected in (
         (tiles.forward(*shape[:3]), images, out),
         (tiles.backward(*shape[:3]), slope, by_images),
-        (tiles.gathering(*shape[:3]), images, out),
+        (tiles.gathering(*shape[:3], tiles.FEW), images, out),
+        (tiles.gathering(*shape[:3], 1), images, out),
     ):
         size = tuple(expected.shape[2:])
         found = untiled(seen(source, way, size) @ packed(flat, way), way, 2, size)
@@ -74,8 +75,8 @@ def test_both_ways_are_a_product_with_the_packed_weights(shape: tuple[int, int, 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blocks_are_powers_of_two_and_deep_enough(shape: tuple[int, int, int, int, int]) -> None:
-    for make in (tiles.forward, tiles.backward, tiles.gathering):
-        way = make(*shape[:3])
+    ways = [make(*shape[:3]) for make in (tiles.forward, tiles.backward)]
+    for way in (*ways, *(tiles.gathering(*shape[:3], pixels) for pixels in (1, tiles.FEW))):
         for length in (way.lanes, way.places, way.chunk * way.lanes, way.breadth):
             assert length & (length - 1) == 0
         assert way.chunk * way.lanes >= 16

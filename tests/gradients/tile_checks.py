@@ -34,6 +34,7 @@ SHAPES = [
     (2, 1, 32, 32, 1, 5, 8),
     (3, 3, 3, 16, 1, 9, 32),  # images that do not fill the last program
     (2, 2, 32, 64, 2, 7, 5),
+    (2, 1, 32, 64, 1, 5, 4),
     (2, 1, 64, 64, 1, 5, 4),
     (2, 2, 5, 7, 2, 6, 5),
     (2, 1, 64, 48, 2, 4, 4),
@@ -82,15 +83,17 @@ def check_tiled_convolution(device: str) -> None:
                 near(biased, expected + added[:, None, None], close, ("biased", *what))
                 with mock.patch.object(sweep, "_FILLED", 1):  # strips as long as on a device that is filled
                     assert torch.equal(convolve(source, weights, way, (expected.shape[2], expected.shape[3])), found)
-            matrix, rows = framed(clients, outputs, inputs, 3, 3, device=device)
-            of_tiles(wide, g, rows, stride)
-            untouched(matrix)
-            for row, own, slope in zip(rows, x.chunk(clients), g.chunk(clients), strict=True):
-                made = F.conv2d(own.double(), weight, None, stride, 1)
-                near(row, torch.autograd.grad(made, weight, slope.double())[0], 5e-5, ("weights", *what))
-            again = torch.empty_like(rows, memory_format=torch.contiguous_format)
-            of_tiles(wide, g, again, stride)
-            assert torch.equal(again, rows), ("a rerun has other bits", *what)
+            for few in (0, 2**31):  # tiles for clients of many pixels, and of few
+                with mock.patch.object(tiles, "FEW", few):
+                    matrix, rows = framed(clients, outputs, inputs, 3, 3, device=device)
+                    of_tiles(wide, g, rows, stride)
+                    untouched(matrix)
+                    for row, own, slope in zip(rows, x.chunk(clients), g.chunk(clients), strict=True):
+                        made = F.conv2d(own.double(), weight, None, stride, 1)
+                        near(row, torch.autograd.grad(made, weight, slope.double())[0], 5e-5, ("weights", *what))
+                    again = torch.empty_like(rows, memory_format=torch.contiguous_format)
+                    of_tiles(wide, g, again, stride)
+                    assert torch.equal(again, rows), ("a rerun has other bits", *what)
 
 
 def network() -> nn.Module:

@@ -123,7 +123,7 @@ def test_weight_gradients(layer: tuple[int, ...], tmp_path: Path) -> None:
     from normec.kernels import weight_gradients
 
     inputs, outputs, stride, large, clients, records = layer
-    small, way = large // stride, tiles.gathering(inputs, outputs, stride)
+    small, way = large // stride, tiles.gathering(inputs, outputs, stride, records * (large // stride) ** 2)
     constants, _, options = weight_gradients.settings(way, clients, records, (large, large), (small, small))
     ptx = compiled(weight_gradients._tiles, constants, options, tmp_path)
     assert "wgmma" in ptx

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MOST = 64  # channels, in and out: above them cuDNN does well
+FEW = 2048  # pixels a client: below them a client's sums are more numbers than what they are made from
 LEAST = 4  # numbers of a pixel that is read: fewer channels are filled up, so that pixels are loaded as a whole
 
 
@@ -85,9 +86,9 @@ class Tiles:
         return torch.where(real, at, -1).to(torch.int32).reshape(self.depth, self.breadth)
 
 
-def forward(inputs: int, outputs: int, stride: int, tall: int = 1) -> Tiles:
-    """From x, filled up to `LEAST`, to y. Few channels: tiles two wide; four neighbours' lie side by side in memory."""
-    wide = 2 if stride == 1 and inputs <= MOST // 2 else 1
+def forward(inputs: int, outputs: int, stride: int, tall: int = 1, most: int = 2) -> Tiles:
+    """From x, filled up to `LEAST`, to y. Few channels: tiles `most` wide; four neighbours' lie side by side."""
+    wide = most if stride == 1 and inputs <= MOST // 2 else 1
     chunk = 4 if inputs <= MOST // 2 else 1
     rows, columns = (stride * (count - 1) + 3 for count in (tall, wide))
     step, pitch = (stride * tall, stride * wide), max(LEAST, inputs)
@@ -102,8 +103,14 @@ def backward(inputs: int, outputs: int, stride: int) -> Tiles:
     return replace(there, tap=(2, -1, 1), pitch=outputs)
 
 
-def gathering(inputs: int, outputs: int, stride: int) -> Tiles:
-    """From x and the slope of y to that of the weights: few channels fill up squares of four pixels."""
+def gathering(inputs: int, outputs: int, stride: int, pixels: int) -> Tiles:
+    """From x and the slope of y to that of the weights, of clients with so many pixels of y.
+
+    Few channels fill up squares of four pixels. Each pixel of a tile has sums of its own, which are written and added
+    up: where pixels are few, tiles are smaller.
+    """
+    if pixels < FEW:
+        return forward(inputs, outputs, stride, most=1 if outputs >= MOST else 2)
     return forward(inputs, outputs, stride, tall=2 if stride == 1 and inputs <= MOST // 4 else 1)
 
 

@@ -175,7 +175,7 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
     x is `convolution.widened`.
     """
     clients, outputs, inputs = rows.shape[:3]
-    tiles = gathering(inputs, outputs, stride)
+    tiles = gathering(inputs, outputs, stride, g[:, 0].numel() // clients)
     meta, grid, options = settings(tiles, clients, len(x) // clients, x.shape[2:], g.shape[2:])
     count, splits = len(x) // clients * meta["GH"] * meta["GW"], meta["SPLITS"]
     span = triton.cdiv(triton.cdiv(count, splits), meta["BLOCK_K"]) * meta["BLOCK_K"]
