@@ -26,13 +26,24 @@ def test_an_engine_may_round_otherwise_but_not_be_wrong_in_a_precision() -> None
     draw = torch.Generator().manual_seed(0)
     exact = torch.randn(3, 1000, generator=draw, dtype=torch.float64)
     loop = (exact * (1 + 0.01 * torch.randn(3, 1000, generator=draw, dtype=torch.float64))).float()
-    assert too_rough(exact.bfloat16(), loop, exact) is None
-    assert too_rough(loop.flip(0).flip(0), loop, exact) is None
+    assert too_rough(exact.bfloat16(), [loop], exact) is None
+    assert too_rough(loop, [loop], exact) is None
     wrong = loop.clone()
     wrong[1] *= 1.2
-    assert "its gradients are off by 20 %" in str(too_rough(wrong, loop, exact))
-    assert too_rough(loop.roll(1, 0), loop, exact) is not None
-    assert too_rough(torch.full_like(loop, torch.nan), loop, exact) is not None
+    assert "its gradients are off by 20 %" in str(too_rough(wrong, [loop], exact))
+    assert too_rough(wrong, [loop, exact * 1.1], exact) is None
+    assert too_rough(loop.roll(1, 0), [loop], exact) is not None
+    assert too_rough(torch.full_like(loop, torch.nan), [loop], exact) is not None
+
+
+def test_points_as_near_as_tf32_are_so() -> None:
+    x = torch.randn(5000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    points = list(guard.nudged(x))
+    for point in points:
+        off = (point / x - 1).abs()
+        assert 0.9 * 2**-10 < float(off.max()) <= 2**-10 * (1 + 1e-9)
+    assert not torch.equal(points[0], points[1])
+    assert all(torch.equal(one, other) for one, other in zip(points, guard.nudged(x), strict=True))
 
 
 class Head(nn.Module):

@@ -35,7 +35,7 @@ class Loop:
         precision: Precision = "tf32",
     ) -> None:
         self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
-        self._precision: Precision = precision
+        self.precision: Precision = precision
         self.divisors = problem.sizes.double() if problem.sizes is not None else torch.ones(problem.clients)
         if batches is not None:
             self.divisors = batches.expected
@@ -76,7 +76,7 @@ class Loop:
             return clipped_gradient(self._problem, x, client, rows, self._clip, divisor)
         own = {name: values[client] for name, values in buffers.items()}
         uniforms = self._uniforms(client, rows, round, x.device)
-        with torch.enable_grad(), autocast(x.device, self._precision):
+        with torch.enable_grad(), autocast(x.device, self.precision):
             poisson = None if rows is None or len(rows) == divisor else divisor
             loss = self._problem.client_loss(point, client, rows, own, uniforms, poisson)
             if not loss.requires_grad:  # a function that does not depend on x
