@@ -97,8 +97,9 @@ def test_methods_are_tuned_alike_and_a_stopped_table_goes_on(
     assert len({cell["method"] for cell in cells}) == 6
     assert all(len(cell["accuracies"]) == 3 and cell["trials"] == 1 for cell in cells)
     assert "| NormEC, forgetting |" in first.out
+    cells[3] |= {"chosen": {**cells[3]["chosen"], "lr": 123.0}, "accuracy": 0.99}  # of settings that are not tried
     (tmp_path / "t/cells.jsonl").write_text("".join(json.dumps(cell) + "\n" for cell in cells[:4]))
     assert run(words) == 0
     again = capsys.readouterr()
-    assert again.err.count("ε = 8") == 2
+    assert again.err.count("ε = 8") == 3
     assert again.out == first.out

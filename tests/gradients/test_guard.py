@@ -32,6 +32,9 @@ def test_an_engine_may_round_otherwise_but_not_be_wrong_in_a_precision() -> None
     wrong[1] *= 1.2
     assert "its gradients are off by 20 %" in str(too_rough(wrong, [loop], exact))
     assert too_rough(wrong, [loop, exact * 1.1], exact) is None
+    sensitive = loop.clone()
+    sensitive[0] *= 1.5
+    assert too_rough(wrong, [loop, sensitive], exact) is not None  # one client is no excuse for another
     assert too_rough(loop.roll(1, 0), [loop], exact) is not None
     assert too_rough(torch.full_like(loop, torch.nan), [loop], exact) is not None
 

@@ -187,7 +187,8 @@ KINDS: dict[str, tuple[Callable[..., tuple[Any, Calls]], tuple[str, ...], list[S
             *itertools.product((1, 2), (32, 64), (264,), (4, 8), (3,)),
         ],
     ),
-    "pooled norm": (pooled_norms, ("forward", "backward"), [*itertools.product((1, 2, 4), (16, 32, 64))]),
+    "pooled norm": (pooled_norms, ("forward",), [(1, 16), (1, 32), (1, 64)]),
+    "pooled norm back": (pooled_norms, ("backward",), list(itertools.product((1, 2, 4), (16, 32, 64)))),
     "norm": (norms, ("",), list(itertools.product((1, 2), (512, 2048), (4, 8)))),
 }
 
@@ -223,7 +224,7 @@ def cells(names: Sequence[str] = ()) -> Iterator[tuple[str, Layer, str]]:
         one_of((*NETWORKS, *KINDS), network_or_kind=name)
     networks = [name for name in names if name in NETWORKS] or ["resnet20"]
     kinds = [name for name in names if name not in NETWORKS] or list(KINDS)
-    normed = {"norm": "resnet20", "pooled norm": "cnn-gn"}
+    normed = {"norm": "resnet20", "pooled norm": "cnn-gn", "pooled norm back": "cnn-gn"}
     for network, kind in itertools.product(networks, kinds):
         for layer, way in itertools.product(NETWORKS[network], KINDS[kind][1]):
             convolved = kind in ("sweep", "convolution")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,7 +162,7 @@ def methods_(
     splits: Annotated[str, typer.Option("--split", metavar="S[,S…]", help="iid, label or dirichlet.")] = "iid,label",
     data: Annotated[str, typer.Option(help="Data set.")] = "digits",
     clients: Clients = 100,
-    trials: Annotated[int, typer.Option(help="Settings tried for each method.")] = 16,
+    trials: Annotated[int, typer.Option(help="Settings tried for each method.")] = 15,
     processes: Annotated[int, typer.Option(help="Processes to run in.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/private-table"),
     as_json: o.Json = False,
@@ -198,7 +199,7 @@ def study(
     chosen = studies.named(names)
     tell = partial(print, file=sys.stderr, flush=True)
     done = work.run(chosen, out, limit_seconds, device, tell, together)
-    print("\n".join(map(str, page.write(out))))
+    print("\n".join(map(str, page.write(out, pictures=find_spec("matplotlib") is not None))))
     print("done" if done else "the time is up; the same command goes on")
 
 

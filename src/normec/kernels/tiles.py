@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MOST = 64  # channels, in and out: above them cuDNN does well
-FEW = 2048  # pixels a client: below them a client's sums are more numbers than what they are made from
+FEW = 2048  # pixels a client: below them writing its sums takes longer than making them, as was timed
 LEAST = 4  # numbers of a pixel that is read: fewer channels are filled up, so that pixels are loaded as a whole
 
 

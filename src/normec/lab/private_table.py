@@ -1,8 +1,9 @@
 """Which method serves best under the same guarantee: every method tuned alike, on validation data.
 
-For each ε and split, every method gets the same number of settings, drawn at random from its own ranges, two seeds
+For each ε and split, every method gets the same number of settings, spread evenly over its own ranges, two seeds
 each; the best by validation accuracy is trained anew on all training records with three other seeds, and its test
-accuracy is reported. Results come as they are, and are kept: a table that was stopped goes on.
+accuracy is reported. Results come as they are, and are kept: a table that was stopped goes on. Those of settings that
+are not tried any more are dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def table(
     """Fill `folder` with cells.jsonl (one line a method, ε and split) and table.md."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "cells.jsonl"
-    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    found = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = [cell for cell in found if cell["chosen"] in tuned.Effort(cell["trials"]).settings(cell["method"])]
     known = {tuple(cell[key] for key in ("method", "epsilon", "split", "trials", "data", "clients")) for cell in done}
     todo = [
         (name, {"data": data, "clients": clients, "epsilon": float(epsilon), "split": split}, trials)

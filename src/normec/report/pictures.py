@@ -31,8 +31,11 @@ HEALTH: tuple[Panel, ...] = (
 
 
 @contextmanager
-def figure(path: Path, columns: int, height: float = 2.6, width: float = 3.4) -> Iterator[Any]:
-    """A row of panels of that many inches, saved to `path` (the suffix decides the format) when the block ends."""
+def figure(path: Path, columns: int, height: float = 2.6, width: float = 3.4, rows: int = 1) -> Iterator[Any]:
+    """Panels, row by row, `width` inches each, the whole `height` high.
+
+    Saved to `path` (the suffix decides the format) when the block ends.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -49,7 +52,7 @@ def figure(path: Path, columns: int, height: float = 2.6, width: float = 3.4) ->
     }
     with mpl.rc_context(style):
         sheet = Figure(figsize=(width * columns, height), layout="constrained")
-        yield sheet, sheet.subplots(1, columns, squeeze=False)[0]
+        yield sheet, sheet.subplots(rows, columns, squeeze=False).reshape(-1)
         sheet.savefig(path, dpi=160)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from normec.errors import UsageError
-from normec.lab.honest import page, studies, trial, tuned, work
-from normec.lab.honest.contenders import CONTENDERS, contender, draw
+from normec.lab.honest import leads, page, studies, trial, tuned, work
+from normec.lab.honest.contenders import CONTENDERS, ROUNDS, Contender, contender, outermost, settings
 from normec.lab.honest.studies import STUDIES, Place, Study
 from normec.lab.honest.trial import Trial
 
@@ -43,21 +44,60 @@ def test_every_study_tries_all_methods_alike_under_the_same_guarantee() -> None:
 
 
 @pytest.mark.parametrize("name", CONTENDERS)
-def test_settings_are_drawn_within_their_ranges(name: str) -> None:
-    one = contender(name, steps=(0.5, 0.6), plain=(7.0, 8.0), memory=(0.001, 0.002))
-    for number in range(20):
-        found = draw(one, number, (10, 20))
-        assert found == draw(one, number, (10, 20))
-        assert found["rounds"] in (10, 20)
-        low, high = (0.5, 0.6) if one.normalises else (7.0, 8.0)
-        assert low <= found["lr"] <= high
-        if one.remembers:
-            assert 0.001 <= found["tau" if one.method == "clip21" else "beta"] <= 0.002
+def test_settings_are_spread_evenly_over_their_ranges(name: str) -> None:
+    one = contender(name, steps=(0.5, 0.8), plain=(7.0, 9.0), memory=(0.001, 0.002), threshold=(3.0, 4.0))
+    found = settings(one, 12, (10, 20, 40))
+    assert found == settings(one, 12, (10, 20, 40))
+    assert found != settings(one, 12, (10, 20, 40), seed=1)
+    ranges = {"lr": (0.5, 0.8) if one.normalises else (7.0, 9.0)}
+    if name != "DP-SGD, norm":
+        memory = "beta" if one.method == "normec" else "tau"
+        ranges[memory] = (0.001, 0.002) if one.remembers else (3.0, 4.0)
+    for key, (low, high) in ranges.items():
+        places = sorted(math.log(setting[key] / low) / math.log(high / low) * 12 for setting in found)
+        assert all(part - 0.1 <= place <= part + 1.1 for part, place in enumerate(places))  # three digits are kept
+    assert Counter(setting["rounds"] for setting in found) == {10: 4, 20: 4, 40: 4}
+    if name == "NormEC, forgetting":
+        assert Counter(setting["decay"] for setting in found) == {0.05: 3, 0.1: 3, 0.2: 3, 0.4: 3}
+    assert all(setting["method"] == one.method for setting in found)
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize("count", [6, 12])
+def test_long_runs_meet_short_and_long_steps(name: str, count: int) -> None:
+    """Drawn one by one, a method may get no long run, or none with a long step."""
+    one = contender(name)
+    found = settings(one, count)
+    for rounds in ROUNDS:
+        places = [rank(one, setting, count) for setting in found if setting["rounds"] == rounds]
+        assert len(places) == count // len(ROUNDS)
+        assert [place // len(ROUNDS) for place in sorted(places)] == list(range(len(places)))
+
+
+def rank(one: Contender, setting: dict[str, Any], count: int) -> int:
+    low, high = one.ranges["lr"]
+    return int(math.log(setting["lr"] / low) / math.log(high / low) * count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+def test_any_number_of_settings(count: int) -> None:
+    for name in CONTENDERS:
+        found = settings(contender(name), count)
+        assert len(found) == len({json.dumps(one) for one in found}) == count
+        lengths = Counter(one["rounds"] for one in found)
+        assert max(lengths.values()) - min(lengths.get(rounds, 0) for rounds in ROUNDS) <= 1
+
+
+def test_values_at_the_edge_of_their_range_are_told() -> None:
+    one = contender("DP-SGD, clip", plain=(1.0, 16.0), threshold=(1.0, 16.0))
+    assert outermost(one, {"lr": 4.0, "tau": 4.0}, 4) == []
+    assert outermost(one, {"lr": 1.9, "tau": 4.0}, 4) == ["lr"]
+    assert sorted(outermost(one, {"lr": 1.9, "tau": 8.1}, 4)) == ["lr", "tau"]
 
 
 def test_the_best_by_validation_is_tested_with_other_seeds() -> None:
     found = tuned.cell("DP-SGD, norm", {**WHERE, "split": "iid", "epsilon": 8.0}, EFFORT)
-    chosen = draw(EFFORT.contender("DP-SGD, norm"), max(range(2), key=lambda k: found["tried"][k]), EFFORT.rounds)
+    chosen = EFFORT.settings("DP-SGD, norm")[max(range(2), key=lambda k: found["tried"][k])]
     assert found["chosen"] == chosen
     where = {**WHERE, "split": "iid", "epsilon": 8.0, **chosen}
     assert found["accuracies"] == [one["value"] for one in trial.measure([Trial(where, seed, 0.0) for seed in (2, 3)])]
@@ -118,6 +158,18 @@ def test_a_study_stopped_anywhere_goes_on_to_the_same_records(tmp_path: Path, mo
     assert [one["method"] for one in whole] == list(CONTENDERS)
 
 
+def test_runs_of_other_settings_are_not_taken_over() -> None:
+    where: dict[str, Any] = {**WHERE, "split": "iid", "epsilon": 8.0}
+    known: dict[str, Any] = {}
+    tuned.cell("DP-SGD, norm", where, EFFORT, keep=known.__setitem__)
+    assert len(known) == 4
+    more = dict(known)
+    other = replace(EFFORT, steps=(0.5, 0.6))
+    found = tuned.cell("DP-SGD, norm", where, other, more)
+    assert len(more) == 8
+    assert found == tuned.cell("DP-SGD, norm", where, other)
+
+
 def _stopping(left: Any) -> Any:
     real = work._study
     return lambda study, out, device, report, _, together: real(
@@ -133,12 +185,17 @@ def test_no_time_begins_nothing(tmp_path: Path) -> None:
 def test_a_record_of_another_study_is_refused(tmp_path: Path) -> None:
     place = TINY.cells()[0]
     record = {"study": "tiny", "method": place.method, **TINY.where(place), "by": "accuracy", "trials": 2}
+    record |= {"chosen": EFFORT.settings(place.method)[0], "accuracies": [0.5, 0.6]}
     (tmp_path / "tiny.jsonl").write_text(json.dumps(record) + "\n")
     assert work.read(TINY, tmp_path) == [record]
     with pytest.raises(UsageError, match="trials is 2 in the record, 3 in the study"):
         work.read(replace(TINY, effort=replace(EFFORT, trials=3)), tmp_path)
     with pytest.raises(UsageError, match="has no cell iid/8/NormEC"):
         work.read(replace(TINY, epsilons=(4.0,)), tmp_path)
+    with pytest.raises(UsageError, match="not tested with 3 seeds"):
+        work.read(replace(TINY, effort=replace(EFFORT, test_seeds=(2, 3, 4))), tmp_path)
+    with pytest.raises(UsageError, match="is no setting of the study"):
+        work.read(replace(TINY, effort=replace(EFFORT, rounds=(3, 6), steps=(0.5, 0.6))), tmp_path)
     (tmp_path / "tiny.jsonl").write_text("{}\n")
     with pytest.raises(UsageError, match="no record of tiny"):
         work.read(TINY, tmp_path)
@@ -149,10 +206,13 @@ def made(study: str, method: str, epsilon: float, split: str, value: float, spre
     why = {"gradient": 0.5, "estimate": 1.0, "noise": 2.0, "cosine": 0.1} | (
         {"memory_error": 0.25} if remembers else {}
     )
-    chosen = {"method": CONTENDERS[method].method, "rounds": 100, "lr": 0.1}
+    effort = STUDIES[study].effort
+    long = [one for one in effort.settings(method) if one["rounds"] == 100]
+    chosen = next((one for one in long if not outermost(effort.contender(method), one, effort.trials)), long[0])
     place = Place(study, method, epsilon, split)
     kept = {**STUDIES[study].where(place), "trials": STUDIES[study].effort.trials, "by": STUDIES[study].effort.by}
-    return {"study": study, "method": method, **kept, "chosen": chosen, "accuracy": value, "spread": spread, **why}
+    tested = {"accuracies": [value] * len(STUDIES[study].effort.test_seeds), "accuracy": value, "spread": spread}
+    return {"study": study, "method": method, **kept, "chosen": chosen, **tested, **why}
 
 
 def test_the_page_says_who_wins_and_what_was_not_run(tmp_path: Path) -> None:
@@ -165,8 +225,10 @@ def test_the_page_says_who_wins_and_what_was_not_run(tmp_path: Path) -> None:
     assert "| a9a-100, iid | NormEC, no SN (+1.0) |" in text
     assert "| NormEC, no SN | not run | not run | not run | **81.0 ± 1.0** |" in text
     assert "| NormEC | not run | not run | 90.0 ± 1.0 | 80.0 ± 1.0 |" in text
-    assert "as in the paper, iid**: against the better DP-SGD, ahead in 1 of 1 places" in text
-    assert "forgetting, iid**: against the better DP-SGD, ahead in 0 of 1 places, behind in 0, level" in text
+    assert "| a9a-100, iid | **+9.0** / -1.0 |" in text
+    for kind in ("a9a-100", "split iid", "noise 0.2 and more"):
+        assert f"| {kind} | 1 | +9.0; ahead 1 (0.1), behind 0 (0.0) | -1.0; ahead 0 (0.0), behind 0 (0.1) |" in text
+    assert "the step size in 0 of 7 (1), β or τ in 0 of 6 (1); the longest run in 0 of 7 (2)." in text
     assert "| NormEC | iid | 4 | 0.5 | 0.1 |" in text
     assert "| a9a-100 | 0.2 |" in text  # 2 / √100
     assert text.count("Not run.") == len(STUDIES) - 1
@@ -174,6 +236,53 @@ def test_the_page_says_who_wins_and_what_was_not_run(tmp_path: Path) -> None:
     assert page.standing(tmp_path) == f"7 of {sum(len(one.cells()) for one in STUDIES.values())}"
     assert "NormEC, no SN (+1.0)" in "\n".join(page.summary(tmp_path, Path("honest")))
     assert "not run yet" in "\n".join(page.summary(tmp_path / "nowhere", Path("honest")))
+
+
+def test_leads_are_counted_by_what_places_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against counts made by hand; studies whose settings were drawn one by one are shown, not counted."""
+    places = {}
+    for epsilon, split, noise, lead in ((8.0, "iid", 0.1, 0.05), (4.0, "iid", 1.0, -0.03), (8.0, "label", 1.0, 0.001)):
+        values = dict.fromkeys(CONTENDERS, 0.5) | {"NormEC": 0.7 + lead, "DP-SGD, clip": 0.7}
+        own = {name: made("w8a-100", name, epsilon, split, value) for name, value in values.items()}
+        own["DP-SGD, norm"]["noise"] = noise
+        places[Place("w8a-100", "", epsilon, split)] = own
+    old = "fashion-mnist-1000"
+    places[Place(old, "", 8.0, "iid")] = {name: made(old, name, 8.0, "iid", 0.5) for name in CONTENDERS}
+    effort = replace(STUDIES[old].effort, evenly=False)
+    monkeypatch.setattr(leads, "STUDIES", {**STUDIES, old: replace(STUDIES[old], effort=effort)})
+    text = "\n".join(leads.lines(places))
+    assert "| w8a-100, iid | **-3.0** / **-20.0** | **+5.0** / **-20.0** |" in text
+    assert "| w8a-100, label | not run | +0.1 / **-20.0** |" in text
+    assert f"| {old}, iid | not run | +0.0 / +0.0 |" in text
+    assert f"left out here: {old}." in text
+    for kind, ahead, behind, middle in (
+        ("w8a-100 | 3", "1 (0.2)", "1 (0.1)", "+0.1"),
+        ("split iid | 2", "1 (0.1)", "1 (0.1)", "+1.0"),
+        ("split label | 1", "0 (0.1)", "0 (0.0)", "+0.1"),
+        ("noise from 0 to 0.05 | 1", "1 (0.1)", "0 (0.0)", "+5.0"),
+        ("noise from 0.05 to 0.2 | 2", "0 (0.1)", "1 (0.1)", "-1.5"),
+    ):
+        assert f"| {kind} | {middle}; ahead {ahead}, behind {behind} | -20.0; ahead 0" in text
+
+
+def test_chance_alone_puts_methods_ahead() -> None:
+    """Sides of equal size are ahead and behind alike; one method rarely beats the better of two."""
+    ahead, behind = leads.chance(1, 3)
+    assert behind > 3 * ahead  # the better of two is the harder to beat
+    ahead, behind = leads.chance(len(leads.DIRECT), 2, draws=100_000)
+    assert ahead == pytest.approx(behind, rel=0.05)
+    assert 0.05 < ahead < 0.25
+
+
+def test_the_pictures_have_every_study_that_ran(tmp_path: Path) -> None:
+    records = {name: [made("a9a-100", name, 8.0, "iid", 0.7)] for name in CONTENDERS}
+    work.write(STUDIES["a9a-100"], tmp_path, [one for own in records.values() for one in own])
+    assert not page.write(tmp_path / "nothing", pictures=True)[2:]
+    assert [path.name for path in page.write(tmp_path)] == ["README.md", "honest.csv", "accuracy-1.png"]
+    assert (tmp_path / "accuracy-1.png").stat().st_size > 10_000
+    assert "](accuracy-1.png)" in (tmp_path / "README.md").read_text()
+    assert page.write(tmp_path, pictures=False)[2:] == []
+    assert "](accuracy-1.png)" in (tmp_path / "README.md").read_text()  # it is there, whoever drew it
 
 
 def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:

@@ -182,6 +182,8 @@ def test_lines_of_studies_are_merged(paper: Protocol, filled: Path, where: Where
             **study.where(place),
             "trials": 12,
             "by": "accuracy",
+            "chosen": study.effort.settings(place.method)[0],
+            "accuracies": [0.8] * 3,
             "accuracy": 0.8,
         }
         for place in study.cells()[:2]

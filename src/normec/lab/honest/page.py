@@ -9,20 +9,17 @@ from typing import Any
 
 from ...atomic import write_atomic
 from ..tables import to_csv, to_markdown
-from .contenders import CONTENDERS
+from . import leads
+from .contenders import CONTENDERS, Setting, outermost
+from .leads import BARE, NOT_RUN, Places, floor, splits_of, targets
 from .studies import STUDIES, Place, Study
 from .work import Record, percent, place_of, read
 
-NOT_RUN = "not run"
 COLUMNS = ("gradient", "estimate", "noise", "cosine", "memory_error")
-FORGETS = "NormEC, forgetting"
-PAPER = tuple(name for name, one in CONTENDERS.items() if one.remembers and name != FORGETS)
-BARE = "DP-SGD, norm"
-DIRECT = tuple(name for name, one in CONTENDERS.items() if not one.remembers)
 INTRODUCTION = (
     "Every client is protected against a server that sees only sums (client level, zero-out, secure sum), with exact ε "
     "at δ = 1e-5; all clients take part in every round. For each ε and split every method got the same number of "
-    "settings, drawn at random from its own ranges (rounds, step size, β or τ, forgetting), judged on a fifth of the "
+    "settings, spread evenly over its own ranges (rounds, step size, β or τ, forgetting), judged on a fifth of the "
     "training records held out; the best was trained anew on all training records with other seeds and is reported on "
     "the test set: mean ± standard deviation, in percent. The tuning itself is not covered by the guarantee. Every "
     "record belongs to one client: none is reused. The settings tried are few: a method with "
@@ -58,12 +55,8 @@ def grids(records: Sequence[Record], splits: Iterable[str] = (), epsilons: Itera
         ran = {e: [one["accuracy"] for (_, at), one in held.items() if at == e] for e in across}
         best = {e: max(values) if len(values) == len(CONTENDERS) else None for e, values in ran.items()}
         rows = [[name, *(_shown(held.get((name, e)), best[e]) for e in across)] for name in CONTENDERS]
-        lines += [*to_markdown((split, *_targets(across)), rows), ""]
+        lines += [*to_markdown((split, *targets(across)), rows), ""]
     return lines
-
-
-def _targets(epsilons: Iterable[float]) -> list[str]:
-    return [f"ε = {epsilon:g}" for epsilon in epsilons]
 
 
 def _shown(record: Record | None, best: float | None) -> str:
@@ -72,20 +65,28 @@ def _shown(record: Record | None, best: float | None) -> str:
     return f"**{percent(record)}**" if record["accuracy"] == best else percent(record)
 
 
-def write(folder: Path) -> list[Path]:
-    """README.md and honest.csv from the records in `folder`."""
+def write(folder: Path, pictures: bool = True) -> list[Path]:
+    """README.md, honest.csv and, if asked for, pictures of the records in `folder`; the page shows those there are."""
     held = {name: read(study, folder) for name, study in STUDIES.items()}
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    if pictures:
+        from . import picture
+
+        drawn = picture.draw(held, folder)
     paths = [folder / "README.md", folder / "honest.csv"]
-    write_atomic(paths[0], "\n".join(lines(held)).rstrip() + "\n")
+    shown = [path.name for path in sorted(folder.glob("accuracy-*.png"))]
+    write_atomic(paths[0], "\n".join(lines(held, shown)).rstrip() + "\n")
     write_atomic(paths[1], to_csv([_row(one) for records in held.values() for one in records]))
-    return paths
+    return [*paths, *drawn]
 
 
-def lines(held: Mapping[str, Sequence[Record]]) -> list[str]:
+def lines(held: Mapping[str, Sequence[Record]], shown: Sequence[str] = ()) -> list[str]:
     found = ["# What honest privacy gives", "", INTRODUCTION, ""]
+    for name in shown:
+        found += [f"![test accuracy over ε, a panel for each study and split]({name})", ""]
     found += [f"    normec privacy study {next(iter(STUDIES))}     # goes on where it stopped", ""]
-    found += ["## Who wins", "", *_winners(held), "", *_sides(held), "", "## Why", "", *_why(held), ""]
+    found += ["## Who wins", "", *_winners(held), "", *leads.lines(_by_place(held)), "", "## Why", "", *_why(held), ""]
     for name, study in STUDIES.items():
         found += _study(study, held[name])
     return [*found, "All numbers: [honest.csv](honest.csv)."]
@@ -100,7 +101,28 @@ def _study(study: Study, records: Sequence[Record]) -> list[str]:
     found[-1] += "".join(f" {note}." for note in study.notes)
     if not records:
         return [*found, "", "Not run.", ""]
+    found[-1] += f" {_edges(study, records)}"
     return [*found, "", *grids(records, study.splits, study.epsilons)]
+
+
+def _edges(study: Study, records: Sequence[Record]) -> str:
+    """How often a better setting may lie outside of what was tried."""
+    effort = study.effort
+
+    def told(names: set[str]) -> str:
+        def at_edge(method: str, setting: Setting) -> bool:
+            longest = {"rounds"} if setting["rounds"] == max(effort.rounds) else set()
+            return bool(names & {*longest, *outermost(effort.contender(method), setting, effort.trials)})
+
+        own = [one for one in records if names & set(one["chosen"])]
+        tried = [[at_edge(one["method"], setting) for setting in effort.settings(one["method"])] for one in own]
+        found = sum(at_edge(one["method"], one["chosen"]) for one in own)
+        return f"{found} of {len(own)} ({sum(statistics.fmean(edges) for edges in tried):.0f})"
+
+    return (
+        "Chosen from an outermost part of its range (in brackets: if all settings were as good): the step size in "
+        f"{told({'lr'})}, β or τ in {told({'beta', 'tau'})}; the longest run in {told({'rounds'})}."
+    )
 
 
 def _by_place(held: Mapping[str, Sequence[Record]]) -> dict[Place, dict[str, Record]]:
@@ -124,7 +146,7 @@ def _winners(held: Mapping[str, Sequence[Record]]) -> list[str]:
         [f"{study}, {split}", *(_lead(places.get(Place(study, "", epsilon, split))) for epsilon in across)]
         for study, split in kinds
     ]
-    return to_markdown(("study, split", *_targets(across)), rows)
+    return to_markdown(("study, split", *targets(across)), rows)
 
 
 def _lead(methods: Mapping[str, Record] | None) -> str:
@@ -134,39 +156,6 @@ def _lead(methods: Mapping[str, Record] | None) -> str:
     return f"{first['method']} (+{100 * (first['accuracy'] - second['accuracy']):.1f})"
 
 
-def _best(methods: Mapping[str, Record], names: Iterable[str]) -> Record:
-    return max((methods[name] for name in names), key=lambda one: float(one["accuracy"]))
-
-
-def _sides(held: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Error feedback as in the paper, and with forgetting, against methods without: how often each is ahead."""
-    places = _by_place(held)
-    found = []
-    for title, names in (("Error feedback as in the paper", PAPER), ("NormEC with forgetting", (FORGETS,))):
-        for split in dict.fromkeys(place.split for place in places):
-            leads = {
-                place: _difference(_best(methods, names), _best(methods, DIRECT))
-                for place, methods in places.items()
-                if place.split == split
-            }
-            ahead = [place for place, (lead, noise) in leads.items() if lead > noise]
-            behind = [place for place, (lead, noise) in leads.items() if lead < -noise]
-            middle = statistics.median(100 * lead for lead, _ in leads.values())
-            found.append(
-                f"- **{title}, {split}**: against the better DP-SGD, ahead in {len(ahead)} of {len(leads)} places, "
-                f"behind in {len(behind)}, level in the others; median lead {middle:+.1f} points."
-            )
-    level = (
-        "Level: the difference is within the two spreads (their root sum of squares), from few seeds. The paper's side "
-        "is the best of its three methods, by test accuracy, DP-SGD's the better of two: the larger side gains by it."
-    )
-    return [*found, "", level] if found else []
-
-
-def _difference(one: Record, other: Record) -> tuple[float, float]:
-    return one["accuracy"] - other["accuracy"], (one["spread"] ** 2 + other["spread"] ** 2) ** 0.5
-
-
 def _why(held: Mapping[str, Sequence[Record]]) -> list[str]:
     """The noise that no method escapes, and what ĝ was made of at the end of the chosen runs."""
     places = _by_place(held)
@@ -174,7 +163,7 @@ def _why(held: Mapping[str, Sequence[Record]]) -> list[str]:
         return ["Not run."]
     rows = []
     for name in CONTENDERS:
-        for split in dict.fromkeys(place.split for place in places):
+        for split in splits_of(places):
             own = [methods[name] for place, methods in places.items() if place.split == split]
             ended = [one for one in own if one.get("gradient")]
             rows += [[name, split, *_anatomy(ended)]] if ended else []
@@ -182,15 +171,14 @@ def _why(held: Mapping[str, Sequence[Record]]) -> list[str]:
     return [*FLOOR, "", *_floors(places), "", *MADE_OF, "", *to_markdown(header, rows)]
 
 
-def _floors(places: Mapping[Place, Mapping[str, Record]]) -> list[str]:
+def _floors(places: Places) -> list[str]:
     """√d / (μ n) of each study and ε, read off the runs of DP-SGD with normalisation: a round's noise over √T."""
     across = sorted({place.epsilon for place in places})
     rows = []
     for study in dict.fromkeys(place.study for place in places):
-        own = {place.epsilon: methods[BARE] for place, methods in places.items() if place.study == study}
-        noise = {e: one["noise"] / one["chosen"]["rounds"] ** 0.5 for e, one in own.items() if "noise" in one}
-        rows.append([study, *(f"{noise[e]:.2g}" if e in noise else NOT_RUN for e in across)])
-    return to_markdown(("study", *_targets(across)), rows)
+        noise = {place.epsilon: floor(methods[BARE]) for place, methods in places.items() if place.study == study}
+        rows.append([study, *(NOT_RUN if (one := noise.get(e)) is None else f"{one:.2g}" for e in across)])
+    return to_markdown(("study", *targets(across)), rows)
 
 
 def _anatomy(ended: Sequence[Record]) -> list[str]:
@@ -221,6 +209,8 @@ def summary(folder: Path, link: Path) -> list[str]:
         return ["**What honest privacy gives**: not run yet; `normec privacy study all` runs it."]
     page = f"[tables, and why]({(link / 'README.md').as_posix()})"
     head = "client level, zero-out, secure sum, exact ε, every method tuned alike; lead over the second in points."
+    if any(held[name] and not study.effort.evenly for name, study in STUDIES.items()):
+        head += " On images the settings tried were drawn one by one, which was to DP-SGD's disadvantage."
     return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(held)]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ... import fleet, gradients
 from ...errors import Diverged
+from ...gradients.precision import Precision
 from ...methods import Method
 from ...observing import copied
 from ...operators import norms
@@ -83,7 +84,7 @@ class _Begun:
         found["value"] = last[f"{prefix}accuracy"] if trial.by == "accuracy" else _area(problem, run, held)
         if run.privacy is not None:
             found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
-        return found | (_anatomy(problem, self.method, run) if trial.why else {})
+        return found | (_anatomy(problem, self.method, run, self.rounds.plan.precision) if trial.why else {})
 
 
 _kept: dict[str, Problem] = {}
@@ -120,14 +121,14 @@ def _area(problem: Problem, run: Run, held: Records | None) -> float:
     return area(scores.cpu(), (targets > 0).cpu())
 
 
-def _anatomy(problem: Problem, method: Method, run: Run) -> Found:
+def _anatomy(problem: Problem, method: Method, run: Run, precision: Precision) -> Found:
     """Norms at the end: of ∇f, of ĝ, of the noise in ĝ, of the clients' memory error; and the cosine of ĝ and ∇f.
 
     With error feedback the noise in ĝ is all that it has gathered, ‖ĝ − mean g_i‖, measured; without, that of one
     round, βσ√(d/n), expected.
     """
     state, seed = run.state, 0
-    engine = gradients.choose("auto", problem, None, seed)
+    engine = gradients.choose("auto", problem, None, seed, precision=precision)
     total, away = torch.zeros_like(state.x), 0.0
     for block in engine.blocks(state.x, copied(state.buffers), state.round, full=True):
         total += block.grads.sum(0)

@@ -1,17 +1,31 @@
 """A cell of a study: one method at one ε and split, tuned on validation data, then tested with other seeds.
 
-Every method gets the same number of settings, drawn at random from its own ranges; the best by validation data is
-trained anew on all training records with seeds that tuning never saw, and its test value is reported.
+Every method gets the same number of settings, spread evenly over its own ranges; the best by validation data is trained
+anew on all training records with seeds that tuning never saw, and its test value is reported.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from .contenders import MEMORY, PLAIN_STEPS, ROUNDS, STEPS, Contender, Range, contender, draw
+from .contenders import (
+    MEMORY,
+    PLAIN_STEPS,
+    ROUNDS,
+    STEPS,
+    THRESHOLD,
+    Contender,
+    Range,
+    Setting,
+    contender,
+    draw,
+    settings,
+)
 from .trial import Found, Trial, measure
 
 VALIDATION = 0.2
@@ -28,10 +42,20 @@ class Effort:
     steps: Range = STEPS
     plain_steps: Range = PLAIN_STEPS
     memory: Range = MEMORY
+    threshold: Range = THRESHOLD
     by: str = "accuracy"  # or "area"
+    evenly: bool = True  # settings spread over their ranges, not drawn one by one
 
     def contender(self, name: str) -> Contender:
-        return contender(name, self.steps, self.plain_steps, self.memory)
+        return contender(name, self.steps, self.plain_steps, self.memory, self.threshold)
+
+    @cache  # noqa: B019 (efforts are few)
+    def settings(self, name: str) -> list[Setting]:
+        """All that a method gets."""
+        one = self.contender(name)
+        if self.evenly:
+            return settings(one, self.trials, self.rounds)
+        return [draw(one, number, self.rounds) for number in range(self.trials)]
 
 
 class Stopped(Exception):  # noqa: N818
@@ -69,24 +93,30 @@ def cell(
                 keep(key, found)
         return [known[key] for key in trials]
 
-    tuned = effort.contender(name)
-    drawn = [draw(tuned, number, effort.rounds) for number in range(effort.trials)]
-    seeds = effort.tuning_seeds
+    drawn, seeds = effort.settings(name), effort.tuning_seeds
     found = measured(
         {
-            f"trial-{number}/{seed}": Trial({**where, **settings}, seed, VALIDATION, effort.by)
-            for number, settings in enumerate(drawn)
-            for seed in seeds
+            _key(trial): trial
+            for trial in (Trial({**where, **one}, seed, VALIDATION, effort.by) for one in drawn for seed in seeds)
         }
     )
     by_setting = [found[begin : begin + len(seeds)] for begin in range(0, len(found), len(seeds))]
     values = [statistics.fmean(one["value"] for one in own) for own in by_setting]
     best = max(range(effort.trials), key=lambda number: (values[number], number))
-    settings = {**where, **drawn[best]}
+    chosen = drawn[best]
     tested = measured(
-        {f"test-{best}/{seed}": Trial(settings, seed, 0.0, effort.by, why=True) for seed in effort.test_seeds}
+        {
+            _key(trial): trial
+            for trial in (Trial({**where, **chosen}, seed, 0.0, effort.by, why=True) for seed in effort.test_seeds)
+        }
     )
-    return {"trials": effort.trials, "chosen": drawn[best], **_summary(values, best, tested)}
+    return {"trials": effort.trials, "chosen": chosen, **_summary(values, best, tested)}
+
+
+def _key(trial: Trial) -> str:
+    """All that a run's result depends on; not where it ran."""
+    settings = {name: value for name, value in trial.settings.items() if name != "device"}
+    return f"{trial.by} {trial.validation:g} {trial.seed} {json.dumps(settings, sort_keys=True)}"
 
 
 def _summary(values: Sequence[float], best: int, tested: Sequence[Found]) -> dict[str, Any]:

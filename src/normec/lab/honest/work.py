@@ -109,6 +109,12 @@ def parse(study: Study, line: str, where: str) -> Record:
                 f"{study.name}, {place.key}: {name} is {record.get(name)!r} in the record, {value!r} in the study; "
                 "run the cell again"
             )
+    if len(record.get("accuracies", ())) != len(study.effort.test_seeds):
+        raise UsageError(
+            f"{study.name}, {place.key}: not tested with {len(study.effort.test_seeds)} seeds; run it again"
+        )
+    if record.get("chosen") not in study.effort.settings(place.method):
+        raise UsageError(f"{study.name}, {place.key}: {record.get('chosen')} is no setting of the study; run it again")
     return record
 
 

@@ -39,7 +39,7 @@ def write(base: Protocol, folder: Path, readme: Path | None = None, pictures: bo
     made += [folder / page_claims.FILE, folder / "README.md"]
     _text(made[-2], page_claims.lines(facts))
     _text(made[-1], index(facts, folder))
-    made += honest.write(folder / HONEST)
+    made += honest.write(folder / HONEST, pictures)
     if pictures:
         from . import pictures as drawn
 
