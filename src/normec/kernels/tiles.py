@@ -107,11 +107,10 @@ def gathering(inputs: int, outputs: int, stride: int, pixels: int) -> Tiles:
     """From x and the slope of y to that of the weights, of clients with so many pixels of y.
 
     Few channels fill up squares of four pixels. Each pixel of a tile has sums of its own, which are written and added
-    up: where pixels are few, tiles are smaller.
+    up: where pixels are few, or outputs are enough for a product, tiles are smaller.
     """
-    if pixels < FEW:
-        return forward(inputs, outputs, stride, most=1 if outputs >= MOST else 2)
-    return forward(inputs, outputs, stride, tall=2 if stride == 1 and inputs <= MOST // 4 else 1)
+    tall = 2 if stride == 1 and inputs <= MOST // 4 and pixels >= FEW else 1
+    return forward(inputs, outputs, stride, tall, most=1 if outputs >= MOST else 2)
 
 
 def suits(kernel: tuple[int, ...], stride: tuple[int, ...], padding: object, dilation: tuple[int, ...]) -> bool:
