@@ -192,13 +192,16 @@ def study(
     limit_seconds: Annotated[float | None, typer.Option(help="Begin no run after so long.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     together: Annotated[int, typer.Option(help="On a GPU: runs at a time, a round each in turn.")] = 1,
+    cell: Annotated[
+        list[str] | None, typer.Option(metavar="SPLIT/EPSILON/METHOD", help="Only this one; may be repeated.")
+    ] = None,
 ) -> None:
     """A study of what a true guarantee leaves of each method; the same command goes on where it stopped."""
     from ..lab.honest import page, studies, work
 
     chosen = studies.named(names)
     tell = partial(print, file=sys.stderr, flush=True)
-    done = work.run(chosen, out, limit_seconds, device, tell, together)
+    done = work.run(chosen, out, limit_seconds, device, tell, together, cell or ())
     print("\n".join(map(str, page.write(out, pictures=find_spec("matplotlib") is not None))))
     print("done" if done else "the time is up; the same command goes on")
 

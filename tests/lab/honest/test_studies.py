@@ -172,9 +172,21 @@ def test_runs_of_other_settings_are_not_taken_over() -> None:
 
 def _stopping(left: Any) -> Any:
     real = work._study
-    return lambda study, out, device, report, _, together: real(
-        study, out, device, report, lambda: next(left), together
+    return lambda study, out, device, report, _, together, cells: real(
+        study, out, device, report, lambda: next(left), together, cells
     )
+
+
+def test_one_cell_is_made_again(tmp_path: Path) -> None:
+    assert work.run([TINY], tmp_path / "whole", device="cpu", cells=["iid/8/NormEC, no SN", "iid/8/DP-SGD, norm"])
+    records = work.read(TINY, tmp_path / "whole")
+    assert [one["method"] for one in records] == ["NormEC, no SN", "DP-SGD, norm"]
+    assert (tmp_path / "whole/tiny.part.jsonl").exists()  # the study is not done
+    assert work.run([TINY], tmp_path / "again", device="cpu", cells=["iid/8/DP-SGD, norm"])
+    assert list(map(without_seconds, work.read(TINY, tmp_path / "again"))) == [without_seconds(records[1])]
+    with pytest.raises(UsageError, match=r"tiny has no cell .*; the nearest is 'iid/8/NormEC, no SN'"):
+        work.run([TINY], tmp_path / "none", device="cpu", cells=["iid/8/NormEC, no S"])
+    assert not (tmp_path / "none").exists()
 
 
 def test_no_time_begins_nothing(tmp_path: Path) -> None:

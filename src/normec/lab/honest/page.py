@@ -85,7 +85,12 @@ def lines(held: Mapping[str, Sequence[Record]], shown: Sequence[str] = ()) -> li
     found = ["# What honest privacy gives", "", INTRODUCTION, ""]
     for name in shown:
         found += [f"![test accuracy over ε, a panel for each study and split]({name})", ""]
-    found += [f"    normec privacy study {next(iter(STUDIES))}     # goes on where it stopped", ""]
+    first = next(iter(STUDIES.values()))
+    found += [f"    normec privacy study {first.name}     # goes on where it stopped"]
+    found += [
+        f"    normec privacy study {first.name} --cell '{first.cells()[1].key}' --out runs/again     # one cell",
+        "",
+    ]
     found += ["## Who wins", "", *_winners(held), "", *leads.lines(_by_place(held)), "", "## Why", "", *_why(held), ""]
     for name, study in STUDIES.items():
         found += _study(study, held[name])

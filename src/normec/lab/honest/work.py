@@ -6,6 +6,8 @@ OUT/STUDY.part.jsonl    runs of the cell under way; gone when the study is done
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,17 +35,23 @@ def run(
     device: str = "auto",
     report: Callable[[str], None] = lambda _: None,
     together: int = 1,
+    cells: Sequence[str] = (),
 ) -> bool:
     """Fill `out` until all is done (True) or the time is up (False); no run is begun after `limit_seconds`.
 
-    On a GPU `together` runs take turns; the records are the same.
+    On a GPU `together` runs take turns; the records are the same. `cells`: keys of those to be run, all if none.
     """
     at_least(1, together=together)
     build.device(device)
+    for study, key in itertools.product(studies, cells):
+        keys = [place.key for place in study.cells()]
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1, 0.0)[0]
+            raise UsageError(f"{study.name} has no cell {key!r}; the nearest is {near!r}")
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + limit_seconds if limit_seconds is not None else None
     return all(
-        _study(study, out, device, report, lambda: end is not None and time.monotonic() >= end, together)
+        _study(study, out, device, report, lambda: end is not None and time.monotonic() >= end, together, cells)
         for study in studies
     )
 
@@ -55,12 +63,13 @@ def _study(
     report: Callable[[str], None],
     time_is_up: Callable[[], bool],
     together: int,
+    cells: Sequence[str],
 ) -> bool:
     done = {place_of(one): one for one in read(study, out)}
     part = out / f"{study.name}.part.jsonl"
     kept = _parts(part)
     for place in study.cells():
-        if place in done:
+        if place in done or (cells and place.key not in cells):
             continue
         known: dict[str, Found] = {one["run"]: one["found"] for one in kept if one["cell"] == place.key}
 
@@ -79,7 +88,8 @@ def _study(
         done[place] = {**identity, "by": study.effort.by, **found, **_made(device, time.monotonic() - started)}
         write(study, out, done.values())
         report(f"{study.name}  {place.split}  ε = {place.epsilon:g}  {place.method}: {percent(done[place])}")
-    part.unlink(missing_ok=True)
+    if len(done) == len(study.cells()):
+        part.unlink(missing_ok=True)
     return True
 
 
