@@ -238,14 +238,9 @@ def by_client(sums: Tensor, by_weight: Tensor, by_bias: Tensor) -> None:
     )  # fmt: skip
 
 
-def warps(held: int) -> int:
-    """For a program that holds so many numbers."""
-    return max(1, min(16, held // 1024))
-
-
 def _blocks(pixels: int, channels: int) -> tuple[bool, dict[str, int]]:
     """Whether a program holds a whole image, and its rows and warps."""
     held = triton.next_power_of_2(pixels) * channels
     if held <= HELD:
-        return True, {"BLOCK_P": held // channels, "num_warps": warps(held)}
+        return True, {"BLOCK_P": held // channels, "num_warps": max(1, min(16, held // 1024))}
     return False, {"BLOCK_P": max(1, 4096 // channels)}

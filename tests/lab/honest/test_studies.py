@@ -184,7 +184,7 @@ def test_one_cell_is_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "whole/tiny.part.jsonl").exists()  # the study is not done
     assert work.run([TINY], tmp_path / "again", device="cpu", cells=["iid/8/DP-SGD, norm"])
     assert list(map(without_seconds, work.read(TINY, tmp_path / "again"))) == [without_seconds(records[1])]
-    with pytest.raises(UsageError, match=r"tiny has no cell .*; the nearest is 'iid/8/NormEC, no SN'"):
+    with pytest.raises(UsageError, match=r"tiny has no cell .*, did you mean 'iid/8/NormEC, no SN'"):
         work.run([TINY], tmp_path / "none", device="cpu", cells=["iid/8/NormEC, no S"])
     assert not (tmp_path / "none").exists()
 

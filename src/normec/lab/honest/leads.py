@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 import numpy as np
@@ -41,16 +41,7 @@ def lines(places: Places) -> list[str]:
     """By how much error feedback is ahead of methods without, and where."""
     if not places:
         return []
-    across = sorted({place.epsilon for place in places})
     leads = {title: _leads(places, names) for title, names in SIDES.items()}
-
-    def shown(place: Place) -> str:
-        return " / ".join(_points(own[place]) for own in leads.values()) if place in places else NOT_RUN
-
-    rows = [
-        [f"{study}, {split}", *(shown(Place(study, "", epsilon, split)) for epsilon in across)]
-        for study, split in dict.fromkeys((place.study, place.split) for place in places)
-    ]
     even = {place: methods for place, methods in places.items() if STUDIES[place.study].effort.evenly}
     counted = [
         [
@@ -64,12 +55,22 @@ def lines(places: Places) -> list[str]:
     return [
         LEADS,
         "",
-        *to_markdown(("study, split", *targets(across)), rows),
+        *by_place(places, lambda place: " / ".join(_points(own[place]) for own in leads.values())),
         "",
         COUNTED + (f" {UNEVEN}{left_out}." if left_out else ""),
         "",
         *to_markdown(("where", "places", *leads), counted),
     ]
+
+
+def by_place(places: Places, shown: Callable[[Place], str]) -> list[str]:
+    """A table with a row for each study and split, and a column for each ε."""
+    across = sorted({place.epsilon for place in places})
+    rows = []
+    for study, split in dict.fromkeys((place.study, place.split) for place in places):
+        own = [Place(study, "", epsilon, split) for epsilon in across]
+        rows.append([f"{study}, {split}", *(shown(place) if place in places else NOT_RUN for place in own)])
+    return to_markdown(("study, split", *targets(across)), rows)
 
 
 def _kinds(places: Places) -> dict[str, list[Place]]:

@@ -11,7 +11,7 @@ from ...atomic import write_atomic
 from ..tables import to_csv, to_markdown
 from . import leads
 from .contenders import CONTENDERS, Setting, outermost
-from .leads import BARE, NOT_RUN, Places, floor, splits_of, targets
+from .leads import BARE, NOT_RUN, Places, by_place, floor, splits_of, targets
 from .studies import STUDIES, Place, Study
 from .work import Record, percent, place_of, read
 
@@ -85,13 +85,13 @@ def lines(held: Mapping[str, Sequence[Record]], shown: Sequence[str] = ()) -> li
     found = ["# What honest privacy gives", "", INTRODUCTION, ""]
     for name in shown:
         found += [f"![test accuracy over ε, a panel for each study and split]({name})", ""]
-    first = next(iter(STUDIES.values()))
-    found += [f"    normec privacy study {first.name}     # goes on where it stopped"]
+    first, places = next(iter(STUDIES.values())), _by_place(held)
     found += [
+        f"    normec privacy study {first.name}     # goes on where it stopped",
         f"    normec privacy study {first.name} --cell '{first.cells()[1].key}' --out runs/again     # one cell",
         "",
     ]
-    found += ["## Who wins", "", *_winners(held), "", *leads.lines(_by_place(held)), "", "## Why", "", *_why(held), ""]
+    found += ["## Who wins", "", *_winners(places), "", *leads.lines(places), "", "## Why", "", *_why(places), ""]
     for name, study in STUDIES.items():
         found += _study(study, held[name])
     return [*found, "All numbers: [honest.csv](honest.csv)."]
@@ -140,30 +140,18 @@ def _by_place(held: Mapping[str, Sequence[Record]]) -> dict[Place, dict[str, Rec
     return {place: methods for place, methods in found.items() if len(methods) == len(CONTENDERS)}
 
 
-def _winners(held: Mapping[str, Sequence[Record]]) -> list[str]:
+def _winners(places: Places) -> list[str]:
     """The best method of each place, and its lead over the second."""
-    places = _by_place(held)
-    if not places:
-        return ["Not run."]
-    across = sorted({place.epsilon for place in places})
-    kinds = dict.fromkeys((place.study, place.split) for place in places)
-    rows = [
-        [f"{study}, {split}", *(_lead(places.get(Place(study, "", epsilon, split))) for epsilon in across)]
-        for study, split in kinds
-    ]
-    return to_markdown(("study, split", *targets(across)), rows)
+    return by_place(places, lambda place: _lead(places[place])) if places else ["Not run."]
 
 
-def _lead(methods: Mapping[str, Record] | None) -> str:
-    if methods is None:
-        return NOT_RUN
+def _lead(methods: Mapping[str, Record]) -> str:
     first, second = sorted(methods.values(), key=lambda one: -one["accuracy"])[:2]
     return f"{first['method']} (+{100 * (first['accuracy'] - second['accuracy']):.1f})"
 
 
-def _why(held: Mapping[str, Sequence[Record]]) -> list[str]:
+def _why(places: Places) -> list[str]:
     """The noise that no method escapes, and what ĝ was made of at the end of the chosen runs."""
-    places = _by_place(held)
     if not places:
         return ["Not run."]
     rows = []
@@ -210,13 +198,14 @@ def standing(folder: Path) -> str:
 def summary(folder: Path, link: Path) -> list[str]:
     """For the project's README, from where the folder is reached by `link`: the best method of each place."""
     held = {name: read(study, folder) for name, study in STUDIES.items()}
-    if not _by_place(held):
+    places = _by_place(held)
+    if not places:
         return ["**What honest privacy gives**: not run yet; `normec privacy study all` runs it."]
     page = f"[tables, and why]({(link / 'README.md').as_posix()})"
     head = "client level, zero-out, secure sum, exact ε, every method tuned alike; lead over the second in points."
     if any(held[name] and not study.effort.evenly for name, study in STUDIES.items()):
         head += " On images the settings tried were drawn one by one, which was to DP-SGD's disadvantage."
-    return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(held)]
+    return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(places)]
 
 
 def _row(record: Record) -> dict[str, Any]:

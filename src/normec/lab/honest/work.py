@@ -6,7 +6,6 @@ OUT/STUDY.part.jsonl    runs of the cell under way; gone when the study is done
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import time
@@ -18,7 +17,7 @@ import torch
 
 from ... import __version__
 from ...atomic import write_atomic
-from ...errors import UsageError, at_least
+from ...errors import UsageError, at_least, nearest
 from .. import build, runs
 from . import tuned
 from .studies import Place, Study
@@ -46,8 +45,7 @@ def run(
     for study, key in itertools.product(studies, cells):
         keys = [place.key for place in study.cells()]
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1, 0.0)[0]
-            raise UsageError(f"{study.name} has no cell {key!r}; the nearest is {near!r}")
+            raise UsageError(f"{study.name} has no cell {key!r}{nearest(key, keys)}; they are like {keys[0]!r}")
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + limit_seconds if limit_seconds is not None else None
     return all(
