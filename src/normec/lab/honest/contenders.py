@@ -119,16 +119,3 @@ def outermost(contender: Contender, chosen: Setting, count: int) -> list[str]:
             place = (math.log(chosen[name]) - low) / (high - low) * count
             found += [name] if not 1 <= place <= count - 1 else []
     return found
-
-
-def draw(contender: Contender, number: int, rounds: Sequence[int] = ROUNDS, seed: int = 0) -> Setting:
-    """Setting `number` of a contender, drawn without regard to the others."""
-    chance = random.Random(f"{seed}/{contender.method}/{sorted(contender.ranges)}/{number}")
-    found: Setting = {"method": contender.method, "rounds": chance.choice(rounds)}
-    for name, values in contender.ranges.items():
-        if isinstance(values, tuple):
-            low, high = map(math.log, values)
-            found[name] = float(f"{math.exp(chance.uniform(low, high)):.3g}")
-        else:
-            found[name] = chance.choice(values) if isinstance(values, list) else values
-    return found

@@ -34,7 +34,6 @@ COUNTED = (
     "is ahead or behind by more than the spreads; in brackets how often that would be by chance, were all methods "
     "equal and their seeds' results normal. Points are of accuracy, on w8a of the area."
 )
-UNEVEN = "Studies whose settings were drawn one by one are left out here: "
 
 
 def lines(places: Places) -> list[str]:
@@ -42,22 +41,20 @@ def lines(places: Places) -> list[str]:
     if not places:
         return []
     leads = {title: _leads(places, names) for title, names in SIDES.items()}
-    even = {place: methods for place, methods in places.items() if STUDIES[place.study].effort.evenly}
     counted = [
         [
             kind,
             str(len(own)),
             *(_counted({place: found[place] for place in own}, title) for title, found in leads.items()),
         ]
-        for kind, own in _kinds(even).items()
+        for kind, own in _kinds(places).items()
     ]
-    left_out = ", ".join(dict.fromkeys(place.study for place in places if place not in even))
     return [
         LEADS,
         "",
         *by_place(places, lambda place: " / ".join(_points(own[place]) for own in leads.values())),
         "",
-        COUNTED + (f" {UNEVEN}{left_out}." if left_out else ""),
+        COUNTED,
         "",
         *to_markdown(("where", "places", *leads), counted),
     ]

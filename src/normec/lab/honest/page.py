@@ -203,8 +203,6 @@ def summary(folder: Path, link: Path) -> list[str]:
         return ["**What honest privacy gives**: not run yet; `normec privacy study all` runs it."]
     page = f"[tables, and why]({(link / 'README.md').as_posix()})"
     head = "client level, zero-out, secure sum, exact ε, every method tuned alike; lead over the second in points."
-    if any(held[name] and not study.effort.evenly for name, study in STUDIES.items()):
-        head += " On images the settings tried were drawn one by one, which was to DP-SGD's disadvantage."
     return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(places)]
 
 

@@ -23,7 +23,6 @@ from .contenders import (
     Range,
     Setting,
     contender,
-    draw,
     settings,
 )
 from .trial import Found, Trial, measure
@@ -44,7 +43,6 @@ class Effort:
     memory: Range = MEMORY
     threshold: Range = THRESHOLD
     by: str = "accuracy"  # or "area"
-    evenly: bool = True  # settings spread over their ranges, not drawn one by one
 
     def contender(self, name: str) -> Contender:
         return contender(name, self.steps, self.plain_steps, self.memory, self.threshold)
@@ -52,10 +50,7 @@ class Effort:
     @cache  # noqa: B019 (efforts are few)
     def settings(self, name: str) -> list[Setting]:
         """All that a method gets."""
-        one = self.contender(name)
-        if self.evenly:
-            return settings(one, self.trials, self.rounds)
-        return [draw(one, number, self.rounds) for number in range(self.trials)]
+        return settings(self.contender(name), self.trials, self.rounds)
 
 
 class Stopped(Exception):  # noqa: N818
