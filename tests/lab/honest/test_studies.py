@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections import Counter
@@ -224,7 +225,8 @@ def made(study: str, method: str, epsilon: float, split: str, value: float, spre
     place = Place(study, method, epsilon, split)
     kept = {**STUDIES[study].where(place), "trials": STUDIES[study].effort.trials, "by": STUDIES[study].effort.by}
     tested = {"accuracies": [value] * len(STUDIES[study].effort.test_seeds), "accuracy": value, "spread": spread}
-    return {"study": study, "method": method, **kept, "chosen": chosen, **tested, **why}
+    tried = [value if one == chosen else value / 2 for one in effort.settings(method)]
+    return {"study": study, "method": method, **kept, "chosen": chosen, "tried": tried, **tested, **why}
 
 
 def test_the_page_says_who_wins_and_what_was_not_run(tmp_path: Path) -> None:
@@ -240,14 +242,44 @@ def test_the_page_says_who_wins_and_what_was_not_run(tmp_path: Path) -> None:
     assert "| a9a-100, iid | **+9.0** / -1.0 |" in text
     for kind in ("a9a-100", "split iid", "noise 0.2 and more"):
         assert f"| {kind} | 1 | +9.0; ahead 1 (0.1), behind 0 (0.0) | -1.0; ahead 0 (0.0), behind 0 (0.1) |" in text
-    assert "the step size in 0 of 7 (1), β or τ in 0 of 6 (1); the longest run in 0 of 7 (2)." in text
+    assert "the step size in 0 of 7 (1); β or τ in 0 of 6 (1); the longest run in 0 of 7 (2)." in text
     assert "| NormEC | iid | 4 | 0.5 | 0.1 |" in text
     assert "| a9a-100 | 0.2 |" in text  # 2 / √100
+    assert "| a9a-100, iid | 0.10 / 0.10 / 0.10 |" in text
     assert text.count("Not run.") == len(STUDIES) - 1
     assert len((tmp_path / "honest.csv").read_text().splitlines()) == 8
     assert page.standing(tmp_path) == f"7 of {sum(len(one.cells()) for one in STUDIES.values())}"
     assert "NormEC, no SN (+1.0)" in "\n".join(page.summary(tmp_path, Path("honest")))
     assert "not run yet" in "\n".join(page.summary(tmp_path / "nowhere", Path("honest")))
+
+
+def test_every_setting_tried_has_a_line(tmp_path: Path) -> None:
+    records = [made("a9a-100", name, 8.0, "iid", 0.8) for name in ("NormEC, forgetting", "DP-SGD, clip")]
+    work.write(STUDIES["a9a-100"], tmp_path, records)
+    page.write(tmp_path, pictures=False)
+    with (tmp_path / "tried.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(one["tried"]) for one in records)
+    for record in records:
+        (best,) = [one for one in rows if one["method"] == record["method"] and one["chosen"] == "1"]
+        assert float(best["validation"]) == 0.8
+        assert {name: float(best[name]) for name in ("lr", "rounds")} == {
+            name: record["chosen"][name] for name in ("lr", "rounds")
+        }
+        assert best["tau" if "tau" in record["chosen"] else "beta"]
+        assert best["split"] == "iid"
+
+
+def test_choices_at_an_edge_are_told_by_method(tmp_path: Path) -> None:
+    study = STUDIES["a9a-100"]
+    records = [made("a9a-100", name, epsilon, "iid", 0.8) for name in CONTENDERS for epsilon in study.epsilons]
+    for record in records:
+        if record["method"] == "DP-SGD, clip":
+            record["chosen"] = max(study.effort.settings("DP-SGD, clip"), key=lambda one: float(one["lr"]))
+    work.write(study, tmp_path, records)
+    page.write(tmp_path, pictures=False)
+    text = (tmp_path / "README.md").read_text()
+    assert "the step size in 4 of 24 (4), DP-SGD, clip 4 of 4; β or τ in" in text
 
 
 def test_leads_are_counted_by_what_places_share() -> None:
@@ -257,6 +289,7 @@ def test_leads_are_counted_by_what_places_share() -> None:
         values = dict.fromkeys(CONTENDERS, 0.5) | {"NormEC": 0.7 + lead, "DP-SGD, clip": 0.7}
         own = {name: made("w8a-100", name, epsilon, split, value) for name, value in values.items()}
         own["DP-SGD, norm"]["noise"] = noise
+        own["DP-SGD, clip"]["cosine"] = -0.5 if noise == 0.1 else -0.2  # the better one's
         places[Place("w8a-100", "", epsilon, split)] = own
     text = "\n".join(leads.lines(places))
     assert "| w8a-100, iid | **-3.0** / **-20.0** | **+5.0** / **-20.0** |" in text
@@ -267,6 +300,7 @@ def test_leads_are_counted_by_what_places_share() -> None:
         ("split label | 1", "0 (0.1)", "0 (0.0)", "+0.1"),
         ("noise from 0 to 0.05 | 1", "1 (0.1)", "0 (0.0)", "+5.0"),
         ("noise from 0.05 to 0.2 | 2", "0 (0.1)", "1 (0.1)", "-1.5"),
+        ("DP-SGD overshot (cosine under -0.25) | 1", "1 (0.1)", "0 (0.0)", "+5.0"),
     ):
         assert f"| {kind} | {middle}; ahead {ahead}, behind {behind} | -20.0; ahead 0" in text
 
@@ -283,11 +317,11 @@ def test_chance_alone_puts_methods_ahead() -> None:
 def test_the_pictures_have_every_study_that_ran(tmp_path: Path) -> None:
     records = {name: [made("a9a-100", name, 8.0, "iid", 0.7)] for name in CONTENDERS}
     work.write(STUDIES["a9a-100"], tmp_path, [one for own in records.values() for one in own])
-    assert not page.write(tmp_path / "nothing", pictures=True)[2:]
-    assert [path.name for path in page.write(tmp_path)] == ["README.md", "honest.csv", "accuracy-1.png"]
+    assert not page.write(tmp_path / "nothing", pictures=True)[3:]
+    assert [path.name for path in page.write(tmp_path)] == ["README.md", "honest.csv", "tried.csv", "accuracy-1.png"]
     assert (tmp_path / "accuracy-1.png").stat().st_size > 10_000
     assert "](accuracy-1.png)" in (tmp_path / "README.md").read_text()
-    assert page.write(tmp_path, pictures=False)[2:] == []
+    assert page.write(tmp_path, pictures=False)[3:] == []
     assert "](accuracy-1.png)" in (tmp_path / "README.md").read_text()  # it is there, whoever drew it
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...atomic import write_atomic
-from ..tables import to_csv, to_markdown
-from . import leads
+from ..tables import to_markdown
+from . import leads, sheets
 from .contenders import CONTENDERS, Setting, outermost
-from .leads import BARE, NOT_RUN, Places, by_place, floor, splits_of, targets
+from .leads import BARE, NOT_RUN, Places, by_place, cosines_of, floor, splits_of, targets
 from .studies import STUDIES, Place, Study
-from .work import Record, percent, place_of, read
+from .work import Record, percent, read
 
-COLUMNS = ("gradient", "estimate", "noise", "cosine", "memory_error")
+_OFTEN = 0.75  # a share of a method's choices
 INTRODUCTION = (
     "Every client is protected against a server that sees only sums (client level, zero-out, secure sum), with exact ε "
     "at δ = 1e-5; all clients take part in every round. For each ε and split every method got the same number of "
@@ -32,14 +33,21 @@ FLOOR = (
     "guarantee as Gaussian DP, d the dimension, n the clients). With error feedback the same noise stays in ĝ for all "
     "later rounds: the sum of the directions then holds 2/√3 = 1.15 times as much beside the longest that it can be, "
     "and more once the memories have arrived at the gradients, for then the signal stops growing and the noise does "
-    "not. So under noise error feedback can gain only by repairing a bias, and must gain more than it pays. "
+    "not. So where noise decides, error feedback can gain only by repairing a bias, and must gain more than it pays. "
     "The noise by study:",
 )
 MADE_OF = (
     "At the end of the test runs of the chosen settings, medians over the places above. `noise / ∇f`: the norm of the "
     "noise in ĝ beside the true gradient's; with error feedback it is all that has been gathered and stays, without it "
     "is one round's and new each time, so the two kinds are not to be compared. `memory error / ∇f`: how far the "
-    "clients' memories are from their gradients, on average, beside the same. `cosine`: of ĝ and ∇f.",
+    "clients' memories are from their gradients, on average, beside the same. `cosine`: of ĝ, that of the last round, "
+    "and ∇f, the gradient after its step.",
+)
+OVERSHOOTING = (
+    "A cosine far below zero says that the last step was too long: the next one goes back. A memory keeps ĝ from "
+    "turning round at once, as momentum would, which no method here has. So where noise is small and the steps that "
+    "learn fastest overshoot, error feedback can gain without any bias to repair. The cosines, of the better DP-SGD / "
+    "of the best method with error feedback as in the paper / of NormEC with forgetting:",
 )
 
 
@@ -66,7 +74,9 @@ def _shown(record: Record | None, best: float | None) -> str:
 
 
 def write(folder: Path, pictures: bool = True) -> list[Path]:
-    """README.md, honest.csv and, if asked for, pictures of the records in `folder`; the page shows those there are."""
+    """README.md, the numbers as CSV and, if asked for, pictures of the records in `folder`; the page shows those there
+    are.
+    """
     held = {name: read(study, folder) for name, study in STUDIES.items()}
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
@@ -74,10 +84,12 @@ def write(folder: Path, pictures: bool = True) -> list[Path]:
         from . import picture
 
         drawn = picture.draw(held, folder)
-    paths = [folder / "README.md", folder / "honest.csv"]
+    every = [one for records in held.values() for one in records]
+    paths = [folder / name for name in ("README.md", "honest.csv", "tried.csv")]
     shown = [path.name for path in sorted(folder.glob("accuracy-*.png"))]
     write_atomic(paths[0], "\n".join(lines(held, shown)).rstrip() + "\n")
-    write_atomic(paths[1], to_csv([_row(one) for records in held.values() for one in records]))
+    write_atomic(paths[1], sheets.cells(every))
+    write_atomic(paths[2], sheets.tried(every))
     return [*paths, *drawn]
 
 
@@ -94,7 +106,7 @@ def lines(held: Mapping[str, Sequence[Record]], shown: Sequence[str] = ()) -> li
     found += ["## Who wins", "", *_winners(places), "", *leads.lines(places), "", "## Why", "", *_why(places), ""]
     for name, study in STUDIES.items():
         found += _study(study, held[name])
-    return [*found, "All numbers: [honest.csv](honest.csv)."]
+    return [*found, "All numbers: [honest.csv](honest.csv); all settings tried: [tried.csv](tried.csv)."]
 
 
 def _study(study: Study, records: Sequence[Record]) -> list[str]:
@@ -121,12 +133,16 @@ def _edges(study: Study, records: Sequence[Record]) -> str:
 
         own = [one for one in records if names & set(one["chosen"])]
         tried = [[at_edge(one["method"], setting) for setting in effort.settings(one["method"])] for one in own]
-        found = sum(at_edge(one["method"], one["chosen"]) for one in own)
-        return f"{found} of {len(own)} ({sum(statistics.fmean(edges) for edges in tried):.0f})"
+        edges = Counter(one["method"] for one in own if at_edge(one["method"], one["chosen"]))
+        counts = Counter(one["method"] for one in own)
+        often = [f"{name} {edges[name]} of {count}" for name, count in counts.items() if edges[name] > _OFTEN * count]
+        found = f"{edges.total()} of {len(own)} ({sum(statistics.fmean(edge) for edge in tried):.0f})"
+        return found + (f", {', '.join(often)}" if often else "")
 
     return (
-        "Chosen from an outermost part of its range (in brackets: if all settings were as good): the step size in "
-        f"{told({'lr'})}, β or τ in {told({'beta', 'tau'})}; the longest run in {told({'rounds'})}."
+        "Chosen from an outermost part of its range (in brackets: if all settings were as good; then methods whose "
+        f"choices mostly lie there): the step size in {told({'lr'})}; β or τ in {told({'beta', 'tau'})}; the longest "
+        f"run in {told({'rounds'})}."
     )
 
 
@@ -161,7 +177,13 @@ def _why(places: Places) -> list[str]:
             ended = [one for one in own if one.get("gradient")]
             rows += [[name, split, *_anatomy(ended)]] if ended else []
     header = ("method", "split", "noise / ∇f", "memory error / ∇f", "cosine", "β or τ", "rounds")
-    return [*FLOOR, "", *_floors(places), "", *MADE_OF, "", *to_markdown(header, rows)]
+    turned = by_place(places, lambda place: " / ".join(_cosine(one) for one in cosines_of(places[place])))
+    made = [*MADE_OF, "", *to_markdown(header, rows)]
+    return [*FLOOR, "", *_floors(places), "", *made, "", *OVERSHOOTING, "", *turned]
+
+
+def _cosine(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def _floors(places: Places) -> list[str]:
@@ -204,29 +226,3 @@ def summary(folder: Path, link: Path) -> list[str]:
     page = f"[tables, and why]({(link / 'README.md').as_posix()})"
     head = "client level, zero-out, secure sum, exact ε, every method tuned alike; lead over the second in points."
     return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(places)]
-
-
-def _row(record: Record) -> dict[str, Any]:
-    place = place_of(record)
-    chosen = record["chosen"]
-    return {
-        "study": place.study,
-        "split": place.split,
-        "epsilon": place.epsilon,
-        "method": place.method,
-        "by": record["by"],
-        "value": round(record["accuracy"], 6),
-        "spread": round(record["spread"], 6),
-        "loss": _digits(record.get("loss")),
-        "trials": record["trials"],
-        "rounds": chosen["rounds"],
-        "lr": chosen["lr"],
-        "beta": chosen.get("beta"),
-        "tau": chosen.get("tau"),
-        "decay": chosen.get("decay"),
-        **{column: _digits(record.get(column)) for column in ("exact_epsilon", "sigma", *COLUMNS)},
-    }
-
-
-def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
