@@ -177,11 +177,7 @@ def test_lines_of_studies_are_merged(paper: Protocol, filled: Path, where: Where
     study = STUDIES["a9a-100"]
     lines = [
         {
-            "study": study.name,
-            "method": place.method,
-            **study.where(place),
-            "trials": 12,
-            "by": "accuracy",
+            **study.asked(place),
             "chosen": study.effort.settings(place.method)[0],
             "accuracies": [0.8] * 3,
             "accuracy": 0.8,

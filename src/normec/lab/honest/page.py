@@ -118,7 +118,7 @@ def _study(study: Study, records: Sequence[Record]) -> list[str]:
     found[-1] += "".join(f" {note}." for note in study.notes)
     if not records:
         return [*found, "", "Not run.", ""]
-    found[-1] += f" {_edges(study, records)}"
+    found[-1] += f" {_edges(study, records)} {_made(records)}"
     return [*found, "", *grids(records, study.splits, study.epsilons)]
 
 
@@ -144,6 +144,15 @@ def _edges(study: Study, records: Sequence[Record]) -> str:
         f"choices mostly lie there): the step size in {told({'lr'})}; β or τ in {told({'beta', 'tau'})}; the longest "
         f"run in {told({'rounds'})}."
     )
+
+
+def _made(records: Sequence[Record]) -> str:
+    """Where the cells ran, and how long that took."""
+    machines: dict[str, list[float]] = {}
+    for one in records:
+        machines.setdefault(f"{one['device']}, torch {one['versions']['torch']}", []).append(one["seconds"])
+    ran = [f"{len(own)} cells in {sum(own) / 60:.0f} minutes on {name}" for name, own in machines.items()]
+    return f"Ran: {'; '.join(ran)}."
 
 
 def _by_place(held: Mapping[str, Sequence[Record]]) -> dict[Place, dict[str, Record]]:

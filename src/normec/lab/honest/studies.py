@@ -43,6 +43,13 @@ class Study:
         """The settings that the methods of a cell share."""
         return {**self.settings, "epsilon": place.epsilon, "split": place.split}
 
+    def asked(self, place: Place) -> dict[str, Any]:
+        """What the record of a cell must say: where it stands, and how hard it was tried, with which seeds."""
+        effort = self.effort
+        seeds = {"tuning_seeds": [*effort.tuning_seeds], "test_seeds": [*effort.test_seeds]}
+        cell = {"study": self.name, "method": place.method, **self.where(place)}
+        return {**cell, "by": effort.by, "trials": effort.trials, **seeds}
+
 
 @dataclass(frozen=True)
 class Place:

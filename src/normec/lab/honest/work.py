@@ -82,8 +82,7 @@ def _study(
             found = tuned.cell(place.method, where, study.effort, known, keep, time_is_up, together)
         except tuned.Stopped:
             return False
-        identity = {"study": study.name, "method": place.method, **study.where(place)}
-        done[place] = {**identity, "by": study.effort.by, **found, **_made(device, time.monotonic() - started)}
+        done[place] = {**study.asked(place), **found, **_made(device, time.monotonic() - started)}
         write(study, out, done.values())
         report(f"{study.name}  {place.split}  ε = {place.epsilon:g}  {place.method}: {percent(done[place])}")
     if len(done) == len(study.cells()):
@@ -110,17 +109,12 @@ def parse(study: Study, line: str, where: str) -> Record:
         raise UsageError(
             f"{study.name} has no cell {place.key}; its cells are over {study.epsilons} and {study.splits}"
         )
-    wanted = {**study.where(place), "trials": study.effort.trials, "by": study.effort.by}
-    for name, value in wanted.items():
+    for name, value in study.asked(place).items():
         if record.get(name) != value:
             raise UsageError(
                 f"{study.name}, {place.key}: {name} is {record.get(name)!r} in the record, {value!r} in the study; "
                 "run the cell again"
             )
-    if len(record.get("accuracies", ())) != len(study.effort.test_seeds):
-        raise UsageError(
-            f"{study.name}, {place.key}: not tested with {len(study.effort.test_seeds)} seeds; run it again"
-        )
     if record.get("chosen") not in study.effort.settings(place.method):
         raise UsageError(f"{study.name}, {place.key}: {record.get('chosen')} is no setting of the study; run it again")
     return record
