@@ -22,7 +22,7 @@ class Contender:
 
     @property
     def normalises(self) -> bool:
-        """Whether its steps have the length of the step size, whatever the gradient's."""
+        """Whether its directions have a length of one, or are a mean of such, whatever the gradient's."""
         return self.method == "dpsgd-norm" or (self.method == "normec" and self.ranges.get("server_norm", True))
 
     @property
@@ -110,12 +110,12 @@ def _nearest(columns: Sequence[Sequence[int]]) -> float:
     )
 
 
-def outermost(contender: Contender, chosen: Setting, count: int) -> list[str]:
-    """Names of those values that lie in the first or last of the `count` parts of their ranges."""
-    found = []
+def outermost(contender: Contender, chosen: Setting, count: int) -> dict[str, str]:
+    """Names of those values that lie in the first or last of the `count` parts of their ranges, and in which."""
+    found: dict[str, str] = {}
     for name, values in contender.ranges.items():
         if isinstance(values, tuple):
             low, high = map(math.log, values)
             place = (math.log(chosen[name]) - low) / (high - low) * count
-            found += [name] if not 1 <= place <= count - 1 else []
+            found |= {name: "lowest"} if place < 1 else {name: "highest"} if place > count - 1 else {}
     return found

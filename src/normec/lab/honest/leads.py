@@ -24,17 +24,15 @@ BARE = "DP-SGD, norm"
 DIRECT = tuple(name for name, one in CONTENDERS.items() if not one.remembers)
 SIDES = {"error feedback as in the paper": PAPER, "NormEC with forgetting": (FORGETS,)}
 NOISE = (0.0, 0.05, 0.2, math.inf)  # bounds of the classes that places are put into
-OVERSHOT = -0.25  # at a cosine below it a step of DP-SGD counts as too long
 LEADS = (
     "Lead over the better DP-SGD in points, of the best method with error feedback as in the paper / of NormEC with "
     "forgetting; bold where it is larger than the spreads of the two (their root sum of squares), from few seeds. The "
     "paper's side is the best of three by test accuracy, DP-SGD's the better of two: the larger side gains by it."
 )
 COUNTED = (
-    "The same by study, by split, by the noise that no method escapes, and by whether the better DP-SGD overshot (both "
-    "below): the median lead, and how often one is ahead or behind by more than the spreads; in brackets how often "
-    "that would be by chance, were all methods equal and their seeds' results normal. Points are of accuracy, on w8a "
-    "of the area."
+    "The same by study, by split, and by the noise that no method escapes (below): the median lead, and how often one "
+    "is ahead or behind by more than the spreads; in brackets how often that would be by chance, were all methods "
+    "equal and their seeds' results normal. Points are of accuracy, on w8a of the area."
 )
 
 
@@ -73,22 +71,14 @@ def by_place(places: Places, shown: Callable[[Place], str]) -> list[str]:
 
 
 def _kinds(places: Places) -> dict[str, list[Place]]:
-    """Places that have a study, a split, a class of noise, or DP-SGD's overshooting in common."""
+    """Places that have a study, a split, or a class of noise in common."""
     found = {study: [one for one in places if one.study == study] for study in {one.study: 0 for one in places}}
     found |= {f"split {split}": [one for one in places if one.split == split] for split in splits_of(places)}
     for low, high in itertools.pairwise(NOISE):
         title = f"noise from {low:g} to {high:g}" if high < math.inf else f"noise {low:g} and more"
         own = [one for one, methods in places.items() if low <= (floor(methods[BARE]) or math.nan) < high]
         found |= {title: own} if own else {}
-    cosines = {one: cosines_of(methods)[0] for one, methods in places.items()}
-    past = [one for one, cosine in cosines.items() if cosine is not None and cosine < OVERSHOT]
-    found |= {f"DP-SGD overshot (cosine under {OVERSHOT:g})": past} if past else {}
     return found
-
-
-def cosines_of(methods: Mapping[str, Record]) -> list[float | None]:
-    """Of the last estimate and the gradient after its step: for the better DP-SGD, then for each of `SIDES`."""
-    return [_best(methods, names).get("cosine") for names in (DIRECT, *SIDES.values())]
 
 
 def splits_of(places: Iterable[Place]) -> list[str]:

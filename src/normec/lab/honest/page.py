@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...atomic import write_atomic
 from ..tables import to_markdown
-from . import leads, sheets
-from .contenders import CONTENDERS, Setting, outermost
-from .leads import BARE, NOT_RUN, Places, by_place, cosines_of, floor, splits_of, targets
+from . import edges, leads, sheets
+from .contenders import CONTENDERS
+from .leads import BARE, NOT_RUN, Places, by_place, floor, splits_of, targets
 from .studies import STUDIES, Place, Study
 from .work import Record, percent, read
 
-_OFTEN = 0.75  # a share of a method's choices
 INTRODUCTION = (
     "Every client is protected against a server that sees only sums (client level, zero-out, secure sum), with exact ε "
     "at δ = 1e-5; all clients take part in every round. For each ε and split every method got the same number of "
@@ -33,21 +31,16 @@ FLOOR = (
     "guarantee as Gaussian DP, d the dimension, n the clients). With error feedback the same noise stays in ĝ for all "
     "later rounds: the sum of the directions then holds 2/√3 = 1.15 times as much beside the longest that it can be, "
     "and more once the memories have arrived at the gradients, for then the signal stops growing and the noise does "
-    "not. So where noise decides, error feedback can gain only by repairing a bias, and must gain more than it pays. "
-    "The noise by study:",
+    "not; forgetting bounds it. So error feedback has to gain elsewhere more than it pays here: by repairing a bias, "
+    "or because ĝ moves by a bounded amount a round and so turns less from step to step. The noise by study:",
 )
 MADE_OF = (
     "At the end of the test runs of the chosen settings, medians over the places above. `noise / ∇f`: the norm of the "
     "noise in ĝ beside the true gradient's; with error feedback it is all that has been gathered and stays, without it "
     "is one round's and new each time, so the two kinds are not to be compared. `memory error / ∇f`: how far the "
-    "clients' memories are from their gradients, on average, beside the same. `cosine`: of ĝ, that of the last round, "
-    "and ∇f, the gradient after its step.",
-)
-OVERSHOOTING = (
-    "A cosine far below zero says that the last step was too long: the next one goes back. A memory keeps ĝ from "
-    "turning round at once, as momentum would, which no method here has. So where noise is small and the steps that "
-    "learn fastest overshoot, error feedback can gain without any bias to repair. The cosines, of the better DP-SGD / "
-    "of the best method with error feedback as in the paper / of NormEC with forgetting:",
+    "clients' memories are from their gradients, on average, beside the same. `cosine`: of ĝ, with its noise, and the "
+    "gradient after its step. `turn`: of the gradients before the last step and after, far below zero where steps are "
+    "too long; older records are without.",
 )
 
 
@@ -88,8 +81,8 @@ def write(folder: Path, pictures: bool = True) -> list[Path]:
     paths = [folder / name for name in ("README.md", "honest.csv", "tried.csv")]
     shown = [path.name for path in sorted(folder.glob("accuracy-*.png"))]
     write_atomic(paths[0], "\n".join(lines(held, shown)).rstrip() + "\n")
-    write_atomic(paths[1], sheets.cells(every))
-    write_atomic(paths[2], sheets.tried(every))
+    write_atomic(paths[1], sheets.by_cell(every))
+    write_atomic(paths[2], sheets.by_setting(every))
     return [*paths, *drawn]
 
 
@@ -118,32 +111,8 @@ def _study(study: Study, records: Sequence[Record]) -> list[str]:
     found[-1] += "".join(f" {note}." for note in study.notes)
     if not records:
         return [*found, "", "Not run.", ""]
-    found[-1] += f" {_edges(study, records)} {_made(records)}"
+    found[-1] += f" {edges.told(study, records)} {_made(records)}"
     return [*found, "", *grids(records, study.splits, study.epsilons)]
-
-
-def _edges(study: Study, records: Sequence[Record]) -> str:
-    """How often a better setting may lie outside of what was tried."""
-    effort = study.effort
-
-    def told(names: set[str]) -> str:
-        def at_edge(method: str, setting: Setting) -> bool:
-            longest = {"rounds"} if setting["rounds"] == max(effort.rounds) else set()
-            return bool(names & {*longest, *outermost(effort.contender(method), setting, effort.trials)})
-
-        own = [one for one in records if names & set(one["chosen"])]
-        tried = [[at_edge(one["method"], setting) for setting in effort.settings(one["method"])] for one in own]
-        edges = Counter(one["method"] for one in own if at_edge(one["method"], one["chosen"]))
-        counts = Counter(one["method"] for one in own)
-        often = [f"{name} {edges[name]} of {count}" for name, count in counts.items() if edges[name] > _OFTEN * count]
-        found = f"{edges.total()} of {len(own)} ({sum(statistics.fmean(edge) for edge in tried):.0f})"
-        return found + (f", {', '.join(often)}" if often else "")
-
-    return (
-        "Chosen from an outermost part of its range (in brackets: if all settings were as good; then methods whose "
-        f"choices mostly lie there): the step size in {told({'lr'})}; β or τ in {told({'beta', 'tau'})}; the longest "
-        f"run in {told({'rounds'})}."
-    )
 
 
 def _made(records: Sequence[Record]) -> str:
@@ -185,14 +154,8 @@ def _why(places: Places) -> list[str]:
             own = [methods[name] for place, methods in places.items() if place.split == split]
             ended = [one for one in own if one.get("gradient")]
             rows += [[name, split, *_anatomy(ended)]] if ended else []
-    header = ("method", "split", "noise / ∇f", "memory error / ∇f", "cosine", "β or τ", "rounds")
-    turned = by_place(places, lambda place: " / ".join(_cosine(one) for one in cosines_of(places[place])))
-    made = [*MADE_OF, "", *to_markdown(header, rows)]
-    return [*FLOOR, "", *_floors(places), "", *made, "", *OVERSHOOTING, "", *turned]
-
-
-def _cosine(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    header = ("method", "split", "noise / ∇f", "memory error / ∇f", "cosine", "turn", "β or τ", "rounds")
+    return [*FLOOR, "", *_floors(places), "", *MADE_OF, "", *to_markdown(header, rows)]
 
 
 def _floors(places: Places) -> list[str]:
@@ -215,6 +178,7 @@ def _anatomy(ended: Sequence[Record]) -> list[str]:
         middle(one["noise"] / one["gradient"] for one in ended),
         middle(one["memory_error"] / one["gradient"] for one in ended if "memory_error" in one),
         middle(one["cosine"] for one in ended),
+        middle(one.get("turn") for one in ended),
         middle(one.get("beta", one.get("tau")) for one in chosen),
         middle(one["rounds"] for one in chosen),
     ]

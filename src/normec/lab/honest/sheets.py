@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..tables import Row, to_csv
 from .contenders import Setting
 from .studies import STUDIES
+from .trial import ANATOMY
 from .work import Record, place_of
 
-MADE_OF = ("gradient", "estimate", "noise", "cosine", "memory_error")
 
-
-def cells(records: Sequence[Record]) -> str:
+def by_cell(records: Sequence[Record]) -> str:
     """What each cell came to on the test set, with the setting chosen."""
     return to_csv([_cell(one) for one in records])
 
 
-def tried(records: Sequence[Record]) -> str:
+def by_setting(records: Sequence[Record]) -> str:
     """What each setting of each cell came to on the records held out."""
     rows = []
     for one in records:
@@ -31,23 +29,23 @@ def tried(records: Sequence[Record]) -> str:
 
 def _where(record: Record) -> Row:
     place = place_of(record)
-    return {"study": place.study, "split": place.split, "epsilon": place.epsilon, "method": place.method}
+    where = {"study": place.study, "split": place.split, "epsilon": place.epsilon, "method": place.method}
+    return {**where, "by": record["by"]}
 
 
 def _setting(setting: Setting) -> Row:
     return {"rounds": setting["rounds"], "lr": setting["lr"]} | {n: setting.get(n) for n in ("beta", "tau", "decay")}
 
 
-def _cell(record: Record) -> dict[str, Any]:
+def _cell(record: Record) -> Row:
     return {
         **_where(record),
-        "by": record["by"],
         "value": round(record["accuracy"], 6),
         "spread": round(record["spread"], 6),
         "loss": _digits(record.get("loss")),
         "trials": record["trials"],
         **_setting(record["chosen"]),
-        **{column: _digits(record.get(column)) for column in ("exact_epsilon", "sigma", *MADE_OF)},
+        **{column: _digits(record.get(column)) for column in ("exact_epsilon", "sigma", *ANATOMY)},
     }
 
 

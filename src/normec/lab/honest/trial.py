@@ -12,19 +12,19 @@ from torch import Tensor
 
 from ... import fleet, gradients
 from ...errors import Diverged
-from ...gradients.precision import Precision
 from ...methods import Method
 from ...observing import copied
-from ...operators import norms
+from ...operators import normalise, norms
 from ...problem import Problem
 from ...records import Records
 from ...rounds import Rounds
-from ...run import Run
+from ...run import Plan, Run
 from ...training import prepare, ready
 from .. import build, methods
 from ..config import RunConfig, make
 
 Found = dict[str, Any]
+ANATOMY = ("gradient", "estimate", "noise", "cosine", "turn", "memory_error")
 DIVERGED = 0.0  # the accuracy, or the area, of a run that did not come to its end
 
 
@@ -84,7 +84,7 @@ class _Begun:
         found["value"] = last[f"{prefix}accuracy"] if trial.by == "accuracy" else _area(problem, run, held)
         if run.privacy is not None:
             found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
-        return found | (_anatomy(problem, self.method, run, self.rounds.plan.precision) if trial.why else {})
+        return found | (_anatomy(problem, self.method, run, self.rounds.plan) if trial.why else {})
 
 
 _kept: dict[str, Problem] = {}
@@ -121,28 +121,36 @@ def _area(problem: Problem, run: Run, held: Records | None) -> float:
     return area(scores.cpu(), (targets > 0).cpu())
 
 
-def _anatomy(problem: Problem, method: Method, run: Run, precision: Precision) -> Found:
-    """Norms at the end: of ∇f, of ĝ, of the noise in ĝ, of the clients' memory error; and the cosine of ĝ and ∇f.
+def _anatomy(problem: Problem, method: Method, run: Run, plan: Plan) -> Found:
+    """Norms at the end: of ∇f, of ĝ, of the noise in ĝ, of the clients' memory error; cosines of ĝ and ∇f, and of ∇f
+    before the last step and after (`turn`: far below zero where steps are too long).
 
     With error feedback the noise in ĝ is all that it has gathered, ‖ĝ − mean g_i‖, measured; without, that of one
     round, βσ√(d/n), expected.
     """
-    state, seed = run.state, 0
-    engine = gradients.choose("auto", problem, None, seed, precision=precision)
-    total, away = torch.zeros_like(state.x), 0.0
+    state, n, seed = run.state, problem.clients, 0
+    engine = gradients.choose("auto", problem, None, seed, precision=plan.precision)
+    direction = normalise(state.estimate) if method.server_norm else state.estimate
+    before = state.x + plan.step_size(state.round - 1) * direction
+    slope, earlier, away = torch.zeros_like(state.x), torch.zeros_like(state.x), 0.0
+    for block in engine.blocks(before, copied(state.buffers), state.round, full=True):
+        earlier += block.grads.sum(0) / n
     for block in engine.blocks(state.x, copied(state.buffers), state.round, full=True):
-        total += block.grads.sum(0)
+        slope += block.grads.sum(0) / n
         if method.feedback:
             away += float(norms(block.grads - state.memory[block.rows].to(block.grads)).sum())
-    slope, n = total / problem.clients, problem.clients
     sigma = run.privacy.sigma if run.privacy is not None else 0.0
     if method.feedback:
         noise = float(torch.linalg.vector_norm(state.estimate - state.memory.mean(0)))
     else:
         noise = method.beta * sigma * math.sqrt(len(state.x) / n)
-    both = float(torch.linalg.vector_norm(slope)), float(torch.linalg.vector_norm(state.estimate))
-    found = {"gradient": both[0], "estimate": both[1], "noise": noise}
-    found["cosine"] = float(slope @ state.estimate) / (both[0] * both[1]) if both[0] * both[1] > 0 else 0.0
+    found = {"gradient": float(norms(slope)), "estimate": float(norms(state.estimate)), "noise": noise}
+    found |= {"cosine": _cosine(slope, state.estimate), "turn": _cosine(slope, earlier)}
     if method.feedback:
         found["memory_error"] = away / n
     return found
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    lengths = float(norms(one)) * float(norms(other))
+    return float(one @ other) / lengths if lengths > 0 else 0.0

@@ -25,7 +25,7 @@ from .contenders import (
     contender,
     settings,
 )
-from .trial import Found, Trial, measure
+from .trial import ANATOMY, Found, Trial, measure
 
 VALIDATION = 0.2
 
@@ -125,7 +125,7 @@ def _summary(values: Sequence[float], best: int, tested: Sequence[Found]) -> dic
         "spread": statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
         "diverged": len(tested) - len(ended),
     }
-    for column in ("loss", "exact_epsilon", "sigma", "gradient", "estimate", "noise", "cosine", "memory_error"):
+    for column in ("loss", "exact_epsilon", "sigma", *ANATOMY):
         held = [one[column] for one in ended if column in one]
         if held:
             found[column] = statistics.mean(held)
