@@ -37,7 +37,7 @@ def test_the_committed_pages_are_those_of_the_committed_records(paper: Protocol,
             shutil.copytree(committed / name, tmp_path / "docs" / "replay" / name)
     shutil.copyfile(ROOT / "README.md", tmp_path / "README.md")
     made = pages.write(paper, tmp_path / "docs" / "replay", tmp_path / "README.md", pictures=False)
-    assert len(made) == 13
+    assert len(made) == 14
     for path in made:
         place = path.relative_to(tmp_path)
         told = f"{place} is not what `normec replay pages --readme README.md` makes of the records"
