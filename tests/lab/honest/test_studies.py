@@ -247,7 +247,7 @@ def made(study: str, method: str, epsilon: float, split: str, value: float, spre
         {"memory_error": 0.25} if remembers else {}
     )
     effort = STUDIES[study].effort
-    long = [one for one in effort.settings(method) if one["rounds"] == 100]
+    long = [one for one in effort.settings(method) if one["rounds"] == sorted(effort.rounds)[-2]]
     chosen = next((one for one in long if not outermost(effort.contender(method), one, effort.trials)), long[0])
     kept = STUDIES[study].asked(Place(study, method, epsilon, split))
     ran = {"seconds": 90.0, "device": "CPU", "versions": {"torch": "2"}}
@@ -335,6 +335,22 @@ def test_leads_are_counted_by_what_places_share() -> None:
         ("noise from 0.05 to 0.2 | 2", "0 (0.1)", "1 (0.1)", "-1.5"),
     ):
         assert f"| {kind} | {middle}; ahead {ahead}, behind {behind} | -20.0; ahead 0" in text
+
+
+def test_a_place_run_again_with_more_effort_counts_once() -> None:
+    again = next(study for study in STUDIES.values() if study.instead)
+    first = STUDIES[again.instead]
+    assert {**again.settings} == {**first.settings}
+    assert again.effort.trials > first.effort.trials
+    places = {
+        Place(name, "", epsilon, "iid"): {one: made(name, one, epsilon, "iid", 0.5) for one in CONTENDERS}
+        for name, epsilon in ((first.name, 8.0), (first.name, 4.0), (again.name, 8.0))
+    }
+    text = "\n".join(leads.lines(places))
+    assert f"| {first.name}, iid | +0.0 / +0.0 | +0.0 / +0.0 |" in text  # shown, both of them
+    assert f"| {first.name} | 1 |" in text
+    assert f"| {again.name} | 1 |" in text
+    assert "| split iid | 2 |" in text
 
 
 def test_chance_alone_puts_methods_ahead() -> None:

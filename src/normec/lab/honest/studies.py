@@ -29,6 +29,7 @@ class Study:
     epsilons: tuple[float, ...] = EPSILONS
     splits: tuple[str, ...] = SPLITS
     notes: tuple[str, ...] = field(default=())
+    instead: str = ""  # of the study that it repeats with more effort
 
     def cells(self) -> list[Place]:
         """Every cell, in the order they are run: strong targets last, for they matter least where all fail."""
@@ -119,6 +120,7 @@ STUDIES: Mapping[str, Study] = {
             Effort(12, (0,), (2, 3), rounds=(200, 400)),
             epsilons=(8.0, 2.0),
             notes=("For with six settings most methods chose the longest run, and some the longest step",),
+            instead="cifar10-10000",
         ),
     )
 }
