@@ -71,6 +71,7 @@ _LINEAR = Effort(12, (0,), (2, 3, 4))
 _RARE = replace(_LINEAR, steps=(0.1, 30.0), plain_steps=(1.0, 300.0), by="area")
 _IMAGES = Effort(6, (0,), (2, 3), plain_steps=(0.1, 10.0))
 _SMALL = "24,346 parameters: the noise grows with their number, and ResNet20 has eleven times as many"
+_MANY = {"data": "cifar10", "model": "cnn-gn", "clients": 10000, "precision": "bf16"}
 _A9A = "A constant answer has 76.4 %"
 _W8A = "3 % of the records are positive, and a constant answer has 97.0 % accuracy: the area says more"
 
@@ -106,7 +107,7 @@ STUDIES: Mapping[str, Study] = {
         Study(
             "cifar10-10000",
             "a small CNN with GroupNorm on CIFAR-10, 10,000 clients",
-            {"data": "cifar10", "model": "cnn-gn", "clients": 10000, "precision": "bf16"},
+            _MANY,
             _IMAGES,
             notes=(
                 "5 images a client, each client's own (4 while tuning). No image is reused: 50,000 images allow that, "
@@ -116,7 +117,7 @@ STUDIES: Mapping[str, Study] = {
         Study(
             "cifar10-10000-longer",
             "the same with twice the settings, longer runs and longer steps",
-            {"data": "cifar10", "model": "cnn-gn", "clients": 10000, "precision": "bf16"},
+            _MANY,
             Effort(12, (0,), (2, 3), rounds=(200, 400)),
             epsilons=(8.0, 2.0),
             notes=("For with six settings most methods chose the longest run, and some the longest step",),
