@@ -197,5 +197,7 @@ def summary(folder: Path, link: Path) -> list[str]:
     if not places:
         return ["**What honest privacy gives**: not run yet; `normec privacy study all` runs it."]
     page = f"[tables, and why]({(link / 'README.md').as_posix()})"
-    head = "client level, zero-out, secure sum, exact ε, every method tuned alike; lead over the second in points."
+    trials = [study.effort.trials for name, study in STUDIES.items() if held[name]]
+    tuned = f"every method tuned alike ({min(trials)} to {max(trials)} settings)"
+    head = f"client level, zero-out, secure sum, exact ε, {tuned}; lead over the second in points."
     return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(places)]
