@@ -33,7 +33,8 @@ def _counted(effort: Effort, records: Sequence[Record], names: Sequence[str]) ->
         by_chance += len(chosen) * sum(tried) / len(tried)
         if chosen and ends.total() >= _OFTEN * len(chosen):
             often.append(f"{method} {' and '.join(f'{count} {end}' for end, count in ends.items())}")
-    return f"{found} of {of} ({'; '.join([f'{by_chance:.0f}', *([', '.join(often)] if often else [])])})"
+    whose = f"; {', '.join(often)}" if often else ""
+    return f"{found} of {of} ({by_chance:.0f}{whose})"
 
 
 def _ends(effort: Effort, method: str, setting: Setting, names: Sequence[str]) -> list[str]:

@@ -67,9 +67,7 @@ def _shown(record: Record | None, best: float | None) -> str:
 
 
 def write(folder: Path, pictures: bool = True) -> list[Path]:
-    """README.md, the numbers as CSV and, if asked for, pictures of the records in `folder`; the page shows those there
-    are.
-    """
+    """The page of the records in `folder`, their numbers as CSV, and pictures if asked for; it shows those there are."""
     held = {name: read(study, folder) for name, study in STUDIES.items()}
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
@@ -111,17 +109,17 @@ def _study(study: Study, records: Sequence[Record]) -> list[str]:
     found[-1] += "".join(f" {note}." for note in study.notes)
     if not records:
         return [*found, "", "Not run.", ""]
-    found[-1] += f" {edges.told(study, records)} {_made(records)}"
+    found[-1] += f" {edges.told(study, records)} {_ran(records)}"
     return [*found, "", *grids(records, study.splits, study.epsilons)]
 
 
-def _made(records: Sequence[Record]) -> str:
+def _ran(records: Sequence[Record]) -> str:
     """Where the cells ran, and how long that took."""
     machines: dict[str, list[float]] = {}
     for one in records:
         machines.setdefault(f"{one['device']}, torch {one['versions']['torch']}", []).append(one["seconds"])
-    ran = [f"{len(own)} cells in {sum(own) / 60:.0f} minutes on {name}" for name, own in machines.items()]
-    return f"Ran: {'; '.join(ran)}."
+    shares = [f"{len(own)} cells in {sum(own) / 60:.0f} minutes on {name}" for name, own in machines.items()]
+    return f"Ran: {'; '.join(shares)}."
 
 
 def _by_place(held: Mapping[str, Sequence[Record]]) -> dict[Place, dict[str, Record]]:
