@@ -67,7 +67,7 @@ def _shown(record: Record | None, best: float | None) -> str:
 
 
 def write(folder: Path, pictures: bool = True) -> list[Path]:
-    """The page of the records in `folder`, their numbers as CSV, and pictures if asked for; it shows those there are."""
+    """The page of the records in `folder`, their numbers as CSV, and pictures if asked for; it shows what there is."""
     held = {name: read(study, folder) for name, study in STUDIES.items()}
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
