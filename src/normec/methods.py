@@ -7,13 +7,14 @@ With memory g_i at client i, estimate ĝ at the server, step size γ and forgett
     server:    ĝ ← (1−λ) ĝ + (β/n) Σ m_i         so that ĝ = mean g_i, always
                x ← x − γ ĝ   or   x − γ ĝ/‖ĝ‖    (server normalisation; 0/0 = 0)
 
-Without error feedback g_i = 0 always and ĝ = (β/n) Σ m_i. λ = 0 is the paper. A private client adds its
-noise to the message on the way out; nothing here knows of it. Every method is one line of this scheme:
+Without error feedback g_i = 0 always and ĝ ← p ĝ + (β/n) Σ m_i, with ``momentum`` p at the server. λ = 0 and
+p = 0 are the paper. A private client adds its noise to the message on the way out; nothing here knows of it.
+Every method is one line of this scheme:
 
     NormEC(α, β)   Ψ = Norm_α, error feedback, server normalisation (Algorithm 1)
     Clip21(τ)      Ψ = Clip_τ, error feedback, β = 1
     EF21(C)        Ψ = C, a contractive compressor, error feedback, β = 1
-    DPSGD(Ψ, β)    no error feedback: eq. (2)
+    DPSGD(Ψ, β, p) no error feedback: eq. (2), p = 0 there
     GD()           the identity, no error feedback
 
 All steps are pure and work row by row: gradients and memories ``[..., d]``, means ``[d]``.
@@ -40,6 +41,7 @@ class Method:
     feedback: bool = True
     server_norm: bool = False
     decay: float = 0.0
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         positive(beta=self.beta)
@@ -47,6 +49,10 @@ class Method:
             raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
         if self.decay and not self.feedback:
             raise UsageError(f"decay needs a memory to forget; {self.name} has no error feedback")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.momentum and self.feedback:
+            raise UsageError(f"momentum would part ĝ from the memories' mean; {self.name} has error feedback")
 
     def client_step(self, grad: Tensor, memory: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
         """(∇f_i(x), g_i) → (m_i, new g_i). `key` feeds a random operator; see `RandK`."""
@@ -68,7 +74,10 @@ class Method:
     def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
         """((1/n) Σ m_i, ĝ) → (direction, new ĝ); then x ← x − γ · direction."""
         step = self.beta * mean_message
-        estimate = self.idle_step(estimate) + step if self.feedback else step
+        if self.feedback:
+            estimate = self.idle_step(estimate) + step
+        else:
+            estimate = self.momentum * estimate + step if self.momentum else step
         return (normalise(estimate) if self.server_norm else estimate), estimate
 
 
@@ -87,9 +96,12 @@ def EF21(compressor: Operator) -> Method:  # noqa: N802
     return Method("ef21", compressor)
 
 
-def DPSGD(operator: Operator, beta: float = 1.0) -> Method:  # noqa: N802
-    """Direct normalisation or clipping, eq. (2): x ← x − γ (β/n) Σ Ψ(∇f_i(x)); the bias stays."""
-    return Method("dpsgd", operator, beta, feedback=False)
+def DPSGD(operator: Operator, beta: float = 1.0, momentum: float = 0.0) -> Method:  # noqa: N802
+    """Direct normalisation or clipping, eq. (2): x ← x − γ (β/n) Σ Ψ(∇f_i(x)); the bias stays.
+
+    Momentum is PyTorch's: a step of γ goes on as γ p, γ p², …, γ/(1−p) in all. It costs no privacy.
+    """
+    return Method("dpsgd", operator, beta, feedback=False, momentum=momentum)
 
 
 def GD() -> Method:  # noqa: N802

@@ -31,6 +31,8 @@ MISTAKES = [
     (["train", "--set", "clients=many"], "clients"),
     (["train", "--tau", "1"], "tau does not apply to normec"),
     (["train", "--set", "decay=1.0"], "decay must lie in [0, 1)"),
+    (["train", "--set", "momentum=0.9"], "momentum does not apply to normec"),
+    (["train", "--method", "dpsgd-norm", "--set", "momentum=1.0"], "momentum must lie in [0, 1)"),
     (["train", "--method", "ef21", "--set", "k=100000", "--no-privacy"], "k must be at most the dimension"),
     (["train", "--method", "ef21"], "ef21 sends messages without a bound"),
     (["train", "--method", "gd"], "gd sends messages without a bound"),

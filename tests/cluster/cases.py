@@ -58,6 +58,7 @@ CASES = {
     "ef21 top-k": Case(EF21(TopK(3))),
     "ef21 rand-k": Case(EF21(RandK(3)), "mlp"),
     "dpsgd norm": Case(DPSGD(SmoothedNorm(0.1), 0.5)),
+    "dpsgd with momentum, sampled": Case(DPSGD(Clip(0.5), momentum=0.8), how={"participation": FixedSize(3)}),
     "dpsgd clip": Case(DPSGD(Clip(0.5)), "mlp"),
     "gd": Case(GD(), "mlp"),
     "batchnorm": Case(NormEC(0.1, 0.3), "batchnorm", {"batch_size": 4}),

@@ -27,6 +27,7 @@ METHODS: dict[str, Callable[..., ClientOptimizer]] = {
     "ef21-randk": lambda net, **how: cluster.EF21(net.parameters(), LR, RandK(3), **how),
     "dpsgd-norm": lambda net, **how: cluster.DPSGD(net.parameters(), LR, SmoothedNorm(0.1), 0.5, **how),
     "dpsgd-clip": lambda net, **how: cluster.DPSGD(net.parameters(), LR, Clip(0.5), **how),
+    "dpsgd-momentum": lambda net, **how: cluster.DPSGD(net.parameters(), LR, Clip(0.5), momentum=0.8, **how),
     "gd": lambda net, **how: cluster.GD(net.parameters(), LR, **how),
 }
 DEFINITIONS: dict[str, Method] = {
@@ -38,5 +39,6 @@ DEFINITIONS: dict[str, Method] = {
     "ef21-randk": EF21(RandK(3)),
     "dpsgd-norm": DPSGD(SmoothedNorm(0.1), 0.5),
     "dpsgd-clip": DPSGD(Clip(0.5)),
+    "dpsgd-momentum": DPSGD(Clip(0.5), momentum=0.8),
     "gd": GD(),
 }

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "without sn, forgetting": (NormEC(0.1, 0.3, server_norm=False, decay=0.1), {}),
     "clip21": (Clip21(0.5), {}),
     "dpsgd": (DPSGD(Clip(0.5), 0.7), {}),
+    "dpsgd, momentum": (DPSGD(Clip(0.5), 0.7, momentum=0.8), {}),
     "gd": (GD(), {"lr": lambda k: 0.3 / (1 + k)}),
     "by tensor": (TensorNorm.of(NormEC(0.1, 0.3), LINEAR, in_place=True), {"warmup": 2}),
     "drawn": (NormEC(0.1, 0.3), {"participation": FixedSize(3)}),

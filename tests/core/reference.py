@@ -126,16 +126,17 @@ def error_feedback(f, x, gamma, rounds, psi, decay=0.0, memory=None, drawn=None)
     return seen
 
 
-def dpsgd(f, x, gamma, rounds, psi: Callable[[Vector], Vector], drawn=None) -> Seen:  # type: ignore[no-untyped-def]
+def dpsgd(f, x, gamma, rounds, psi: Callable[[Vector], Vector], drawn=None, momentum=0.0) -> Seen:  # type: ignore[no-untyped-def]
     """Eq. (2) without noise, and gradient descent where psi is the identity."""
     n = len(f)
-    seen = Seen([x.copy()])
+    seen, velocity = Seen([x.copy()]), np.zeros_like(x)
     for k in range(rounds):
         total = np.zeros_like(x)
         for i in range(n):
             if drawn is None or i in drawn(k):
                 total = total + psi(f.grad(i, x))
-        x = x - gamma * (total / n)
+        velocity = momentum * velocity + total / n
+        x = x - gamma * velocity
         seen.path.append(x.copy())
     return seen
 

@@ -39,6 +39,7 @@ MAKERS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "beta of DPSGD": (lambda v: DPSGD(Clip(1.0), v), [0, -1, NAN, INF]),
     "decay": (lambda v: NormEC(0.1, 0.1, decay=v), [-0.1, 1, 1.5, NAN, INF]),
     "decay of Clip21": (lambda v: Clip21(0.1, v), [-0.1, 1, NAN]),
+    "momentum": (lambda v: DPSGD(Clip(1.0), momentum=v), [-0.1, 1, 1.5, NAN, INF]),
     "tau": (Clip, [0, -1, NAN, INF, -INF]),
     "tau of Clip21": (Clip21, [0, -1, NAN, INF]),
     "k": (TopK, [0, -1, 1.5, NAN, INF, True]),

@@ -24,6 +24,7 @@ METHODS = {
     "ef21-rand": EF21(RandK(2)),
     "dpsgd-clip": DPSGD(Clip(0.5)),
     "dpsgd-norm": DPSGD(SmoothedNorm(0.1), beta=0.5),
+    "dpsgd-momentum": DPSGD(Clip(0.5), beta=0.5, momentum=0.7),
     "gd": GD(),
 }
 
@@ -37,12 +38,13 @@ def normal(seed: int, *shape: int) -> Tensor:
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 6), d=st.integers(2, 9))
 def test_the_estimate_stays_the_mean_memory(method: Method, seed: int, n: int, d: int) -> None:
     memory = normal(seed, n, d) if method.feedback else torch.zeros(n, d, dtype=torch.float64)
-    estimate = memory.mean(0)
+    estimate = velocity = memory.mean(0)
     for k in range(8):
         key = Key(Stream(0, "operator"), k, torch.arange(n))
         message, memory = method.client_step(normal(seed + k, n, d), memory, key)
         direction, estimate = method.server_step(message.mean(0), estimate)
-        expected = memory.mean(0) if method.feedback else method.beta * message.mean(0)
+        velocity = method.momentum * velocity + method.beta * message.mean(0)
+        expected = memory.mean(0) if method.feedback else velocity
         assert torch.allclose(estimate, expected, rtol=0, atol=1e-13)
         if method.server_norm:
             assert float(direction.norm()) == pytest.approx(1, abs=1e-12)
@@ -120,3 +122,8 @@ def test_a_method_cannot_be_changed() -> None:
 def test_forgetting_needs_a_memory() -> None:
     with pytest.raises(UsageError, match="decay needs a memory"):
         Method("mine", Clip(1.0), feedback=False, decay=0.1)
+
+
+def test_momentum_has_no_place_beside_memories() -> None:
+    with pytest.raises(UsageError, match="momentum would part ĝ from the memories' mean; mine has error feedback"):
+        Method("mine", Clip(1.0), momentum=0.9)

@@ -22,6 +22,7 @@ METHODS = {
     "rand-k": EF21(RandK(3)),
     "dpsgd-clip": DPSGD(Clip(0.5)),
     "dpsgd-norm": DPSGD(SmoothedNorm(0.1), beta=0.5),
+    "dpsgd-momentum": DPSGD(Clip(0.5), momentum=0.8),
     "gd": GD(),
 }
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, RandK, Run, SmoothedNorm, TopK, train
+from normec import DPSGD, EF21, GD, Clip, Clip21, Identity, Method, NormEC, RandK, Run, SmoothedNorm, TopK, train
 
 from . import reference
 from .problems import PROBLEMS, quadratics
@@ -27,8 +27,8 @@ def feedback(psi, **options):  # type: ignore[no-untyped-def]
     return lambda f, x, lr: reference.error_feedback(f, x, lr, ROUNDS, psi, **options)
 
 
-def direct(psi):  # type: ignore[no-untyped-def]
-    return lambda f, x, lr: reference.dpsgd(f, x, lr, ROUNDS, psi)
+def direct(psi, **options):  # type: ignore[no-untyped-def]
+    return lambda f, x, lr: reference.dpsgd(f, x, lr, ROUNDS, psi, **options)
 
 
 def normec(*options):  # type: ignore[no-untyped-def]
@@ -47,6 +47,7 @@ METHODS = {
     "ef21-rand-k": (EF21(RandK(2)), 0.05, feedback(rand_k)),
     "dpsgd-clip": (DPSGD(Clip(0.8)), 0.1, direct(lambda v: reference.clip(v, 0.8))),
     "dpsgd-norm": (DPSGD(SmoothedNorm(0.1), beta=0.7), 0.1, direct(lambda v: 0.7 * v / (0.1 + reference.norm(v)))),
+    "dpsgd-momentum": (DPSGD(Clip(0.8), momentum=0.9), 0.02, direct(lambda v: reference.clip(v, 0.8), momentum=0.9)),
     "gd": (GD(), 0.1, direct(lambda v: v)),
 }
 
@@ -92,3 +93,14 @@ def test_a_method_built_by_hand_is_the_same_point_of_the_scheme() -> None:
     here = train(problem, by_hand, lr=0.02, rounds=30).x
     assert torch.equal(here, train(problem, NormEC(0.5, 0.4, decay=0.1), lr=0.02, rounds=30).x)
     assert not torch.equal(here, train(problem, NormEC(0.5, 0.4), lr=0.02, rounds=30).x)
+
+
+def test_momentum_is_pytorch_s() -> None:
+    f, problem = PROBLEMS["logistic"](0)
+    run = train(problem, Method("mine", Identity(), feedback=False, momentum=0.9), lr=0.05, rounds=40)
+    x = problem.x0.clone()
+    optimizer = torch.optim.SGD([x], lr=0.05, momentum=0.9)
+    for _ in range(40):
+        x.grad = torch.from_numpy(sum(f.grad(i, x.numpy()) for i in range(len(f))) / len(f))
+        optimizer.step()
+    assert torch.allclose(run.x, x, rtol=0, atol=1e-12)

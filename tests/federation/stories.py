@@ -47,7 +47,7 @@ SETTINGS: dict[str, tuple[Method, Privacy | None]] = {
     "noisy memory that forgets": (NormEC(0.1, 0.5, decay=0.1), NOISY),
     "clean memory": (Clip21(0.5), Privacy(sigma=0.5, noise="secure", memory="clean")),
     "central": (NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", trust="central")),
-    "no memory": (DPSGD(SmoothedNorm(0.1)), Privacy(sigma=0.5, noise="secure")),
+    "no memory": (DPSGD(SmoothedNorm(0.1), momentum=0.5), Privacy(sigma=0.5, noise="secure")),
 }
 
 

@@ -22,6 +22,7 @@ METHODS: dict[str, Method] = {
     "ef21 randk": EF21(RandK(30)),
     "dpsgd norm": DPSGD(SmoothedNorm(0.1)),
     "dpsgd clip": DPSGD(Clip(0.2)),
+    "dpsgd with momentum": DPSGD(Clip(0.2), momentum=0.8),
     "gd": GD(),
 }
 

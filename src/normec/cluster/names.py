@@ -37,9 +37,16 @@ def EF21(params: Iterable[Any], lr: float, compressor: Operator, **how: Any) -> 
     return ClientOptimizer(params, methods.EF21(compressor), lr, **how)
 
 
-def DPSGD(params: Iterable[Any], lr: float, operator: Operator, beta: float = 1.0, **how: Any) -> ClientOptimizer:  # noqa: N802
+def DPSGD(  # noqa: N802
+    params: Iterable[Any],
+    lr: float,
+    operator: Operator,
+    beta: float = 1.0,
+    momentum: float = 0.0,
+    **how: Any,
+) -> ClientOptimizer:
     """Direct normalisation or clipping, without error feedback."""
-    return ClientOptimizer(params, methods.DPSGD(operator, beta), lr, **how)
+    return ClientOptimizer(params, methods.DPSGD(operator, beta, momentum), lr, **how)
 
 
 def GD(params: Iterable[Any], lr: float, **how: Any) -> ClientOptimizer:  # noqa: N802

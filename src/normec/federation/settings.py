@@ -17,7 +17,7 @@ from .terms import LATER
 
 # What a federated run has in common with any other, by the names of lab/config.py.
 OF_THE_LAB = (
-    *("method", "alpha", "beta", "server_norm", "decay", "tau", "compressor", "k"),
+    *("method", "alpha", "beta", "server_norm", "decay", "momentum", "tau", "compressor", "k"),
     *("private", "epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory"),
     *("lr", "rounds", "batch_size", "seed", "evaluate_every"),
 )

@@ -41,6 +41,7 @@ class MethodTerms:
     feedback: bool
     server_norm: bool
     decay: float
+    momentum: float
 
     @staticmethod
     def of(method: Method) -> MethodTerms:
@@ -64,6 +65,7 @@ class MethodTerms:
             feedback=method.feedback,
             server_norm=method.server_norm,
             decay=float(method.decay),
+            momentum=float(method.momentum),
         )
         terms.build()
         return terms
@@ -84,7 +86,7 @@ class MethodTerms:
                 if not self.parameter.is_integer():
                     raise UsageError("k must be a whole number")
                 operator = (TopK if self.operator == "TopK" else RandK)(int(self.parameter))
-        return Method(self.name, operator, self.beta, self.feedback, self.server_norm, self.decay)
+        return Method(self.name, operator, self.beta, self.feedback, self.server_norm, self.decay, self.momentum)
 
 
 @dataclass(frozen=True)

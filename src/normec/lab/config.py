@@ -46,6 +46,7 @@ class RunConfig(BaseModel):
     beta: float | None = None
     server_norm: bool | Literal["by-tensor", "in-place"] | None = None
     decay: float | None = None
+    momentum: float | None = None
     tau: float | None = None
     compressor: Literal["topk", "randk"] | None = None
     k: int | None = None

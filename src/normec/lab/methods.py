@@ -16,8 +16,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "normec": {"alpha": 0.01, "beta": 0.1, "server_norm": True, "decay": 0.0},
     "clip21": {"tau": 0.1, "decay": 0.0},
     "ef21": {"compressor": "topk", "k": None},
-    "dpsgd-norm": {"alpha": 0.01, "beta": 1.0},
-    "dpsgd-clip": {"tau": 0.1, "beta": 1.0},
+    "dpsgd-norm": {"alpha": 0.01, "beta": 1.0, "momentum": 0.0},
+    "dpsgd-clip": {"tau": 0.1, "beta": 1.0, "momentum": 0.0},
     "gd": {},
 }
 # What a private run does otherwise. The memory forgets, so that the noise in ĝ does not pile up. These settings, the
@@ -97,7 +97,7 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
             kept = own["k"] if own["k"] is not None else max(1, dim // 10)
             return EF21(TopK(kept) if own["compressor"] == "topk" else RandK(kept))
         case "dpsgd-norm":
-            return DPSGD(SmoothedNorm(own["alpha"]), own["beta"])
+            return DPSGD(SmoothedNorm(own["alpha"]), own["beta"], own["momentum"])
         case "dpsgd-clip":
-            return DPSGD(Clip(own["tau"]), own["beta"])
+            return DPSGD(Clip(own["tau"]), own["beta"], own["momentum"])
     return GD()

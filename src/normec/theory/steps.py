@@ -35,7 +35,7 @@ def step_size(
     constants = constants_of(problem, lower=lower)
     if isinstance(method.operator, SmoothedNorm) and method.feedback and method.server_norm:
         return _normec(constants, method, method.operator.alpha, rounds, warmup, start, sigma)
-    if method.name == "gd":
+    if method.name == "gd" and method.momentum == 0:
         return 1 / constants.L
     if method.name == "ef21" and method.decay == 0:
         left = method.operator.contraction(1.0, constants.dim) ** 2
