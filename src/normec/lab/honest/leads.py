@@ -67,8 +67,13 @@ def by_place(places: Places, shown: Callable[[Place], str]) -> list[str]:
     rows = []
     for study, split in dict.fromkeys((place.study, place.split) for place in places):
         own = [Place(study, "", epsilon, split) for epsilon in across]
-        rows.append([f"{study}, {split}", *(shown(place) if place in places else NOT_RUN for place in own)])
+        rows.append([f"{study}, {split}", *(shown(place) if place in places else missing(place) for place in own)])
     return to_markdown(("study, split", *targets(across)), rows)
+
+
+def missing(place: Place) -> str:
+    """In place of a result: a dash where the study asks for none."""
+    return NOT_RUN if place.epsilon in STUDIES[place.study].epsilons else "–"
 
 
 def _once(places: Places) -> Places:

@@ -11,7 +11,7 @@ from ...atomic import write_atomic
 from ..tables import to_markdown
 from . import edges, leads, sheets
 from .contenders import CONTENDERS
-from .leads import BARE, NOT_RUN, Places, by_place, floor, splits_of, targets
+from .leads import BARE, NOT_RUN, Places, by_place, floor, missing, splits_of, targets
 from .studies import STUDIES, Place, Study
 from .work import Record, percent, read
 
@@ -162,7 +162,8 @@ def _floors(places: Places) -> list[str]:
     rows = []
     for study in dict.fromkeys(place.study for place in places):
         noise = {place.epsilon: floor(methods[BARE]) for place, methods in places.items() if place.study == study}
-        rows.append([study, *(NOT_RUN if (one := noise.get(e)) is None else f"{one:.2g}" for e in across)])
+        shown = {e: missing(Place(study, "", e, "")) if noise.get(e) is None else f"{noise[e]:.2g}" for e in across}
+        rows.append([study, *shown.values()])
     return to_markdown(("study", *targets(across)), rows)
 
 

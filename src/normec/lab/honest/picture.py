@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,26 @@ from .contenders import CONTENDERS
 from .studies import EPSILONS, SPLITS, STUDIES
 from .work import Record
 
-ACROSS = 4  # studies in a picture
+ACROSS = 4  # studies in a picture, at most
 WIDTH, HEIGHT = 2.5, 2.3  # of a panel, inches
+LEGEND = {1: 1, 2: 3, 3: 3, 4: 6}  # its columns, by the studies in a picture
 MARKS = "os^Dvx"
 
 
 def draw(held: Mapping[str, Sequence[Record]], folder: Path) -> list[Path]:
-    """The studies that have run, so many in a picture."""
+    """The studies that have run, dealt evenly over as few pictures as it takes."""
     ran = [name for name in STUDIES if held[name]]
+    across = math.ceil(len(ran) / max(1, math.ceil(len(ran) / ACROSS)))
     found = []
-    for number, begin in enumerate(range(0, len(ran), ACROSS), 1):
-        names, path = ran[begin : begin + ACROSS], folder / f"accuracy-{number}.png"
+    for number, begin in enumerate(range(0, len(ran), max(1, across)), 1):
+        names, path = ran[begin : begin + across], folder / f"accuracy-{number}.png"
         panels = [(name, split) for split in SPLITS for name in names]
         with pictures.figure(path, len(names), HEIGHT * len(SPLITS) + 0.5, WIDTH, len(SPLITS)) as (sheet, axes):
             for axis, (name, split) in zip(axes, panels, strict=True):
                 _panel(axis, [one for one in held[name] if one["split"] == split], f"{name}, {split}")
                 axis.set_ylabel(f"test {'area' if STUDIES[name].effort.by == 'area' else 'accuracy'}, %", fontsize=8)
             handles, labels = axes[0].get_legend_handles_labels()
-            sheet.legend(handles, labels, loc="outside lower center", ncols=2 if len(names) < 3 else 6, fontsize=8)
+            sheet.legend(handles, labels, loc="outside lower center", ncols=LEGEND[len(names)], fontsize=8)
         found.append(path)
     return found
 
