@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ...atomic import write_atomic
 from ..tables import to_markdown
-from . import edges, leads, sheets
+from . import edges, leads, sheets, why
 from .contenders import CONTENDERS
-from .leads import BARE, NOT_RUN, Places, by_place, floor, missing, splits_of, targets
+from .leads import NOT_RUN, Places, by_place, targets
 from .studies import STUDIES, Place, Study
 from .work import Record, percent, read
 
@@ -23,24 +21,6 @@ INTRODUCTION = (
     "the test set: mean ± standard deviation, in percent. The tuning itself is not covered by the guarantee. Every "
     "record belongs to one client: none is reused. The settings tried are few: a method with "
     "more of them to choose is at a disadvantage, and a single tuning seed lets chance in."
-)
-
-FLOOR = (
-    "Without SN a run moves x by γ times the sum of its directions. With T rounds at a given ε the noise in their mean "
-    "has norm √d/(μn), whatever T, beside a mean of length at most 1 (in units of the largest message; μ is the "
-    "guarantee as Gaussian DP, d the dimension, n the clients). With error feedback the same noise stays in ĝ for all "
-    "later rounds: the sum of the directions then holds 2/√3 = 1.15 times as much beside the longest that it can be, "
-    "and more once the memories have arrived at the gradients, for then the signal stops growing and the noise does "
-    "not; forgetting bounds it. So error feedback has to gain elsewhere more than it pays here: by repairing a bias, "
-    "or because ĝ moves by a bounded amount a round and so turns less from step to step. The noise by study:",
-)
-MADE_OF = (
-    "At the end of the test runs of the chosen settings, medians over the places above. `noise / ∇f`: the norm of the "
-    "noise in ĝ beside the true gradient's; with error feedback it is all that has been gathered and stays, without it "
-    "is one round's and new each time, so the two kinds are not to be compared. `memory error / ∇f`: how far the "
-    "clients' memories are from their gradients, on average, beside the same. `cosine`: of ĝ, with its noise, and the "
-    "gradient after its step. `turn`: of the gradients before the last step and after, far below zero where steps are "
-    "too long; older records are without.",
 )
 
 
@@ -94,7 +74,7 @@ def lines(held: Mapping[str, Sequence[Record]], shown: Sequence[str] = ()) -> li
         f"    normec privacy study {first.name} --cell '{first.cells()[1].key}' --out runs/again     # one cell",
         "",
     ]
-    found += ["## Who wins", "", *_winners(places), "", *leads.lines(places), "", "## Why", "", *_why(places), ""]
+    found += ["## Who wins", "", *_winners(places), "", *leads.lines(places), "", "## Why", "", *why.lines(places), ""]
     for name, study in STUDIES.items():
         found += _study(study, held[name])
     return [*found, "All numbers: [honest.csv](honest.csv); all settings tried: [tried.csv](tried.csv)."]
@@ -140,47 +120,6 @@ def _winners(places: Places) -> list[str]:
 def _lead(methods: Mapping[str, Record]) -> str:
     first, second = sorted(methods.values(), key=lambda one: -one["accuracy"])[:2]
     return f"{first['method']} (+{100 * (first['accuracy'] - second['accuracy']):.1f})"
-
-
-def _why(places: Places) -> list[str]:
-    """The noise that no method escapes, and what ĝ was made of at the end of the chosen runs."""
-    if not places:
-        return ["Not run."]
-    rows = []
-    for name in CONTENDERS:
-        for split in splits_of(places):
-            own = [methods[name] for place, methods in places.items() if place.split == split]
-            ended = [one for one in own if one.get("gradient")]
-            rows += [[name, split, *_anatomy(ended)]] if ended else []
-    header = ("method", "split", "noise / ∇f", "memory error / ∇f", "cosine", "turn", "β or τ", "rounds")
-    return [*FLOOR, "", *_floors(places), "", *MADE_OF, "", *to_markdown(header, rows)]
-
-
-def _floors(places: Places) -> list[str]:
-    """√d / (μ n) of each study and ε, read off the runs of DP-SGD with normalisation: a round's noise over √T."""
-    across = sorted({place.epsilon for place in places})
-    rows = []
-    for study in dict.fromkeys(place.study for place in places):
-        noise = {place.epsilon: floor(methods[BARE]) for place, methods in places.items() if place.study == study}
-        shown = {e: missing(Place(study, "", e, "")) if noise.get(e) is None else f"{noise[e]:.2g}" for e in across}
-        rows.append([study, *shown.values()])
-    return to_markdown(("study", *targets(across)), rows)
-
-
-def _anatomy(ended: Sequence[Record]) -> list[str]:
-    def middle(values: Iterable[Any]) -> str:
-        known = [float(value) for value in values if value is not None]
-        return f"{statistics.median(known):.3g}" if known else "–"
-
-    chosen = [one["chosen"] for one in ended]
-    return [
-        middle(one["noise"] / one["gradient"] for one in ended),
-        middle(one["memory_error"] / one["gradient"] for one in ended if "memory_error" in one),
-        middle(one["cosine"] for one in ended),
-        middle(one.get("turn") for one in ended),
-        middle(one.get("beta", one.get("tau")) for one in chosen),
-        middle(one["rounds"] for one in chosen),
-    ]
 
 
 def standing(folder: Path) -> str:

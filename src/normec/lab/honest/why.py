@@ -1,0 +1,88 @@
+"""Why one wins: the noise that no method escapes, what the estimates were made of, how far the gradient turned."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..tables import to_markdown
+from .contenders import CONTENDERS
+from .leads import BARE, DIRECT, SIDES, Places, floor, missing, splits_of, targets
+from .studies import Place
+from .work import Record
+
+FLOOR = (
+    "Without SN a run moves x by γ times the sum of its directions. With T rounds at a given ε the noise in their mean "
+    "has norm √d/(μn), whatever T, beside a mean of length at most 1 (in units of the largest message; μ is the "
+    "guarantee as Gaussian DP, d the dimension, n the clients). With error feedback the same noise stays in ĝ for all "
+    "later rounds: the sum of the directions then holds 2/√3 = 1.15 times as much beside the longest that it can be, "
+    "and more once the memories have arrived at the gradients, for then the signal stops growing and the noise does "
+    "not; forgetting bounds it. So error feedback has to gain elsewhere more than it pays here: by repairing a bias, "
+    "or because ĝ moves by a bounded amount a round and so turns less from step to step. The noise by study:",
+)
+MADE_OF = (
+    "At the end of the test runs of the chosen settings, medians over the places above. `noise / ∇f`: the norm of the "
+    "noise in ĝ beside the true gradient's; with error feedback it is all that has been gathered and stays, without it "
+    "is one round's and new each time, so the two kinds are not to be compared. `memory error / ∇f`: how far the "
+    "clients' memories are from their gradients, on average, beside the same. `cosine`: of ĝ, with its noise, and the "
+    "gradient after its step. `turn`: of the gradients before the last step and after, far below zero where steps are "
+    "too long; older records are without.",
+)
+TURNS = (
+    "`turn` by study, medians over places and methods. Below zero the gradient points back after a step: x swings to "
+    "and fro across a valley. A ĝ that remembers averages that out, as momentum would.",
+)
+
+
+def lines(places: Places) -> list[str]:
+    """The noise that no method escapes, and what ĝ was made of at the end of the chosen runs."""
+    if not places:
+        return ["Not run."]
+    rows = []
+    for name in CONTENDERS:
+        for split in splits_of(places):
+            own = [methods[name] for place, methods in places.items() if place.split == split]
+            ended = [one for one in own if one.get("gradient")]
+            rows += [[name, split, *_anatomy(ended)]] if ended else []
+    header = ("method", "split", "noise / ∇f", "memory error / ∇f", "cosine", "turn", "β or τ", "rounds")
+    return [*FLOOR, "", *_floors(places), "", *MADE_OF, "", *to_markdown(header, rows), "", *TURNS, "", *_turns(places)]
+
+
+def _floors(places: Places) -> list[str]:
+    """√d / (μ n) of each study and ε, read off the runs of DP-SGD with normalisation: a round's noise over √T."""
+    across = sorted({place.epsilon for place in places})
+    rows = []
+    for study in dict.fromkeys(place.study for place in places):
+        noise = {place.epsilon: floor(methods[BARE]) for place, methods in places.items() if place.study == study}
+        shown = {e: missing(Place(study, "", e, "")) if noise.get(e) is None else f"{noise[e]:.2g}" for e in across}
+        rows.append([study, *shown.values()])
+    return to_markdown(("study", *targets(across)), rows)
+
+
+def _anatomy(ended: Sequence[Record]) -> list[str]:
+    chosen = [one["chosen"] for one in ended]
+    return [
+        _middle(one["noise"] / one["gradient"] for one in ended),
+        _middle(one["memory_error"] / one["gradient"] for one in ended if "memory_error" in one),
+        _middle(one["cosine"] for one in ended),
+        _middle(one.get("turn") for one in ended),
+        _middle(one.get("beta", one.get("tau")) for one in chosen),
+        _middle(one["rounds"] for one in chosen),
+    ]
+
+
+def _turns(places: Places) -> list[str]:
+    """The median turn of each study: with error feedback, with forgetting, and without."""
+    sides = {**SIDES, "DP-SGD": DIRECT}
+    rows = []
+    for study in dict.fromkeys(place.study for place in places):
+        own = [methods for place, methods in places.items() if place.study == study]
+        told = [[one[name].get("turn") for one in own for name in names] for names in sides.values()]
+        rows += [[study, *map(_middle, told)]] if any(value is not None for side in told for value in side) else []
+    return to_markdown(("study", *sides), rows) if rows else ["No record has it."]
+
+
+def _middle(values: Iterable[Any]) -> str:
+    known = [float(value) for value in values if value is not None]
+    return f"{statistics.median(known):.3g}" if known else "–"
