@@ -130,6 +130,21 @@ def test_a_reading_far_from_the_paper_has_its_reason(paper: Protocol, cells: Any
         assert ("hundreds of rounds go the first one's way" in text) is told
 
 
+def test_another_precision_stands_beside_every_seed(paper: Protocol, cells: Any, make: Any) -> None:
+    own = "normec-beta-0.1-seed"
+    ends = {
+        f"readings-tf32-{own}-42": 88.0,
+        f"tables-{own}-42": 87.0,
+        f"tables-{own}-44": 87.5,
+        "tables-clip21-beta-0.1-seed-42": 1.0,
+    }
+    held = {name: make(cells[name], value) for name, value in ends.items()}
+    told = "In TF32 NormEC without SN at β = 0.1 ends at 88.00; in bf16 it ended at 87.00, 87.50 (a seed each)."
+    assert told in page_readings.lines(Facts(paper, held))
+    del held[f"readings-tf32-{own}-42"]
+    assert "In TF32" not in "\n".join(page_readings.lines(Facts(paper, held)))
+
+
 def complete(cells: dict[str, Planned], make: Any, value: Any) -> dict[str, records.Record]:
     """Records of all cells that are run in any case; `value(cell)` is their accuracy, or None for no record."""
     kept = [cell for cell in cells.values() if not cell.chosen and value(cell) is not None]

@@ -115,6 +115,7 @@ def lines(facts: Facts) -> list[str]:
         _verdict(judged),
         "",
         *_reasons(judged),
+        *_precision(facts),
         "## Cell by cell",
         "",
         *to_markdown(
@@ -170,6 +171,23 @@ def _reasons(judged: Sequence[Fit]) -> list[str]:
     if not far:
         return []
     return ["Far from the paper, and why:", "", *(f"- `{one.name}`: {one.because}" for one in far), ""]
+
+
+def _precision(facts: Facts) -> list[str]:
+    """Whether bf16 matters: what a run in TF32 ends at, beside the tables' of the same cell with all their seeds."""
+    found = []
+    for cell in facts.part("readings"):
+        tables = [one for one in facts.part("tables") if (one.arm, one.beta) == (cell.arm, cell.beta)]
+        own, usual = _ends(facts, [cell]), _ends(facts, tables)
+        if cell.reading == "tf32" and own and usual:
+            seeds = f"in bf16 it ended at {', '.join(usual)} (a seed each)"
+            found += [f"In TF32 {cell.arm.name} at β = {cell.beta:g} ends at {own[0]}; {seeds}.", ""]
+    return found
+
+
+def _ends(facts: Facts, cells: Sequence[Planned]) -> list[str]:
+    records = [record for cell in cells if (record := facts.of(cell)) is not None]
+    return [f"{record['final']['test']:.2f}" for record in records if record["final"]["test"] is not None]
 
 
 def _line(row: Row) -> list[str]:
