@@ -22,7 +22,7 @@ All steps are pure and work row by row: gradients and memories ``[..., d]``, mea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -54,6 +54,11 @@ class Method:
         if self.momentum and self.feedback:
             raise UsageError(f"momentum would part ĝ from the memories' mean; {self.name} has error feedback")
 
+    def __repr__(self) -> str:
+        """A dataclass's, less a momentum of 0: runs and noise are known by it, and older ones had no such field."""
+        shown = [one.name for one in fields(self) if one.name != "momentum" or self.momentum]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
     def client_step(self, grad: Tensor, memory: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
         """(∇f_i(x), g_i) → (m_i, new g_i). `key` feeds a random operator; see `RandK`."""
         message = self.message(grad, memory, key)
@@ -71,13 +76,14 @@ class Method:
         """What a client that is not drawn this round does: nothing, but for forgetting, which all do alike."""
         return (1 - self.decay) * memory if self.decay else memory
 
+    def carried(self, estimate: Tensor) -> Tensor:
+        """What of ĝ stays in it for the next round."""
+        return self.idle_step(estimate) if self.feedback else self.momentum * estimate
+
     def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
         """((1/n) Σ m_i, ĝ) → (direction, new ĝ); then x ← x − γ · direction."""
         step = self.beta * mean_message
-        if self.feedback:
-            estimate = self.idle_step(estimate) + step
-        else:
-            estimate = self.momentum * estimate + step if self.momentum else step
+        estimate = self.carried(estimate) + step if self.feedback or self.momentum else step
         return (normalise(estimate) if self.server_norm else estimate), estimate
 
 

@@ -20,7 +20,7 @@ from .methods import Method
 from .operators import SmoothedNorm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorNorm(Method):
     """A method of the scheme, its direction normalised on each run of `sizes` coordinates."""
 

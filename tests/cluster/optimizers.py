@@ -30,6 +30,7 @@ METHODS: dict[str, Callable[..., ClientOptimizer]] = {
     "dpsgd-momentum": lambda net, **how: cluster.DPSGD(net.parameters(), LR, Clip(0.5), momentum=0.8, **how),
     "gd": lambda net, **how: cluster.GD(net.parameters(), LR, **how),
 }
+RESUMED = ("normec", "dpsgd-momentum")  # of which ĝ is state, with memories and without
 DEFINITIONS: dict[str, Method] = {
     "normec": NormEC(0.1, 0.3),
     "normec-plain": NormEC(0.1, 0.3, server_norm=False),

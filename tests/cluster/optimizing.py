@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from normec.methods import Method
 from normec.privacy.ledger import BudgetSpent
 
 from .cases import data
-from .optimizers import HOSTED, METHODS, RANKS, ROUNDS, SEED, model
+from .optimizers import HOSTED, METHODS, RANKS, RESUMED, ROUNDS, SEED, model
 
 
 def gradients(net: nn.Module, optimizer: ClientOptimizer, first: int) -> None:
@@ -91,20 +92,21 @@ def run(rank: int, folder: Path) -> None:
             save_file({"x": flat(net)}, folder / f"{name}.safetensors")
 
     # Half, saved and read back, and the other half; a compiled model gives the same.
-    normec = lambda net: METHODS["normec"](net, clients=HOSTED, seed=SEED)  # noqa: E731
-    net, optimizer = trained(normec, ROUNDS // 2, first)
-    torch.save({"optimizer": optimizer.state_dict(), "model": net.state_dict()}, folder / f"rank-{rank}.pt")
-    held = torch.load(folder / f"rank-{rank}.pt", weights_only=True)
-    again = model()
-    again.load_state_dict(held["model"])
-    later = normec(again)
-    later.load_state_dict(held["optimizer"])
-    compiled = torch.compile(again, backend="aot_eager")
-    for _ in range(ROUNDS - ROUNDS // 2):
-        gradients(compiled, later, first)
-        later.step()
-    if rank == 0:
-        save_file({"x": flat(again)}, folder / "resumed.safetensors")
+    kept = {name: partial(METHODS[name], clients=HOSTED, seed=SEED) for name in RESUMED}
+    for name, make in kept.items():
+        net, optimizer = trained(make, ROUNDS // 2, first)
+        torch.save({"optimizer": optimizer.state_dict(), "model": net.state_dict()}, folder / f"{name}-{rank}.pt")
+        held = torch.load(folder / f"{name}-{rank}.pt", weights_only=True)
+        again = model()
+        again.load_state_dict(held["model"])
+        later = make(again)
+        later.load_state_dict(held["optimizer"])
+        compiled = torch.compile(again, backend="aot_eager")
+        for _ in range(ROUNDS - ROUNDS // 2):
+            gradients(compiled, later, first)
+            later.step()
+        if rank == 0:
+            save_file({"x": flat(again)}, folder / f"resumed-{name}.safetensors")
 
     # What a step sends.
     net32 = nn.Linear(40, 10)
@@ -132,7 +134,7 @@ def run(rank: int, folder: Path) -> None:
         "odd group": said(lambda: cluster.GD([{"params": net32.parameters(), "momentum": 0.9}], lr=0.1)),
         "half": said(lambda: cluster.GD(nn.Linear(2, 2).bfloat16().parameters(), lr=0.1)),
         "method": said(lambda: cluster.GD(nn.Linear(2, 2).parameters(), lr=0.1, seed=rank)),
-        "swapped": said(lambda: normec(model()).load_state_dict(_swapped(folder, rank))),
+        "swapped": said(lambda: kept["normec"](model()).load_state_dict(_swapped(folder, rank))),
         "no data": said(lambda: _one_step(1.0 if rank == 0 else None)),
         "nan": said(lambda: _one_step(math.nan if rank else 1.0)),
         "long": said(lambda: _one_step(1.0, TooLong(0.1))),
@@ -147,7 +149,7 @@ class TooLong(SmoothedNorm):
 
 
 def _swapped(folder: Path, rank: int) -> dict[str, Any]:
-    return dict(torch.load(folder / f"rank-{1 - rank}.pt", weights_only=True)["optimizer"])
+    return dict(torch.load(folder / f"normec-{1 - rank}.pt", weights_only=True)["optimizer"])
 
 
 def _one_step(factor: float | None, operator: SmoothedNorm | None = None) -> None:

@@ -17,7 +17,7 @@ from normec import Problem, cluster
 from normec.errors import UsageError
 
 from .cases import data
-from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, RANKS, ROUNDS, SEED, model
+from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, RANKS, RESUMED, ROUNDS, SEED, model
 from .torchrun import torchrun
 
 N = RANKS * HOSTED
@@ -46,9 +46,10 @@ def test_the_round_loop_s_trajectory(done: Path, name: str) -> None:
     torch.testing.assert_close(load_file(done / f"{name}.safetensors")["x"], by_rounds(name), rtol=1e-9, atol=1e-9)
 
 
-def test_a_saved_state_goes_on_also_with_a_compiled_model(done: Path) -> None:
-    x = load_file(done / "resumed.safetensors")["x"]
-    torch.testing.assert_close(x, by_rounds("normec"), rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_saved_state_goes_on_also_with_a_compiled_model(done: Path, name: str) -> None:
+    x = load_file(done / f"resumed-{name}.safetensors")["x"]
+    torch.testing.assert_close(x, by_rounds(name), rtol=1e-9, atol=1e-9)
 
 
 def test_a_step_is_one_all_reduce_of_four_bytes_a_parameter(facts: list[dict[str, Any]]) -> None:
@@ -94,7 +95,7 @@ def test_noise_is_what_was_paid_for(done: Path, facts: list[dict[str, Any]], noi
 
 def test_a_state_of_two_ranks_is_no_state_of_one(done: Path) -> None:
     alone = METHODS["normec"](model(), clients=HOSTED, seed=SEED)
-    held = torch.load(done / "rank-0.pt", weights_only=True)["optimizer"]
+    held = torch.load(done / "normec-0.pt", weights_only=True)["optimizer"]
     with pytest.raises(UsageError, match="ranks is 2 in the state, 1 here"):
         alone.load_state_dict(held)
 

@@ -124,6 +124,13 @@ def test_forgetting_needs_a_memory() -> None:
         Method("mine", Clip(1.0), feedback=False, decay=0.1)
 
 
+def test_a_method_without_momentum_is_known_as_before_there_was_any() -> None:
+    """Runs, their noise and their checkpoints go by this."""
+    known = "Method(name='dpsgd', operator=Clip(tau=0.5), beta=1.0, feedback=False, server_norm=False, decay=0.0"
+    assert repr(DPSGD(Clip(0.5))) == f"{known})"
+    assert repr(DPSGD(Clip(0.5), momentum=0.9)) == f"{known}, momentum=0.9)"
+
+
 def test_momentum_has_no_place_beside_memories() -> None:
     with pytest.raises(UsageError, match="momentum would part ĝ from the memories' mean; mine has error feedback"):
         Method("mine", Clip(1.0), momentum=0.9)

@@ -96,11 +96,14 @@ def test_a_method_built_by_hand_is_the_same_point_of_the_scheme() -> None:
 
 
 def test_momentum_is_pytorch_s() -> None:
+    """With step sizes that change: they are no part of what is carried on. None in the first three rounds."""
     f, problem = PROBLEMS["logistic"](0)
-    run = train(problem, Method("mine", Identity(), feedback=False, momentum=0.9), lr=0.05, rounds=40)
+    method = Method("mine", Identity(), feedback=False, momentum=0.9)
+    run = train(problem, method, lr=lambda k: 0.1 / (1 + k), rounds=40, warmup=3)
     x = problem.x0.clone()
-    optimizer = torch.optim.SGD([x], lr=0.05, momentum=0.9)
-    for _ in range(40):
+    optimizer = torch.optim.SGD([x], lr=0.0, momentum=0.9)
+    for k in range(40):
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + k) if k >= 3 else 0.0
         x.grad = torch.from_numpy(sum(f.grad(i, x.numpy()) for i in range(len(f))) / len(f))
         optimizer.step()
     assert torch.allclose(run.x, x, rtol=0, atol=1e-12)

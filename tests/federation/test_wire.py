@@ -28,7 +28,7 @@ METHODS: list[Method] = [
     EF21(TopK(3)),
     EF21(RandK(4)),
     DPSGD(SmoothedNorm(0.1), 2.0),
-    DPSGD(Clip(0.5), momentum=0.9),
+    DPSGD(Clip(0.5)),
     GD(),
 ]
 
@@ -157,7 +157,6 @@ def test_requests_that_contradict_themselves(changes: dict[str, Any]) -> None:
         ("parameter", -1.0),
         ("beta", 0.0),
         ("decay", 1.0),
-        ("momentum", 0.9),
         ("operator", "TopK"),
     ],
 )

@@ -82,6 +82,9 @@ def test_every_method_has_settings_that_build(tmp_path: Path) -> None:  # noqa: 
     assert methods.build(make({}), 650).decay > 0
     assert methods.build(make({"private": False}), 650).decay == 0
     assert RunConfig().private
+    plain, carried = (make({"method": "dpsgd-norm", "momentum": momentum}) for momentum in (None, 0.75))
+    assert methods.step_size(carried) == pytest.approx(methods.step_size(plain) / 4)  # as far in all
+    assert methods.step_size(carried.model_copy(update={"lr": 0.3})) == 0.3
 
 
 def test_what_belongs_to_private_runs_is_refused_elsewhere() -> None:

@@ -19,6 +19,7 @@ METHODS = {
     "clip21": Clip21(0.3),
     "dpsgd-norm": DPSGD(SmoothedNorm(0.01)),
     "dpsgd-clip": DPSGD(Clip(0.3), beta=0.5),
+    "dpsgd-momentum": DPSGD(Clip(0.3), momentum=0.9),
 }
 CLAIM = Privacy(epsilon=8, trust="secure-sum")
 SMALL: dict[str, Any] = {"rounds": 4, "trials": 400, "dimension": 16}

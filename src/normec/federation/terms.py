@@ -32,7 +32,10 @@ LATER = (
 
 @dataclass(frozen=True)
 class MethodTerms:
-    """A method by its numbers. `parameter`: alpha, tau or k; 0 for the identity."""
+    """A method by its numbers, less the server's momentum, which is no party's business.
+
+    `parameter`: alpha, tau or k; 0 for the identity.
+    """
 
     name: str
     operator: str
@@ -41,7 +44,6 @@ class MethodTerms:
     feedback: bool
     server_norm: bool
     decay: float
-    momentum: float
 
     @staticmethod
     def of(method: Method) -> MethodTerms:
@@ -65,7 +67,6 @@ class MethodTerms:
             feedback=method.feedback,
             server_norm=method.server_norm,
             decay=float(method.decay),
-            momentum=float(method.momentum),
         )
         terms.build()
         return terms
@@ -86,7 +87,7 @@ class MethodTerms:
                 if not self.parameter.is_integer():
                     raise UsageError("k must be a whole number")
                 operator = (TopK if self.operator == "TopK" else RandK)(int(self.parameter))
-        return Method(self.name, operator, self.beta, self.feedback, self.server_norm, self.decay, self.momentum)
+        return Method(self.name, operator, self.beta, self.feedback, self.server_norm, self.decay)
 
 
 @dataclass(frozen=True)

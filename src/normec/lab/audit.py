@@ -106,7 +106,7 @@ def _observe(method: Method, mechanism: Mechanism, setting: Setting, dimension: 
     state = rounds.initial()
     seen = []
     for _ in range(setting.rounds):
-        before = method.idle_step(state.estimate) if method.feedback else torch.zeros_like(state.estimate)
+        before = method.carried(state.estimate)
         rounds.step(state)
         total = (state.estimate - before) * (setting.clients / method.beta)
         seen.append(float(total[0]))

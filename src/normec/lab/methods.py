@@ -59,12 +59,13 @@ def applies(method: str, setting: str) -> bool:
 
 
 def step_size(config: RunConfig) -> float | Literal["theory"]:
-    """The configuration's step size, or the method's own."""
+    """The configuration's step size, or the method's own; with momentum p its own is 1 − p times as long."""
     if config.lr is not None:
         return config.lr
     one_of(METHODS, method=config.method)
     name = "normec, no server norm" if config.server_norm is False else config.method
-    return (PRIVATE_STEP_SIZES if config.private else STEP_SIZES).get(name, STEP_SIZES[name])
+    size = (PRIVATE_STEP_SIZES if config.private else STEP_SIZES).get(name, STEP_SIZES[name])
+    return size * (1 - (config.momentum or 0.0))
 
 
 def rounds(config: RunConfig) -> int | None:

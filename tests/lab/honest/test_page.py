@@ -62,12 +62,15 @@ def test_what_a_study_does_not_ask_for_is_no_gap(tmp_path: Path) -> None:
     assert "| a9a-100, iid | NormEC (+0.0) | not run |" in text
 
 
-def test_the_turns_of_a_study_are_told_by_side(tmp_path: Path) -> None:
+def test_the_turns_of_a_study_are_told(tmp_path: Path) -> None:
     turns = dict(zip(CONTENDERS, (0.9, 0.7, -0.2, 0.5, -0.9, -0.8), strict=True))
     records = [made("a9a-100", name, 8.0, "iid", 0.7) | {"turn": turn} for name, turn in turns.items()]
     work.write(STUDIES["a9a-100"], tmp_path, records)
+    work.write(STUDIES["w8a-100"], tmp_path, [made("w8a-100", name, 8.0, "iid", 0.7) for name in CONTENDERS])
     page.write(tmp_path, pictures=False)
-    assert "| a9a-100 | 0.7 | -0.2 | -0.85 |" in (tmp_path / "README.md").read_text()
+    text = (tmp_path / "README.md").read_text()
+    assert "| a9a-100, iid | 0.9 | 0.7 | -0.2 | 0.5 | -0.9 | -0.8 |" in text
+    assert text.count("| w8a-100, iid |") == 2  # who wins, and by how much; no turns, for it has none
 
 
 def test_every_setting_tried_has_a_line(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from normec.lab import build
 from normec.lab.config import make
 from normec.lab.honest import studies, trial, tuned, work
 from normec.lab.honest.contenders import CONTENDERS, ROUNDS, Contender, contender, outermost, settings
-from normec.lab.honest.studies import STUDIES, Study
+from normec.lab.honest.studies import STUDIES, Place, Study
 from normec.lab.honest.trial import Trial
 
 EFFORT = tuned.Effort(2, (0,), (2, 3), rounds=(3, 5))
@@ -144,14 +144,28 @@ def test_the_noise_in_the_estimate_is_what_the_guarantee_needs(settings: dict[st
     assert ("memory_error" in found[0]) == (settings["method"] == "normec")
 
 
-def test_the_noise_that_momentum_carries_on() -> None:
+@pytest.mark.parametrize("name", ["NormEC", "NormEC, forgetting", "DP-SGD, norm"])
+def test_a_committed_record_comes_out_again(name: str) -> None:
+    """Seeded noise is the same for good: what was published can be run again."""
+    folder = Path(__file__).resolve().parents[3] / "docs/replay/honest"
+    study = STUDIES["digits-100"]
+    place = Place(study.name, name, 8.0, "iid")
+    held = {(one["method"], one["epsilon"], one["split"]): one for one in work.read(study, folder)}
+    record = held[name, 8.0, "iid"]
+    settings = {**study.where(place), **record["chosen"]}
+    found = trial.measure([Trial(settings, seed, 0.0) for seed in record["test_seeds"]])
+    assert sum(one["loss"] for one in found) / len(found) == pytest.approx(record["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("momentum", "rounds"), [(0.8, 40), (0.99, 25)])
+def test_the_noise_that_momentum_carries_on(momentum: float, rounds: int) -> None:
     """Against what is left of ĝ when that of the same run without noise is taken away; x stands still."""
-    settings = {**WHERE, "rounds": 40, "lr": 1e-9, "method": "dpsgd-norm", "momentum": 0.8}
+    settings = {**WHERE, "rounds": rounds, "lr": 1e-9, "method": "dpsgd-norm", "momentum": momentum}
     (found,) = trial.measure([Trial({**settings, "epsilon": 8.0}, 0, 0.0, why=True)])
     estimates = []
     for config in (make({**settings, "epsilon": 8.0}), make({**settings, "epsilon": None, "private": False})):
         problem, asked = build.problem(config), build.training(config)
-        estimates.append(train(problem, DPSGD(SmoothedNorm(0.01), momentum=0.8), **asked).state.estimate)
+        estimates.append(train(problem, DPSGD(SmoothedNorm(0.01), momentum=momentum), **asked).state.estimate)
     assert found["noise"] == pytest.approx(float((estimates[0] - estimates[1]).norm()), rel=0.1)
 
 

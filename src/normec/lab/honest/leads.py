@@ -48,7 +48,7 @@ def lines(places: Places) -> list[str]:
             str(len(own)),
             *(_counted({place: found[place] for place in own}, title) for title, found in leads.items()),
         ]
-        for kind, own in _kinds(_once(places)).items()
+        for kind, own in _kinds(once(places)).items()
     ]
     return [
         LEADS,
@@ -76,7 +76,7 @@ def missing(place: Place) -> str:
     return NOT_RUN if place.epsilon in STUDIES[place.study].epsilons else "–"
 
 
-def _once(places: Places) -> Places:
+def once(places: Places) -> Places:
     """Places less those that were run again with more effort."""
     again = {Place(STUDIES[one.study].instead, "", one.epsilon, one.split) for one in places}
     return {place: methods for place, methods in places.items() if place not in again}

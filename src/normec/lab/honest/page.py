@@ -55,6 +55,8 @@ def write(folder: Path, pictures: bool = True) -> list[Path]:
         from . import picture
 
         drawn = picture.draw(held, folder)
+        for old in set(folder.glob("accuracy-*.png")) - set(drawn):
+            old.unlink()
     every = [one for records in held.values() for one in records]
     paths = [folder / name for name in ("README.md", "honest.csv", "tried.csv")]
     shown = [path.name for path in sorted(folder.glob("accuracy-*.png"))]

@@ -19,7 +19,7 @@ MARKS = "os^Dvx"
 
 
 def draw(held: Mapping[str, Sequence[Record]], folder: Path) -> list[Path]:
-    """The studies that have run, dealt evenly over as few pictures as it takes."""
+    """The studies that have run, in as few pictures as it takes, about equally many in each."""
     ran = [name for name in STUDIES if held[name]]
     across = math.ceil(len(ran) / max(1, math.ceil(len(ran) / ACROSS)))
     found = []

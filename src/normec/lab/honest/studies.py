@@ -116,7 +116,7 @@ STUDIES: Mapping[str, Study] = {
         ),
         Study(
             "cifar10-10000-longer",
-            "the same with twice the settings, longer runs and longer steps",
+            "the same with twice the settings, longer runs, and without server normalisation longer steps",
             _MANY,
             Effort(12, (0,), (2, 3), rounds=(200, 400)),
             epsilons=(8.0, 2.0),

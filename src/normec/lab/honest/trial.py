@@ -126,7 +126,7 @@ def _anatomy(problem: Problem, method: Method, run: Run, plan: Plan) -> Found:
     before the last step and after (`turn`: far below zero where steps are too long).
 
     With error feedback the noise in ĝ is all that it has gathered, ‖ĝ − mean g_i‖, measured; without, that of one
-    round, βσ√(d/n), or of those that momentum p carries on, /√(1−p²), expected.
+    round, βσ√(d/n), expected; or of the T that momentum p carries on, √((1−p²ᵀ)/(1−p²)) times as much.
     """
     state, n, seed = run.state, problem.clients, 0
     engine = gradients.choose("auto", problem, None, seed, precision=plan.precision)
@@ -143,7 +143,9 @@ def _anatomy(problem: Problem, method: Method, run: Run, plan: Plan) -> Found:
     if method.feedback:
         noise = float(torch.linalg.vector_norm(state.estimate - state.memory.mean(0)))
     else:
-        noise = method.beta * sigma * math.sqrt(len(state.x) / n / (1 - method.momentum**2))
+        p = method.momentum
+        rounds = (1 - p ** (2 * state.round)) / (1 - p**2)
+        noise = method.beta * sigma * math.sqrt(rounds * len(state.x) / n)
     found = {"gradient": float(norms(slope)), "estimate": float(norms(state.estimate)), "noise": noise}
     found |= {"cosine": _cosine(slope, state.estimate), "turn": _cosine(slope, earlier)}
     if method.feedback:

@@ -8,10 +8,11 @@ from typing import Any
 
 from ..tables import to_markdown
 from .contenders import CONTENDERS
-from .leads import BARE, DIRECT, SIDES, Places, floor, missing, splits_of, targets
+from .leads import BARE, Places, floor, missing, once, splits_of, targets
 from .studies import Place
 from .work import Record
 
+UNKNOWN = "–"
 FLOOR = (
     "Without SN a run moves x by γ times the sum of its directions. With T rounds at a given ε the noise in their mean "
     "has norm √d/(μn), whatever T, beside a mean of length at most 1 (in units of the largest message; μ is the "
@@ -26,12 +27,12 @@ MADE_OF = (
     "noise in ĝ beside the true gradient's; with error feedback it is all that has been gathered and stays, without it "
     "is one round's and new each time, so the two kinds are not to be compared. `memory error / ∇f`: how far the "
     "clients' memories are from their gradients, on average, beside the same. `cosine`: of ĝ, with its noise, and the "
-    "gradient after its step. `turn`: of the gradients before the last step and after, far below zero where steps are "
-    "too long; older records are without.",
+    "gradient after its step.",
 )
 TURNS = (
-    "`turn` by study, medians over places and methods. Below zero the gradient points back after a step: x swings to "
-    "and fro across a valley. A ĝ that remembers averages that out, as momentum would.",
+    "The cosine of the true gradients before the last step and after, medians over ε. Far below zero the gradient "
+    "points back after a step: x swings to and fro across a valley. Records of the other studies are older and without "
+    "it.",
 )
 
 
@@ -39,13 +40,13 @@ def lines(places: Places) -> list[str]:
     """The noise that no method escapes, and what ĝ was made of at the end of the chosen runs."""
     if not places:
         return ["Not run."]
-    rows = []
+    rows, counted = [], once(places)
     for name in CONTENDERS:
-        for split in splits_of(places):
-            own = [methods[name] for place, methods in places.items() if place.split == split]
+        for split in splits_of(counted):
+            own = [methods[name] for place, methods in counted.items() if place.split == split]
             ended = [one for one in own if one.get("gradient")]
             rows += [[name, split, *_anatomy(ended)]] if ended else []
-    header = ("method", "split", "noise / ∇f", "memory error / ∇f", "cosine", "turn", "β or τ", "rounds")
+    header = ("method", "split", "noise / ∇f", "memory error / ∇f", "cosine", "β or τ", "rounds")
     return [*FLOOR, "", *_floors(places), "", *MADE_OF, "", *to_markdown(header, rows), "", *TURNS, "", *_turns(places)]
 
 
@@ -66,23 +67,21 @@ def _anatomy(ended: Sequence[Record]) -> list[str]:
         _middle(one["noise"] / one["gradient"] for one in ended),
         _middle(one["memory_error"] / one["gradient"] for one in ended if "memory_error" in one),
         _middle(one["cosine"] for one in ended),
-        _middle(one.get("turn") for one in ended),
         _middle(one.get("beta", one.get("tau")) for one in chosen),
         _middle(one["rounds"] for one in chosen),
     ]
 
 
 def _turns(places: Places) -> list[str]:
-    """The median turn of each study: with error feedback, with forgetting, and without."""
-    sides = {**SIDES, "DP-SGD": DIRECT}
+    """The turn of each method in each study and split of which it is known."""
     rows = []
-    for study in dict.fromkeys(place.study for place in places):
-        own = [methods for place, methods in places.items() if place.study == study]
-        told = [[one[name].get("turn") for one in own for name in names] for names in sides.values()]
-        rows += [[study, *map(_middle, told)]] if any(value is not None for side in told for value in side) else []
-    return to_markdown(("study", *sides), rows) if rows else ["No record has it."]
+    for study, split in dict.fromkeys((place.study, place.split) for place in places):
+        own = [methods for place, methods in places.items() if (place.study, place.split) == (study, split)]
+        told = [_middle(methods[name].get("turn") for methods in own) for name in CONTENDERS]
+        rows += [[f"{study}, {split}", *told]] if set(told) != {UNKNOWN} else []
+    return to_markdown(("study, split", *CONTENDERS), rows) if rows else ["No record has it."]
 
 
 def _middle(values: Iterable[Any]) -> str:
     known = [float(value) for value in values if value is not None]
-    return f"{statistics.median(known):.3g}" if known else "–"
+    return f"{statistics.median(known):.3g}" if known else UNKNOWN
