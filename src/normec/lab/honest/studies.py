@@ -116,11 +116,14 @@ STUDIES: Mapping[str, Study] = {
         ),
         Study(
             "cifar10-10000-longer",
-            "the same with twice the settings, longer runs, and without server normalisation longer steps",
+            "the same with twice the settings and longer runs",
             _MANY,
             Effort(12, (0,), (2, 3), rounds=(200, 400)),
             epsilons=(8.0, 2.0),
-            notes=("For with six settings most methods chose the longest run, and some the longest step",),
+            notes=(
+                "For with six settings most methods chose the longest run. NormEC without SN, DP-Clip21 and DP-SGD "
+                "with clipping also get longer steps",
+            ),
             instead="cifar10-10000",
         ),
     )
