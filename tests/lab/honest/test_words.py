@@ -79,4 +79,45 @@ def test_ten_thousand_clients() -> None:
             assert max(values, key=values.__getitem__) == FORGETS[0]
             leads.append(100 * (values[FORGETS[0]] - max(values[name] for name in DIRECT)))
     assert (round(min(leads)), round(max(leads))) == (2, 11)
-    assert "by 2 to 11 points over DP-SGD" in " ".join((DOCS / "privacy.md").read_text().split())
+    text = " ".join((DOCS / "privacy.md").read_text().split())
+    assert "by 2 to 11 points over DP-SGD" in text
+    longer = {place[1:]: rows for place, rows in places().items() if place[0] == "cifar10-10000-longer"}
+    told = {}
+    for place, rows in longer.items():
+        values = {name: 100 * float(row["value"]) for name, row in rows.items()}
+        told[place] = f"{values[FORGETS[0]]:.1f} against {max(values[name] for name in DIRECT):.1f}"
+    alike, sorted_, noisier = (told[place] for place in (("iid", 8.0), ("label", 8.0), ("iid", 2.0)))
+    assert f"at ε = 8 {alike} % with clients alike and {sorted_} sorted by label; at ε = 2 {noisier}, and" in text
+    assert counted(FORGETS, lambda place, _: place == ("cifar10-10000-longer", "label", 2.0)) == (1, 0, 0)
+    assert counted(PAPER, lambda place, _: place == ("cifar10-10000-longer", "label", 2.0)) == (1, 0, 0)
+    turns = [float(rows[name]["turn"]) for rows in longer.values() for name in DIRECT]
+    assert f"(cosine {max(turns):.2f} to {min(turns):.2f} in all eight places)" in text
+
+
+def test_the_trial_of_momentum() -> None:
+    """Its table and both texts, against the rounds of its runs."""
+    names = {"dpsgd-norm": "DP-SGD, norm", "normec": "NormEC, forgetting"}
+    runs: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+    with (DOCS / "replay/honest/momentum.csv").open() as file:
+        for row in csv.DictReader(file):
+            name = names[row["method"]] + (", momentum 0.9" if row["momentum"] == "0.9" else "")
+            runs[row["split"], name, row["lr"]][int(row["round"])] = 100 * float(row["accuracy"])
+    own = (DOCS / "replay/honest/momentum.md").read_text()
+    for (split, name, lr), values in runs.items():
+        shown = " | ".join(f"{values[at]:.1f}" for at in (50, 100, 150, 200))
+        assert f"| {'alike' if split == 'iid' else 'sorted by label'} | {name} | {lr} | {shown} |" in own
+    plain, carried, fed, carried_label, fed_label = (
+        f"{runs[key][200]:.1f}"
+        for key in (
+            ("iid", "DP-SGD, norm", "0.25"),
+            ("iid", "DP-SGD, norm, momentum 0.9", "0.3"),
+            ("iid", "NormEC, forgetting", "0.391"),
+            ("label", "DP-SGD, norm, momentum 0.9", "0.3"),
+            ("label", "NormEC, forgetting", "0.391"),
+        )
+    )
+    assert f"{carried} against {fed}, where DP-SGD without it has {plain}" in " ".join(own.split())
+    assert f"{fed_label} against {carried_label}" in own
+    text = " ".join((DOCS / "privacy.md").read_text().split())
+    assert f"it lifts DP-SGD from {plain} to {carried} %, beside {fed} of NormEC with forgetting" in text
+    assert f"NormEC is still ahead, {fed_label} against {carried_label}" in text

@@ -13,6 +13,7 @@ from .leads import NOT_RUN, Places, by_place, targets
 from .studies import STUDIES, Place, Study
 from .work import Record, percent, read
 
+TRIAL = "momentum.md"  # written by hand, beside the page
 INTRODUCTION = (
     "Every client is protected against a server that sees only sums (client level, zero-out, secure sum), with exact ε "
     "at δ = 1e-5; all clients take part in every round. For each ε and split every method got the same number of "
@@ -20,7 +21,8 @@ INTRODUCTION = (
     "training records held out; the best was trained anew on all training records with other seeds and is reported on "
     "the test set: mean ± standard deviation, in percent. The tuning itself is not covered by the guarantee. Every "
     "record belongs to one client: none is reused. The settings tried are few: a method with "
-    "more of them to choose is at a disadvantage, and a single tuning seed lets chance in."
+    "more of them to choose is at a disadvantage, and a single tuning seed lets chance in. DP-SGD is without momentum: "
+    "where it swings (below), that may be worth more than error feedback."
 )
 
 
@@ -139,5 +141,7 @@ def summary(folder: Path, link: Path) -> list[str]:
     page = f"[tables, and why]({(link / 'README.md').as_posix()})"
     trials = [study.effort.trials for name, study in STUDIES.items() if held[name]]
     tuned = f"every method tuned alike ({min(trials)} to {max(trials)} settings)"
-    head = f"client level, zero-out, secure sum, exact ε, {tuned}; lead over the second in points."
+    head = f"client level, zero-out, secure sum, exact ε, {tuned}, none with momentum; lead over the second in points."
+    if (folder / TRIAL).exists():
+        head += f" On networks with little noise momentum may change it: [a trial]({(link / TRIAL).as_posix()})."
     return [f"**Under a true guarantee, the best method** ({page}): {head}", "", *_winners(places)]
