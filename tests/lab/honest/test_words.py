@@ -91,7 +91,7 @@ def test_ten_thousand_clients() -> None:
     assert counted(FORGETS, lambda place, _: place == ("cifar10-10000-longer", "label", 2.0)) == (1, 0, 0)
     assert counted(PAPER, lambda place, _: place == ("cifar10-10000-longer", "label", 2.0)) == (1, 0, 0)
     turns = [float(rows[name]["turn"]) for rows in longer.values() for name in DIRECT]
-    assert f"(cosine {max(turns):.2f} to {min(turns):.2f} in all eight places)" in text
+    assert f"(cosine {max(turns):.2f} to {min(turns):.2f} in all eight cells)" in text
 
 
 def test_the_trial_of_momentum() -> None:
