@@ -161,6 +161,9 @@ def test_the_pictures_have_every_study_that_ran(tmp_path: Path) -> None:
     assert not page.write(tmp_path / "nothing", pictures=True)[3:]
     assert [path.name for path in page.write(tmp_path)] == ["README.md", "honest.csv", "tried.csv", "accuracy-1.png"]
     assert (tmp_path / "accuracy-1.png").stat().st_size > 10_000
+    (tmp_path / "accuracy-2.png").touch()  # of studies that are no more
+    page.write(tmp_path)
+    assert not (tmp_path / "accuracy-2.png").exists()
     every = {name: [made(name, "NormEC", 8.0, "iid", 0.7)] for name in STUDIES}
     (tmp_path / "all").mkdir()
     widths = [image.imread(path).shape[1] for path in picture.draw(every, tmp_path / "all")]

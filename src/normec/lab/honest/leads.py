@@ -15,7 +15,7 @@ from .contenders import CONTENDERS
 from .studies import STUDIES, Place
 from .work import Record
 
-NOT_RUN = "not run"
+NOT_RUN, NOTHING = "not run", "–"
 Places = Mapping[Place, Mapping[str, Record]]  # of every study, split and ε the methods' records
 Lead = tuple[float, float]  # in points, and the spread
 FORGETS = "NormEC, forgetting"
@@ -73,7 +73,7 @@ def by_place(places: Places, shown: Callable[[Place], str]) -> list[str]:
 
 def missing(place: Place) -> str:
     """In place of a result: a dash where the study asks for none."""
-    return NOT_RUN if place.epsilon in STUDIES[place.study].epsilons else "–"
+    return NOT_RUN if place.epsilon in STUDIES[place.study].epsilons else NOTHING
 
 
 def once(places: Places) -> Places:

@@ -8,11 +8,10 @@ from typing import Any
 
 from ..tables import to_markdown
 from .contenders import CONTENDERS
-from .leads import BARE, Places, floor, missing, once, splits_of, targets
+from .leads import BARE, NOTHING, Places, floor, missing, once, splits_of, targets
 from .studies import Place
 from .work import Record
 
-UNKNOWN = "–"
 FLOOR = (
     "Without SN a run moves x by γ times the sum of its directions. With T rounds at a given ε the noise in their mean "
     "has norm √d/(μn), whatever T, beside a mean of length at most 1 (in units of the largest message; μ is the "
@@ -56,8 +55,8 @@ def _floors(places: Places) -> list[str]:
     rows = []
     for study in dict.fromkeys(place.study for place in places):
         noise = {place.epsilon: floor(methods[BARE]) for place, methods in places.items() if place.study == study}
-        shown = {e: missing(Place(study, "", e, "")) if noise.get(e) is None else f"{noise[e]:.2g}" for e in across}
-        rows.append([study, *shown.values()])
+        told = {e: f"{one:.2g}" for e, one in noise.items() if one is not None}
+        rows.append([study, *(told.get(e) or missing(Place(study, "", e, "")) for e in across)])
     return to_markdown(("study", *targets(across)), rows)
 
 
@@ -78,10 +77,10 @@ def _turns(places: Places) -> list[str]:
     for study, split in dict.fromkeys((place.study, place.split) for place in places):
         own = [methods for place, methods in places.items() if (place.study, place.split) == (study, split)]
         told = [_middle(methods[name].get("turn") for methods in own) for name in CONTENDERS]
-        rows += [[f"{study}, {split}", *told]] if set(told) != {UNKNOWN} else []
+        rows += [[f"{study}, {split}", *told]] if set(told) != {NOTHING} else []
     return to_markdown(("study, split", *CONTENDERS), rows) if rows else ["No record has it."]
 
 
 def _middle(values: Iterable[Any]) -> str:
     known = [float(value) for value in values if value is not None]
-    return f"{statistics.median(known):.3g}" if known else UNKNOWN
+    return f"{statistics.median(known):.3g}" if known else NOTHING

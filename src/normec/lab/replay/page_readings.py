@@ -176,10 +176,10 @@ def _reasons(judged: Sequence[Fit]) -> list[str]:
 def _precision(facts: Facts) -> list[str]:
     """Whether bf16 matters: what a run in TF32 ends at, beside the tables' of the same cell with all their seeds."""
     found = []
-    for cell in facts.part("readings"):
+    for cell in (one for one in facts.part("readings") if one.reading == "tf32"):
         tables = [one for one in facts.part("tables") if (one.arm, one.beta) == (cell.arm, cell.beta)]
         own, usual = _ends(facts, [cell]), _ends(facts, tables)
-        if cell.reading == "tf32" and own and usual:
+        if own and usual:
             seeds = f"in bf16 it ended at {', '.join(usual)} (a seed each)"
             found += [f"In TF32 {cell.arm.name} at β = {cell.beta:g} ends at {own[0]}; {seeds}.", ""]
     return found
