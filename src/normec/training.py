@@ -89,6 +89,7 @@ def prepare(
     returns the same run; rank 0 writes, and calls the callbacks.
     """
     world = world or Alone()
+    privacy = privacy.with_noise("seeded") if privacy is not None else None
     at_least(0, seed=seed)
     one_of(PRECISIONS, precision=precision)
     non_negative(checkpoint_seconds=checkpoint_seconds)

@@ -43,6 +43,7 @@ class Noise:
             raise UsageError("privacy needs rounds, the number of steps that the noise must last for")
         if privacy.unit != "client" or privacy.sampling is not None:
             raise UsageError("the optimizer protects whole clients, all of which take part: unit='client', no sampling")
+        privacy = privacy.with_noise("secure")
         public = {"method": repr(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
         public |= {"dimension": dimension, "seed": seed}
         name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]

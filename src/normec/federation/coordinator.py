@@ -70,6 +70,7 @@ class Coordinator:
         self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
         self.minimum, self._evaluate = minimum, evaluate
         x0 = x0.detach().cpu().clone()
+        privacy = privacy.with_noise("secure") if privacy is not None else None
         self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0))
         sigma = self.mechanism.sigma if self.mechanism is not None else 0.0
         self._terms = (

@@ -71,11 +71,12 @@ class Mechanism:
         notes: tuple[str, ...] = (),
     ) -> None:
         """`name`: of the run, by its public configuration, never its data; two runs of one seed share no noise."""
+        privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
         self.release = release(facts_of(method), privacy, setting)
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma
-        self._source = noise_source(privacy.noise, seed if privacy.noise == "seeded" else None)
+        self._source = noise_source(privacy.noise or "secure", seed if privacy.noise == "seeded" else None)
         self._account = Account(privacy.delta)
         self._ledger: Ledger | None = None
         self._name, self._notes = name, notes

@@ -46,7 +46,7 @@ class Privacy:
     | `trust` | the server sees each message ("local"), only the sum ("secure-sum"), or adds the noise ("central") |
     | `sampling` | clients sampled by Poisson coins of this rate, kept secret, and the gain claimed; None: no claim |
     | `honest` | under "secure-sum": how many clients keep their noise secret, the protected one included; default all |
-    | `noise` | "seeded" for simulations, "secure" or "exact" for deployments |
+    | `noise` | "seeded" for simulations, "secure" or "exact" for deployments; None: what the context calls for |
     | `memory` | what the client adds to its memory g_i: the message before ("clean") or after ("noisy") the noise |
     | `sigma` | standard deviation per coordinate of one client's noise, instead of a target |
     | `replay` | the paper's own formula for `epsilon`, in one of its readings: not a target, the true ε is reported |
@@ -60,7 +60,7 @@ class Privacy:
     trust: Trust = "local"
     sampling: float | None = None
     honest: int | None = None
-    noise: Noise = "seeded"
+    noise: Noise | None = None
     memory: Memory = "clean"
     sigma: float | None = None
     replay: Replay | None = None
@@ -68,7 +68,8 @@ class Privacy:
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
-            one_of(choices, **{name: getattr(self, name)})
+            if name != "noise" or self.noise is not None:
+                one_of(choices, **{name: getattr(self, name)})
         open_unit(delta=self.delta)
         if self.epsilon is not None:
             positive(epsilon=self.epsilon)
@@ -100,6 +101,13 @@ class Privacy:
     def budget(self) -> float:
         """The ε that no release may pass; infinite where ε is only reported."""
         return self.epsilon if self.epsilon is not None and self.is_target else math.inf
+
+    def with_noise(self, default: Noise) -> Privacy:
+        """This statement with its noise decided: its own, or `default` where it names none.
+
+        Simulations in one program pass "seeded"; whatever real parties or ranks send is "secure".
+        """
+        return self if self.noise is not None else dataclasses.replace(self, noise=default)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
