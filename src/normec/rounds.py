@@ -166,7 +166,7 @@ class Rounds:
     def step(self, state: State) -> str | None:
         """Round k: every drawn client one message, the server one step; or the reason why there is no more."""
         k, method, n = state.round, self.method, self.problem.clients
-        drawn = self.plan.participation.draw(n, k, self.plan.seed)
+        drawn = self.plan.participation.draw(n, k, self.plan.coins)
         row, meter = None, None
         if self.observer.due(k):
             with self.watch.timed("evaluation"):
@@ -254,7 +254,7 @@ class Rounds:
         return self.payments.pay(state.round)
 
     def _last_row(self, state: State) -> None:
-        drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.seed)
+        drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.coins)
         with self.watch.timed("evaluation"):
             row, meter, self.clients = self.observer.last(
                 state, drawn, lambda block: self.faults.note_losses(block, state.round)
@@ -281,7 +281,7 @@ class Rounds:
             broken = [self.own[place] for place in broken]
             if broken or round != state.round:
                 return broken
-            drawn = self.plan.participation.draw(self.problem.clients, round, self.plan.seed)
+            drawn = self.plan.participation.draw(self.problem.clients, round, self.plan.coins)
             blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
             return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
 

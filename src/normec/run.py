@@ -82,6 +82,12 @@ class Plan:
     full_gradient: bool
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
+    secret: int | None = field(default=None, repr=False)
+
+    @property
+    def coins(self) -> int:
+        """The seed of what privacy rests on: noise, who is drawn, Poisson batches. Secret unless a seed was given."""
+        return self.secret if self.secret is not None else self.seed
 
     def step_size(self, k: int) -> float:
         """γ of round k; 0 in warm-up rounds, where the memories move towards the gradients and x stands still."""
@@ -94,7 +100,9 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
-        facts = dict(vars(self))
+        facts = {name: value for name, value in vars(self).items() if name != "secret"}
+        if self.secret is not None:
+            facts["seed"] = None
         if callable(self.lr):
             steps = json.dumps([float(self.lr(k)) for k in range(self.rounds)])
             facts["lr"] = f"a schedule, {hashlib.sha256(steps.encode()).hexdigest()[:16]}"
@@ -110,5 +118,5 @@ def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:
     if problem.sizes is None:
         return None
     if plan.batch_rate is not None:
-        return PoissonBatches(problem.sizes, plan.batch_rate, plan.seed)
+        return PoissonBatches(problem.sizes, plan.batch_rate, plan.coins)
     return Batches(problem.sizes, plan.batch_size, plan.seed) if plan.batch_size is not None else None

@@ -8,16 +8,33 @@ from typing import IO, Any
 
 from torch import Tensor
 
+from .atomic import write_atomic
 from .checkpoint import Checkpoints
 from .errors import UsageError
 from .history import History
 
 
+def _secret_file(folder: Path) -> Path:
+    return folder / ".noise-secret"
+
+
+def kept_secret(folder: Path) -> int | None:
+    """The secret that a run's noise comes from, where its folder keeps one."""
+    path = _secret_file(folder)
+    try:
+        return int(path.read_text(encoding="ascii"), 16)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise UsageError(f"{path} cannot be read; the run cannot go on without its secret") from None
+
+
 class RunStorage:
     """Writes nothing until `open`; without a folder (`out=None`) it keeps the history in memory only."""
 
-    def __init__(self, out: Path | None, identity: dict[str, Any]) -> None:
-        self.out = out
+    def __init__(self, out: Path | None, identity: dict[str, Any], secret: int | None = None) -> None:
+        """`secret`: kept in the folder from the start, so that a resumed run draws the noise that it paid for."""
+        self.out, self._secret = out, secret
         self.history = History(out / "metrics.jsonl" if out is not None else None)
         self._checkpoints = Checkpoints(out / "checkpoint", identity) if out is not None else None
         self._lock: IO[bytes] | None = None
@@ -48,6 +65,18 @@ class RunStorage:
         self._lock = lock
         for left in self.out.glob(".*.part"):
             left.unlink(missing_ok=True)  # what a kill left half-written
+        if self._secret is not None:
+            self._keep_secret(self._secret)
+
+    def _keep_secret(self, secret: int) -> None:
+        path = _secret_file(self.out) if self.out is not None else None
+        if path is None:
+            return
+        known = kept_secret(path.parent)
+        if known is None:
+            write_atomic(path, f"{secret:032x}\n", mode=0o600)
+        elif known != secret:
+            raise UsageError(f"another process began a run in {path.parent}; start again to go on with it")
 
     def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if self._checkpoints is not None:

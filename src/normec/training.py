@@ -6,6 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from .objective import Objective
 from .rounds import Rounds
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
 from .sampling import Everyone, FixedSize, Participation, Poisson, rounds_of
-from .storage import RunStorage
+from .storage import RunStorage, kept_secret
 from .world import Alone, World, agree
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def prepare(
     batch_rate: float | None = None,
     warmup: int = 0,
     privacy: Privacy | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     participation: Participation | None = None,
     initial_memory: InitialMemory = "zero",
     log_every: int | None = None,
@@ -83,14 +84,17 @@ def prepare(
 
     With `out` the run lives in a folder: killed at any instant, the same call goes on from its last
     checkpoint to the same numbers. The same seed gives the same bits on the same machine, whatever is
-    logged, evaluated or interrupted. Ctrl-C ends the run after the current round, with a checkpoint.
+    logged, evaluated or interrupted; it defaults to 0. A private run without a given seed draws its noise, and the
+    coins that decide who takes part, from a fresh secret, which only its folder keeps.
+
+    Ctrl-C ends the run after the current round, with a checkpoint.
 
     `world` spreads the clients over processes (`normec.cluster.join`): every rank makes the same call, and each
     returns the same run; rank 0 writes, and calls the callbacks.
     """
     world = world or Alone()
     privacy = privacy.with_noise("seeded") if privacy is not None else None
-    at_least(0, seed=seed)
+    at_least(0, seed=seed or 0)
     one_of(PRECISIONS, precision=precision)
     non_negative(checkpoint_seconds=checkpoint_seconds)
     if isinstance(lr, str):
@@ -115,7 +119,8 @@ def prepare(
         batch_size=batch_size,
         batch_rate=batch_rate,
         warmup=warmup,
-        seed=seed,
+        seed=seed or 0,
+        secret=_secret(privacy, seed, out, world),
         participation=_participation(participation, privacy),
         initial_memory=initial_memory,
         log_every=log_every if log_every is not None else max(1, total // 500),
@@ -125,7 +130,7 @@ def prepare(
         memory=MemoryTable(memory_dtype, memory_home),
     )
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
-    plan.participation.draw(problem.clients, 0, seed)  # refuses what cannot be drawn, before anything starts
+    plan.participation.draw(problem.clients, 0, plan.coins)  # refuses what cannot be drawn, before anything starts
     mechanism = _mechanism(problem, method, plan, privacy) if privacy is not None else None
     kept, identity = out is not None, {}
     if kept or world.size > 1:  # else nobody asks, and checksums of large data take their time
@@ -138,7 +143,7 @@ def prepare(
         }
     if world.size > 1:
         _spread(world, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
-    storage = RunStorage(Path(out) if out is not None and world.rank == 0 else None, identity)
+    storage = RunStorage(Path(out) if out is not None and world.rank == 0 else None, identity, plan.secret)
     watching = callbacks if world.rank == 0 else ()
     return Rounds(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
 
@@ -148,6 +153,13 @@ def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) 
     there = problem.x0.device
     near = device.type == there.type and device.index in (None, there.index)
     return problem if near and dtype in (None, problem.x0.dtype) else problem.to(device, dtype)
+
+
+def _secret(privacy: Privacy | None, seed: int | None, out: str | Path | None, world: World) -> int | None:
+    """The secret behind seeded noise and sampling where no seed was given: the folder's, or a fresh one."""
+    if privacy is None or privacy.noise != "seeded" or seed is not None:
+        return None
+    return world.first(lambda: (kept_secret(Path(out)) if out is not None else None) or secrets.randbits(128))
 
 
 def _spread(world: World, clients: int, identity: dict[str, Any]) -> None:
@@ -261,7 +273,7 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy)
     public["dimension"] = len(problem.x0)  # not the engine or the device: the same run has the same noise
     name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
     given = ("the given initial memory is taken as public",) if not isinstance(plan.initial_memory, str) else ()
-    return Mechanism(privacy, method, setting, plan.seed, name, given)
+    return Mechanism(privacy, method, setting, plan.coins, name, given)
 
 
 def _lr_by_theory(

@@ -45,7 +45,7 @@ def test_nonsense_is_refused_in_one_line(words: dict, reason: str) -> None:
 
 
 def test_plain_words() -> None:
-    text = Privacy(epsilon=8, trust="secure-sum", honest=90).describe(100)
+    text = Privacy(epsilon=8, trust="secure-sum", honest=90, noise="seeded").describe(100)
     for part in (
         "each client of 100 clients",
         "only the sum",

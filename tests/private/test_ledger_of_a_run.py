@@ -16,7 +16,7 @@ import torch
 from normec import Callback, NormEC, Privacy, Problem, train
 from normec.errors import UsageError
 
-RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "checkpoint_seconds": 1000.0}
+RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "checkpoint_seconds": 1000.0}
 
 
 def problem() -> Any:

@@ -23,7 +23,12 @@ Lr = Annotated[str | None, typer.Option(help="Step size, or theory.", metavar="N
 Rounds = Annotated[int | None, typer.Option(help="Messages a client sends.", show_default=False)]
 Epochs = Annotated[int | None, typer.Option(help="Instead of rounds: passes over the records.", show_default=False)]
 BatchSize = Annotated[int | None, typer.Option(help="Records a gradient; all by default.", show_default=False)]
-Seed = Annotated[int | None, typer.Option(help="The run's seed.", show_default=False)]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Repeat a run bit for bit. Without it, private noise comes from a fresh secret.", show_default=False
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …", show_default=False)]
 Engine = Annotated[
     str | None, typer.Option(help="auto, loop, compiled, batched, shared or linear.", show_default=False)

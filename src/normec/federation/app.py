@@ -142,7 +142,7 @@ def _plan(config: RunConfig) -> Plan:
         batch_size=config.batch_size,
         batch_rate=None,
         warmup=0,
-        seed=config.seed,
+        seed=config.public_seed,
         participation=Everyone(),
         initial_memory="zero",
         log_every=1,

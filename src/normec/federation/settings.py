@@ -77,7 +77,7 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
     if lab.get("trust") == "secure-sum":
         raise UsageError(LATER)
     run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
-    at_least(0, seed=run.seed)
+    at_least(0, seed=run.public_seed)
     for name in ("rounds", "batch_size", "evaluate_every"):
         if getattr(run, name) is not None:
             at_least(1, **{name: getattr(run, name)})

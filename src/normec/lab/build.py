@@ -39,7 +39,7 @@ def problem(config: RunConfig) -> Problem:
         clients = DEFAULT_CLIENTS
     found = data.load(config.data, config.data_dir)
     inputs, targets = found.train.tensors
-    used = _drawn(len(targets), "records", config.records, config.seed)
+    used = _drawn(len(targets), "records", config.records, config.public_seed)
     kept, held_out = (used[part] for part in _holdout(len(used), config))
     groups = found.groups
     if config.column is not None:
@@ -52,13 +52,13 @@ def problem(config: RunConfig) -> Problem:
         targets[kept],
         clients,
         config.split,
-        derive_seed(config.seed, "split"),
+        derive_seed(config.public_seed, "split"),
         concentration=config.concentration,
         shards_per_client=config.shards,
         groups=groups[kept] if groups is not None else None,
     )
     built = models.build(
-        config.model, found.shape, found.classes, hidden=config.hidden, seed=derive_seed(config.seed, "model")
+        config.model, found.shape, found.classes, hidden=config.hidden, seed=derive_seed(config.public_seed, "model")
     )
     return Problem(
         built.model,
@@ -102,7 +102,7 @@ def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
         raise UsageError(f"validation must lie in [0, 1), got {config.validation}")
     if not config.validation:
         return torch.arange(count), torch.arange(0)
-    draw = torch.Generator().manual_seed(derive_seed(config.seed, "validation"))
+    draw = torch.Generator().manual_seed(derive_seed(config.public_seed, "validation"))
     order = torch.randperm(count, generator=draw)
     cut = held_out(count, config.validation)
     return order[cut:].sort().values, order[:cut].sort().values

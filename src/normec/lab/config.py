@@ -73,7 +73,7 @@ class RunConfig(BaseModel):
     sample_rate: float | None = None
     sample_count: int | None = None
     initial_memory: Literal["zero", "gradient"] = "zero"
-    seed: int = 0
+    seed: int | None = None  # not given: 0, but noise and sampling of a private run come from a fresh secret
 
     log_every: int | None = None
     evaluate_every: int | None = None
@@ -86,6 +86,11 @@ class RunConfig(BaseModel):
     precision: Literal["float32", "tf32", "bf16"] = "tf32"
     memory_dtype: Literal["float32", "float64", "bfloat16"] | None = None
     memory_home: Literal["device", "host", "disk"] = "device"
+
+    @property
+    def public_seed(self) -> int:
+        """The seed of the split, the first model and the batches; only noise and sampling are ever secret."""
+        return self.seed if self.seed is not None else 0
 
     def known_by(self) -> dict[str, Any]:
         """The settings that the run's numbers depend on."""
@@ -120,6 +125,8 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
     for key in settings:
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
+    if settings.get("private") is False:
+        settings = {"seed": 0, **settings}  # nothing in it is secret: an unnamed seed is 0
     try:
         return RunConfig.model_validate(dict(settings))
     except ValidationError as error:

@@ -177,7 +177,7 @@ def held(folder: Path, config: RunConfig) -> Result | None:
         raise UsageError(f"{folder} is a file; a run needs a folder")
     path = folder / "config.toml"
     if not path.exists():
-        if any(entry.name != ".lock" and entry.suffix != ".part" for entry in folder.iterdir()):
+        if any(not entry.name.startswith(".") for entry in folder.iterdir()):
             raise UsageError(f"{folder} exists and is not a run (it has no config.toml); choose another folder")
         return None
     stored = load(path)

@@ -44,6 +44,7 @@ class Spent:
     sigma: float
     releases: int
     is_target: bool
+    simulation: bool  # the noise comes from a seeded generator and protects nobody
     statement: str
     not_covered: tuple[str, ...]
     notes: tuple[str, ...]
@@ -214,6 +215,7 @@ class Mechanism:
             sigma=self.sigma,
             releases=releases,
             is_target=self.privacy.is_target,
+            simulation=self.simulated,
             statement=self.privacy.promise(self.setting.clients),
             not_covered=tuple(self.privacy.not_covered()),
             notes=(*self.release.notes, *self._notes),

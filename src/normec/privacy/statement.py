@@ -31,6 +31,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "noise": ("seeded", "secure", "exact"),
     "memory": ("clean", "noisy"),
 }
+SIMULATION = "Simulation: seeded noise protects nobody. The same run with secure noise would make this promise."
 _READINGS = ("per-coordinate", "total-norm", "variance")
 
 
@@ -138,7 +139,8 @@ class Privacy:
             )
         else:
             strength = f"given noise sigma = {self.sigma:g}; the exact epsilon at delta = {self.delta:g} is reported"
-        return f"Protected: {who}. Against: {watcher}. Strength: {strength}."
+        promise = f"Protected: {who}. Against: {watcher}. Strength: {strength}."
+        return f"{SIMULATION} {promise}" if self.noise == "seeded" else promise
 
     def not_covered(self) -> list[str]:
         """What the guarantee does not speak about; part of every report."""
@@ -156,7 +158,8 @@ class Privacy:
         if self.trust == "central":
             gaps.append("the server, which sees every message before the noise")
         if self.noise == "seeded":
-            gaps.append("anyone who knows the seed, and floating-point attacks: seeded noise is for simulations")
+            gaps.append("anyone: this is a simulation, its noise is seeded, and whoever learns the seed can remove it")
+            gaps.append("floating-point attacks on the noise: secure noise lies on a grid, seeded noise does not")
         if self.sampling is not None:
             gaps.append("anyone who learns which clients were drawn: the gain from sampling needs secret coins")
         if self.unit == "record":
