@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,6 +39,7 @@ class RunStorage:
         self.history = History(out / "metrics.jsonl" if out is not None else None)
         self._checkpoints = Checkpoints(out / "checkpoint", identity) if out is not None else None
         self._lock: IO[bytes] | None = None
+        self._owner = os.getpid()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint, with the history as it was then."""
@@ -50,7 +52,10 @@ class RunStorage:
 
     def open(self) -> None:
         """Make the folder and take it: one process at a time writes here."""
-        if self.out is None or self._lock is not None:
+        if self.out is None:
+            return
+        if self._lock is not None:
+            self._refuse_forks()
             return
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -62,7 +67,7 @@ class RunStorage:
         except OSError:
             lock.close()
             raise UsageError(f"another process is training in {self.out}; wait for it or choose another") from None
-        self._lock = lock
+        self._lock, self._owner = lock, os.getpid()
         for left in self.out.glob(".*.part"):
             left.unlink(missing_ok=True)  # what a kill left half-written
         if self._secret is not None:
@@ -83,7 +88,17 @@ class RunStorage:
             self.open()
             self._checkpoints.save(round, tensors, {"metrics": self.history.flush(), **facts})
 
+    def _refuse_forks(self) -> None:
+        """A forked child inherits the lock, but not the right to write beside its parent."""
+        if os.getpid() != self._owner:
+            raise UsageError(
+                f"{self.out} was opened by process {self._owner} and this is process {os.getpid()}, a fork of it;"
+                " choose another folder for a run in this process"
+            )
+
     def close(self) -> None:
         if self._lock is not None:
+            if os.getpid() == self._owner:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing alone would leave the lock with a forked child
             self._lock.close()
             self._lock = None

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from normec.privacy import (
 from normec.privacy.chain import Chain, read_chain
 
 fork = multiprocessing.get_context("fork")
-TARGET = Privacy(epsilon=8.0)
+TARGET = Privacy(epsilon=8.0, noise="seeded")
 SECURE = Privacy(epsilon=8.0, noise="secure")
 EVENT = Event(10.4)  # 300 of them make ε just under 8
 
@@ -315,7 +316,7 @@ def test_a_rewritten_ledger_needs_a_secret(path: Path) -> None:
 
 def test_another_statement_is_refused(path: Path) -> None:
     _filled(path)
-    for other in (Privacy(epsilon=9.0), Privacy(epsilon=8.0, delta=1e-6), Privacy(epsilon=8.0, trust="central")):
+    for other in (replace(TARGET, epsilon=9.0), replace(TARGET, delta=1e-6), replace(TARGET, trust="central")):
         with pytest.raises(UsageError, match="was opened for"):
             opened(path, other)
     opened(path).close()  # the refusal gave the lock back

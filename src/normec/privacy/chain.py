@@ -1,8 +1,9 @@
 """A file of lines that only grows, one process at a time, and notices when it was changed.
 
 On disk. `NAME` holds one JSON object a line, each with `hash` = SHA-256(hash of the line before + the rest of the
-line); `NAME.head` holds the number of lines and the last hash, replaced atomically after each append. `append`
-returns when both are on the disk.
+line); `NAME.head` holds the number of lines and the last hash, replaced atomically after each append. A `witness`, if
+there is one, is a copy of `NAME.head` at a path outside the file's folder, replaced last. `append` returns when all of
+them are on the disk. Only their owner can read and write new files (mode 0600).
 
 What is noticed when the file is opened:
 | | |
@@ -11,8 +12,20 @@ What is noticed when the file is opened:
 | lines cut from the end | yes, `NAME.head` (or the caller's `expect`) knows more lines |
 | `NAME` deleted, `NAME.head` kept | yes |
 | `NAME.head` deleted, releases present | yes, it must be there |
-| everything rewritten consistently, or rolled back together | only with `expect` (a checkpoint's `Head`) |
-| everything rewritten by someone who may rewrite the checkpoint too | only with `secret` (HMAC instead of a hash) |
+| `NAME` and `NAME.head` restored together to an older state (a backup, a snapshot) | only with a `witness` that was not
+restored with them, or with `expect` (the `Head` in a checkpoint) |
+| everything deleted, so that the file begins anew | only with a `witness` |
+| everything rewritten consistently | only with a `witness`, `expect`, or `secret` (an HMAC instead of a hash) |
+| the witness or the checkpoint rewritten as well | only with `secret` |
+| the witness, the file and its head all restored to the same older state | no |
+
+The witness never knows more lines than the file: then lines were lost. It knows at most one line fewer, the work of a
+crash between the two writes: otherwise it was itself restored, or the file was used without it. Both are refused. To
+begin a witness for a file that already has lines, copy `NAME.head` to the witness's path.
+
+One process. The lock belongs to the process that opened the file. A forked child inherits the lock, so it would be
+allowed to write beside its parent: `append` therefore refuses in any other process than the one that opened the file,
+and a chain cannot be pickled. A file that was deleted or replaced while it was open is refused as well.
 
 A torn line, the work of a crash during `append`, is the last of the file, is no whole JSON, and is not counted by
 `NAME.head`. Since `append` had not returned, nothing that waited for it has happened, and the line is dropped. A
@@ -27,9 +40,12 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
+from normec.atomic import flush
 from normec.errors import UsageError
+
+_OWNER_ONLY = 0o600
 
 
 class LedgerDamaged(RuntimeError):  # noqa: N818  (a state of the file, not of the program)
@@ -55,10 +71,16 @@ class Contents(NamedTuple):
     size: int
 
 
-def read_chain(path: str | os.PathLike[str], expect: Head | None = None, secret: bytes | None = None) -> Contents:
+def read_chain(
+    path: str | os.PathLike[str],
+    expect: Head | None = None,
+    secret: bytes | None = None,
+    witness: str | os.PathLike[str] | None = None,
+) -> Contents:
     """Read and verify without a lock and without changing anything; raises `LedgerDamaged`."""
     path = Path(path)
-    known = _read_head(path)  # before the file itself: a writer may append in between, never the other way round
+    seen = _read_head(Path(witness)) if witness is not None else None
+    known = _read_head(_side(path))  # before the file itself: a writer may append in between, never the other way round
     pieces = path.read_bytes().split(b"\n")
     lines: list[dict[str, Any]] = []
     hashes, size = [""], 0
@@ -76,38 +98,54 @@ def read_chain(path: str | os.PathLike[str], expect: Head | None = None, secret:
         size += len(piece) + 1
     if known is None and len(lines) > 1:
         raise LedgerDamaged(f"{_side(path)} is missing, so lines cut from {path.name} would go unnoticed")
-    for name, mark in ((_side(path).name, known), ("the checkpoint", expect)):
+    for name, mark in ((_side(path).name, known), ("the checkpoint", expect), (f"the witness {witness}", seen)):
         if mark is not None and (mark.lines > len(lines) or hashes[mark.lines] != mark.hash):
             raise LedgerDamaged(f"{path} was cut or rewritten: {name} knows of {mark.lines} lines, {len(lines)} verify")
+    if witness is not None and len(lines) - (seen.lines if seen else 0) > 1:
+        raise LedgerDamaged(
+            f"the witness {witness} knows of {seen.lines if seen else 0} lines and {path} has {len(lines)}:"
+            f" the witness was restored or is new; if you are sure of the ledger, copy {_side(path)} to the witness"
+        )
     return Contents(lines, Head(len(lines), hashes[-1]), size)
 
 
 class Chain:
     """The file, open for appending; holds an exclusive lock until `close`."""
 
-    def __init__(self, path: str | os.PathLike[str], expect: Head | None = None, secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        expect: Head | None = None,
+        secret: bytes | None = None,
+        witness: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.path, self._secret = Path(path), secret
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._witness = _outside(self.path, Path(witness)) if witness is not None else None
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _OWNER_ONLY)
         try:
             _lock(self._file, self.path)
-            self.lines, self.head, self._size = read_chain(self.path, expect, secret)
+            self.lines, self.head, self._size = read_chain(self.path, expect, secret, self._witness)
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
             if self.lines and not _side(self.path).exists():
-                _save_head(self.path, self.head)  # killed before the first head: a second time would look like a cut
+                self._save_heads()  # killed before the first head: a second time would look like a cut
+            elif self.lines and self._witness is not None:
+                _save_head(self._witness, self.head, True)  # killed before it knew of the last line
         except BaseException:
             os.close(self._file)
             raise
-        self._usable = True
+        self._owner, self._usable = os.getpid(), True
 
     def append(self, body: dict[str, Any]) -> None:
         """Add a line; on return it survives a crash of the process and of the machine.
 
         After an error the chain refuses to go on: open the file anew to see what reached the disk.
         """
+        self.refuse_other_processes()
         if not self._usable:
             raise UsageError(f"{self.path} is closed; open it again")
         self._usable = False
+        self._refuse_replaced_file()
         digest = _hash(self.head.hash, body, self._secret)
         line = (_plain({**body, "hash": digest}) + "\n").encode()
         try:
@@ -118,12 +156,40 @@ class Chain:
             raise
         self._size += len(line)
         self.head = Head(self.head.lines + 1, digest)
-        _save_head(self.path, self.head)
+        self._save_heads()
         self._usable = True
 
+    def _save_heads(self) -> None:
+        first = self.head.lines == 1  # an older head that a power cut brings back still counts no line too many
+        _save_head(_side(self.path), self.head, first)
+        if self._witness is not None:
+            _save_head(self._witness, self.head, True)
+
+    def refuse_other_processes(self) -> None:
+        """Raise `UsageError` in a process that only inherited the open file."""
+        if os.getpid() != self._owner:
+            raise UsageError(
+                f"{self.path} was opened by process {self._owner} and this is process {os.getpid()}, a fork of it;"
+                " only the process that opened a ledger may spend from it: open another ledger here"
+            )
+
+    def _refuse_replaced_file(self) -> None:
+        mine = os.fstat(self._file)
+        try:
+            same = os.path.samestat(mine, self.path.stat())
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise LedgerDamaged(
+                f"{self.path} was deleted or replaced while it was in use; nothing more is spent from it"
+            )
+
     def close(self) -> None:
+        """Give the lock back; in a forked child only the child's own handle is closed."""
         if self._file >= 0:
-            os.close(self._file)  # gives the lock back
+            if os.getpid() == self._owner:
+                _unlock(self._file)  # closing alone would leave the lock with a forked child
+            os.close(self._file)
             self._file, self._usable = -1, False
 
     def __enter__(self) -> Self:
@@ -133,6 +199,9 @@ class Chain:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(f"{self.path} cannot be copied or sent to another process: one process spends from a ledger")
 
 
 def _side(path: Path) -> Path:
@@ -163,37 +232,53 @@ def _verifies(previous: str, line: dict[str, Any], secret: bytes | None) -> bool
     return hmac.compare_digest(_hash(previous, body, secret), str(line.get("hash")))
 
 
+def _outside(path: Path, witness: Path) -> Path:
+    """The witness's path, which must lie in another folder than the file it watches."""
+    if witness.absolute().parent.resolve() == path.absolute().parent.resolve():
+        raise UsageError(
+            f"the witness {witness} lies in the folder of {path.name} and would be restored with it; move it"
+        )
+    if not witness.absolute().parent.is_dir():
+        raise UsageError(f"the folder of the witness {witness} does not exist; make it first")
+    return witness
+
+
 def _read_head(path: Path) -> Head | None:
     try:
-        known = json.loads(_side(path).read_bytes())
+        known = json.loads(path.read_bytes())
+        if known["lines"] < 0:
+            raise ValueError(f"{known['lines']} lines")
         return Head(int(known["lines"]), str(known["hash"]))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise LedgerDamaged(f"{_side(path)} cannot be read: {error}") from error
+        raise LedgerDamaged(f"{path} cannot be read: {error}") from error
 
 
-def _save_head(path: Path, head: Head) -> None:
-    fresh = _side(path).with_suffix(".new")
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+def _save_head(path: Path, head: Head, durable: bool) -> None:
+    """Replace the head at `path` in one step; a durable one survives a power cut, else the one before may come back."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)  # what a crash left behind, whatever its mode
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY)
     try:
         _write(file, (_plain(head._asdict()) + "\n").encode())
         os.fsync(file)
     finally:
         os.close(file)
-    fresh.replace(_side(path))
-    if head.lines > 1:
-        return  # should a power cut bring back an older head, it still counts no line too many
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    fresh.replace(path)
+    if durable:
+        flush(path.parent)
 
 
 def _write(file: int, data: bytes) -> None:
     while data:
         data = data[os.write(file, data) :]
+
+
+def _unlock(file: int) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _lock(file: int, path: Path) -> None:

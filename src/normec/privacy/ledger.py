@@ -14,15 +14,21 @@ names, then at any moment, over all crashes and restarts, the releases made are 
 - `reserve` pays for many rounds with one line, before they are made. With a key, a resumed run goes on inside its
   reservation; without, the allowance lives in the process that made it, and what a crash leaves of it is lost, not
   returned.
+- One process spends. A forked child and an unpickled copy are refused; threads of the process take turns.
+- "Over all crashes and restarts" means: as long as the file is not set back. A ledger that is restored together with
+  its head to an older state (a backup, a snapshot of the disk, a deleted folder) has forgotten releases, and nothing in
+  its folder can show it. Keep a `witness`, a path outside the folder that no backup restores with it: then a ledger
+  that knows fewer lines than its witness is refused (`chain` has the table of what is noticed).
 """
 
 from __future__ import annotations
 
 import math
 import os
+import threading
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from normec.errors import UsageError, at_least, positive
 from normec.privacy.accounting import Account, Event
@@ -64,7 +70,22 @@ class Receipt:
 
 
 class Ledger:
-    """One party's ledger, open and locked. `horizon` is the planned number of rounds (see `Account.upper`)."""
+    """One party's ledger, open and locked.
+
+    Args:
+        path: The ledger's file; `path.head` beside it holds the number of lines and the last hash.
+        privacy: The statement; a file that was opened for another one is refused.
+        horizon: The planned number of rounds (see `Account.upper`).
+        expect: The head that a checkpoint kept; a ledger that knows less is refused.
+        secret: A key for the hashes, so that nobody without it can write a ledger that verifies.
+        witness: A file in another folder that counts the lines too, so that a ledger which was restored to an older
+            state, or deleted, is refused. To begin one for an existing ledger, copy `path.head` to it.
+
+    Raises:
+        LedgerDamaged: The file was changed, cut, or set back.
+        LedgerInUse: Another process holds the file.
+        UsageError: The file belongs to another statement, or the witness lies in the ledger's own folder.
+    """
 
     def __init__(
         self,
@@ -73,6 +94,7 @@ class Ledger:
         horizon: int,
         expect: Head | None = None,
         secret: bytes | None = None,
+        witness: str | os.PathLike[str] | None = None,
     ) -> None:
         at_least(1, horizon=horizon)
         self.privacy, self.horizon = privacy, horizon
@@ -81,7 +103,8 @@ class Ledger:
         self._keys: dict[tuple[int, str], tuple[int, float]] = {}  # (round, key) → attempt, sigma
         self._allowance: dict[int, tuple[int, float]] = {}  # reserved without a key, in this process
         self.epsilon = 0.0
-        self._chain = Chain(path, expect, secret)
+        self._turn = threading.Lock()
+        self._chain = Chain(path, expect, secret, witness)
         try:
             self._resume()
         except BaseException:
@@ -107,20 +130,24 @@ class Ledger:
         if event.count != 1:
             raise UsageError(f"spend pays for one round, got {event.count}; use reserve")
         self._check_key(key)
-        found = self._allowance.pop(round, None) if key is None else self._keys.get((round, key))
-        return self._write(round, event, sigma, key) if found is None else self._known(round, found, sigma)
+        self._chain.refuse_other_processes()
+        with self._turn:
+            found = self._allowance.pop(round, None) if key is None else self._keys.get((round, key))
+            return self._write(round, event, sigma, key) if found is None else self._known(round, found, sigma)
 
     def reserve(self, first: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
         """Pay for the rounds first .. first + event.count − 1 at once; `spend` of each then adds nothing."""
         at_least(0, first=first)
         self._check_key(key)
+        self._chain.refuse_other_processes()
         rounds = range(first, first + event.count)
-        if key is not None and all((round, key) in self._keys for round in rounds):
-            return self._known(first, self._keys[first, key], sigma)
-        receipt = self._write(first, event, sigma, key)
-        if key is None:
-            self._allowance.update((round, (receipt.attempt, sigma)) for round in rounds)
-        return receipt
+        with self._turn:
+            if key is not None and all((round, key) in self._keys for round in rounds):
+                return self._known(first, self._keys[first, key], sigma)
+            receipt = self._write(first, event, sigma, key)
+            if key is None:
+                self._allowance.update((round, (receipt.attempt, sigma)) for round in rounds)
+            return receipt
 
     def close(self) -> None:
         self._chain.close()
@@ -133,9 +160,13 @@ class Ledger:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        self._chain.__reduce__()
+
     def _check_key(self, key: str | None) -> None:
         if key is not None and self.privacy.noise != "seeded":
-            raise UsageError(f"noise={self.privacy.noise!r} never comes out the same twice; spend without a key")
+            kind = self.privacy.noise or "secure"
+            raise UsageError(f"noise={kind!r} never comes out the same twice; spend without a key")
 
     def _known(self, round: int, found: tuple[int, float], sigma: float) -> Receipt:
         attempt, paid = found

@@ -1,0 +1,278 @@
+"""One process spends from a ledger, a ledger that was set back is refused, and its files are private."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from normec.errors import UsageError
+from normec.privacy import BudgetSpent, Event, Ledger, LedgerDamaged, LedgerInUse, Privacy
+from normec.privacy.chain import Chain, read_chain
+from normec.storage import RunStorage
+
+SECURE = Privacy(epsilon=8.0, noise="secure")
+EVENT = Event(3.0)  # 24 of them fit into ε = 8
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder / "ledger.jsonl"
+
+
+@pytest.fixture
+def witness(tmp_path: Path) -> Path:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    return folder / "witness"
+
+
+def opened(path: Path, witness: Path | None = None) -> Ledger:
+    return Ledger(path, SECURE, horizon=300, witness=witness)
+
+
+def in_a_fork(action: Callable[[], object]) -> str:
+    """What `action` does in a forked child: the text of its error, or "done"."""
+    receive, send = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            action()
+            said = "done"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(send, said.encode())
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as answer:
+        said = answer.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+def spend_all(ledger: Ledger) -> int:
+    made = 0
+    try:
+        while True:
+            ledger.spend(made, EVENT, 3.0)
+            made += 1
+    except BudgetSpent:
+        return made
+
+
+def test_a_forked_child_cannot_spend_beside_its_parent(path: Path) -> None:
+    with opened(path) as ledger:
+        ledger.reserve(100, Event(3.0, count=2), 3.0)
+        for action in (
+            lambda: ledger.spend(0, EVENT, 3.0),
+            lambda: ledger.spend(100, EVENT, 3.0),  # paid for by the parent, for one release
+            lambda: ledger.reserve(0, EVENT, 3.0),
+        ):
+            assert "only the process that opened a ledger may spend from it" in in_a_fork(action)
+        assert spend_all(ledger) == 22
+    assert len(read_chain(path).lines) == 1 + 1 + 22
+
+
+def test_a_child_that_closes_its_copy_leaves_the_parent_its_lock(path: Path) -> None:
+    with opened(path) as ledger:
+        assert in_a_fork(ledger.close) == "done"
+        with pytest.raises(LedgerInUse):
+            opened(path)
+        assert in_a_fork(lambda: opened(path)).startswith("LedgerInUse")
+        ledger.spend(0, EVENT, 3.0)
+    with opened(path) as again:
+        assert again.releases == 1
+
+
+def test_a_child_that_lives_on_does_not_keep_the_lock(path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ledger, done = opened(path), context.Event()
+    child = context.Process(target=done.wait, args=(60,))
+    child.start()
+    ledger.close()
+    opened(path).close()
+    done.set()
+    child.join()
+
+
+def test_a_ledger_cannot_be_copied_or_sent_to_another_process(path: Path) -> None:
+    with opened(path) as ledger, Chain(path.with_name("other")) as chain:
+        for held in (ledger, chain):
+            for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(UsageError, match="one process spends"):
+                    attempt(held)
+        spawned = multiprocessing.get_context("spawn").Process(target=spend_all, args=(ledger,))
+        with pytest.raises(UsageError, match="one process spends"):
+            spawned.start()
+
+
+def test_threads_take_turns(path: Path) -> None:
+    with opened(path) as ledger:
+        made: list[int] = []
+        threads = [threading.Thread(target=lambda: made.append(spend_all(ledger))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(made) == ledger.releases == 24
+    lines = read_chain(path).lines[1:]
+    assert [line["releases"] for line in lines] == list(range(1, 25))
+
+
+def test_a_run_folder_belongs_to_the_process_that_opened_it(tmp_path: Path) -> None:
+    storage = RunStorage(tmp_path / "run", {})
+    storage.open()
+    assert "a fork of it" in in_a_fork(lambda: storage.save(1, {}, {}))
+    assert in_a_fork(storage.close) == "done"
+    with pytest.raises(UsageError, match="another process"):
+        RunStorage(tmp_path / "run", {}).open()
+    storage.close()
+    again = RunStorage(tmp_path / "run", {})
+    again.open()
+    again.close()
+
+
+@pytest.mark.parametrize("what", ["deleted", "replaced"])
+def test_a_file_that_vanishes_under_the_ledger_stops_it(path: Path, what: str) -> None:
+    with opened(path) as ledger:
+        ledger.spend(0, EVENT, 3.0)
+        contents = path.read_bytes()
+        path.unlink()
+        if what == "replaced":
+            path.write_bytes(contents)
+        with pytest.raises(LedgerDamaged, match="deleted or replaced"):
+            ledger.spend(1, EVENT, 3.0)
+
+
+def snapshot(path: Path, into: Path) -> None:
+    shutil.copytree(path.parent, into)
+
+
+def restore(path: Path, saved: Path) -> None:
+    shutil.rmtree(path.parent)
+    shutil.copytree(saved, path.parent)
+
+
+def fill(path: Path, witness: Path | None, rounds: int) -> None:
+    with opened(path, witness) as ledger:
+        for k in range(rounds):
+            ledger.spend(k, EVENT, 3.0)
+
+
+def test_a_ledger_restored_with_its_head_is_refused_by_its_witness(path: Path, witness: Path, tmp_path: Path) -> None:
+    fill(path, witness, 20)
+    snapshot(path, tmp_path / "backup")
+    fill(path, witness, 1)
+    restore(path, tmp_path / "backup")
+    with opened(path) as unwatched:
+        assert unwatched.releases == 20  # nothing in the folder can show it
+    with pytest.raises(LedgerDamaged, match=r"the witness .* knows of 22 lines, 21 verify"):
+        opened(path, witness)
+
+
+def test_a_deleted_ledger_does_not_begin_anew_beside_its_witness(path: Path, witness: Path) -> None:
+    fill(path, witness, 3)
+    for file in path.parent.iterdir():
+        file.unlink()
+    with pytest.raises(LedgerDamaged, match="knows of 4 lines, 0 verify"):
+        opened(path, witness)
+
+
+def test_another_history_of_the_same_length_is_refused(path: Path, witness: Path) -> None:
+    fill(path, witness, 3)
+    for file in path.parent.iterdir():
+        file.unlink()
+    with opened(path) as forged:
+        for k in range(3):
+            forged.spend(k, Event(50.0), 50.0)
+    with pytest.raises(LedgerDamaged, match="witness"):
+        opened(path, witness)
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_witness_may_lag_by_the_line_of_a_crash_only(path: Path, witness: Path, behind: int) -> None:
+    fill(path, witness, 5)
+    old = witness.read_bytes()
+    fill(path, witness, behind)
+    witness.write_bytes(old)
+    if behind == 1:
+        with opened(path, witness) as ledger:
+            assert ledger.releases == 6
+        assert json.loads(witness.read_text())["lines"] == 7
+    else:
+        with pytest.raises(LedgerDamaged, match=r"knows of 6 lines and .* has 8"):
+            opened(path, witness)
+
+
+def test_a_kill_between_the_line_and_its_witness_loses_nothing(
+    path: Path, witness: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    fill(path, witness, 2)
+    real = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if Path(target) == witness:
+            raise Killed
+        real(source, target)
+
+    ledger = opened(path, witness)
+    with monkeypatch.context() as dying:
+        dying.setattr(os, "replace", killed)
+        dying.setattr(Path, "replace", lambda self, target: killed(self, target))
+        with pytest.raises(Killed):
+            ledger.spend(2, EVENT, 3.0)
+    ledger.close()
+    with opened(path, witness) as again:
+        assert again.releases == 3
+
+
+def test_a_witness_can_be_begun_for_an_existing_ledger(path: Path, witness: Path) -> None:
+    fill(path, None, 4)
+    with pytest.raises(LedgerDamaged, match=r"copy .*ledger\.jsonl\.head to the witness"):
+        opened(path, witness)
+    shutil.copy(path.with_name(path.name + ".head"), witness)
+    fill(path, witness, 1)
+    assert json.loads(witness.read_text())["lines"] == 6
+
+
+def test_a_witness_in_a_useless_place_is_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="would be restored with it"):
+        opened(path, path.with_name("witness"))
+    (tmp_path / "link").symlink_to(path.parent)
+    with pytest.raises(UsageError, match="would be restored with it"):
+        opened(path, tmp_path / "link" / "witness")
+    with pytest.raises(UsageError, match="does not exist"):
+        opened(path, tmp_path / "nowhere" / "witness")
+
+
+def test_a_head_with_a_negative_count_is_refused(path: Path) -> None:
+    fill(path, None, 2)
+    head = path.with_name(path.name + ".head")
+    head.write_text(json.dumps(json.loads(head.read_text()) | {"lines": -1}))
+    with pytest.raises(LedgerDamaged, match="cannot be read"):
+        opened(path)
+
+
+def test_new_files_are_readable_by_their_owner_alone(path: Path, witness: Path) -> None:
+    before = os.umask(0)
+    try:
+        path.with_name(path.name + ".head.new").touch(mode=0o666)  # what a crash may leave
+        fill(path, witness, 2)
+    finally:
+        os.umask(before)
+    for file in (path, path.with_name(path.name + ".head"), witness):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert sorted(file.name for file in path.parent.iterdir()) == ["ledger.jsonl", "ledger.jsonl.head"]
