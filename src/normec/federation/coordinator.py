@@ -34,7 +34,7 @@ from .intake import Intake, Outcome
 from .journal import Journal
 from .observing import due, observed
 from .privacy import mechanism_of
-from .screening import longest
+from .screening import Limits
 from .server_state import ServerState
 from .terms import MethodTerms, PlanTerms, PrivacyTerms
 from .wire import NAME, Array, Refusal, Reply, Request
@@ -79,7 +79,7 @@ class Coordinator:
             PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds),
         )
         self._local = privacy is not None and privacy.trust == "local"
-        limit = longest(method, sigma if self._local else 0.0, len(x0))
+        limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
         identity = {
             "method": repr(method),
             "dtype": str(x0.dtype),
@@ -97,7 +97,7 @@ class Coordinator:
         self._since = time.monotonic()
         saved = self.storage.load()
         self.state = ServerState.restored(method, *saved) if saved else ServerState.fresh(method, x0, parties)
-        self.intake = Intake(run, self.state.seats, limit, self.journal)
+        self.intake = Intake(run, self.state.seats, limits, self.journal)
         if saved:
             self.timings |= saved[1]["timings"]
             self.journal.note("resumed", round=self.round)
@@ -164,7 +164,7 @@ class Coordinator:
                 method=method,
                 privacy=privacy,
                 plan=plan,
-                record=self.state.seats[node].record(self._row(node)),
+                record=self.state.seats[node].record(self._row_to_restore(node)),
             )
             for node in self.intake.asked
             if node in self.waiting
@@ -172,7 +172,7 @@ class Coordinator:
 
     def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
         """A message that came from `node`. Whatever is wrong with it is named in the journal, and never reaches x."""
-        return self.intake.receive(node, given, self.state.run.x.numpy())
+        return self.intake.receive(node, given, self.state.run.x.numpy(), self._row(node))
 
     def fault(self, node: str, why: str) -> Outcome:
         """Something came from `node` that was no message at all."""
@@ -275,10 +275,17 @@ class Coordinator:
         self.intake.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
 
     def _row(self, node: str) -> Array | None:
-        """A party that lost its memory gets the server's; the others have their own."""
-        if node not in self.intake.greeting or not self.method.feedback or not self.state.seats[node].accepted:
+        """What the party's accepted messages add up to; None where there are none or the method has no memory."""
+        seat = self.state.seats.get(node)
+        if seat is None or not seat.accepted or not self.method.feedback:
             return None
-        return self.state.run.memory[self.parties.index(node)].numpy().copy()
+        row: Array = self.state.run.memory[self.parties.index(node)].numpy()
+        return row
+
+    def _row_to_restore(self, node: str) -> Array | None:
+        """A party that lost its memory gets the server's; the others have their own."""
+        row = self._row(node) if node in self.intake.greeting else None
+        return row.copy() if row is not None else None
 
     def _observed(self, taken: Mapping[str, Reply]) -> Row:
         row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
