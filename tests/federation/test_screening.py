@@ -90,7 +90,7 @@ def test_lies_of_a_first_message_are_dropped_by_name(lie: str, word: str, tmp_pa
 
 
 def test_a_lie_cannot_be_repeated_in_the_direction_of_the_last(tmp_path: Path) -> None:
-    """A dense lie as long as noise looks like noise once; along what the party already sent it is seen for what it is."""
+    """A dense lie as long as noise passes for noise once; along what the party sent before it does not."""
     server = coordinator(5.0, folder=tmp_path)
     lie = 5.0 * np.random.default_rng(1).choice([-1.0, 1.0], 650)
     assert server.receive("a", reply(server, lie)) == "taken"

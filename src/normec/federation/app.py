@@ -34,7 +34,7 @@ from .mailbox import Mailbox
 from .party import Party
 from .policy import load_policy
 from .roster import gather
-from .serving import serve
+from .serving import Patience, serve
 from .settings import Settings
 from .terms import PlanTerms
 from .wire import Refusal, WireError, to_fields
@@ -117,7 +117,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     write_atomic(out / "config.toml", settings_of_run.to_toml(config))
     try:
         with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
-            serve(coordinator, mailbox, roster, settings.round_seconds, _say)
+            serve(coordinator, mailbox, roster, Patience(settings.round_seconds, settings.wait_seconds), _say)
         runs.write_summary(out, runs.summarise(coordinator.finish(), config))
         _say(coordinator.stopped or f"finished; the run is in {out}")
     except Diverged as error:

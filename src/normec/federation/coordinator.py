@@ -178,6 +178,10 @@ class Coordinator:
         """Something came from `node` that was no message at all."""
         return self.intake.fault(node, why)
 
+    def note_aside(self, node: str, seconds: float, why: str) -> None:
+        """Write down that a party is neither asked nor waited for, for a while."""
+        self.journal.note("aside", round=self.round, party=node, seconds=round(seconds, 1), why=why)
+
     def stop(self, reason: str) -> None:
         """No more rounds."""
         self.stopped = reason

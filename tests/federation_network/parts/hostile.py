@@ -4,6 +4,7 @@ python hostile.py SUPERLINK AUTHORITY KEY…
 """
 
 import pickle
+import secrets
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from normec.federation.digests import chained
 from normec.federation.flower import to_records
 from normec.federation.node import _private_key, _push
 from normec.federation.roster import name_of
-from normec.federation.wire import Reply, to_fields
+from normec.federation.wire import Refusal, Reply, to_fields
 
 Fields = dict[str, Any]
 
@@ -72,6 +73,15 @@ KINDS: dict[str, Callable[[Fields], Any]] = {
     "too large": lambda r: to_records(honest(r, np.full(650, 1e6, np.float32))),
     "another step": lambda r: to_records({**honest(r), "step": 7}),
     "an error": lambda _: Error(2, "x" * 1000),
+    "an error of Flower's own": lambda _: Error(3, "gone"),
+    "a huge loss": lambda r: to_records({**honest(r), "loss": 1.7e308}),
+    "a round to come": lambda r: to_records({**honest(r), "round": 2**40}),
+    "a large array": lambda r: with_message(r, np.random.default_rng(0).normal(size=8_000_000)),
+    "two thousand arrays": lambda r: to_records({**honest(r), **{f"v{i}": np.ones(1) * i for i in range(2000)}}),
+    "many fields": lambda r: to_records({**honest(r), **{f"f{i}": i for i in range(50_000)}}),
+    "hello after hello": lambda r: to_records(
+        to_fields(Refusal(r["run"], r["node"], r["round"], "state", secrets.token_hex(16)))
+    ),
 }
 
 
