@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from normec import NormEC
-from normec.federation.conduct import CLEAN, DOUBLINGS, SHORTEST, Conduct
+from normec.federation.conduct import CLEAN, DOUBLINGS, HELLOS, SHORTEST, Conduct
 from normec.federation.coordinator import Coordinator
 from normec.federation.digests import chained
 from normec.federation.mailbox import Letter
 from normec.federation.roster import Present
-from normec.federation.serving import ASKS, HELLOS, Patience, serve
+from normec.federation.serving import ASKS, Patience, serve
 from normec.federation.wire import Refusal, Reply, Request, to_fields
 
 from .village import plan
@@ -113,6 +113,28 @@ def test_a_silent_party_holds_a_vanishing_part_of_the_rounds_up() -> None:
     asides = [line for line in play.server.journal.lines if line["event"] == "aside"]
     assert {line["party"] for line in asides} == {"mallory"}
     assert "silent" in asides[0]["why"]
+
+
+def test_a_party_with_a_fault_on_its_book_is_asked_but_not_waited_for() -> None:
+    turns = itertools.count()
+    play = Play(None, lambda request: rubbish(request) if next(turns) < 1 else None, 300)
+    play.run()
+    assert play.server.round == 300
+    assert play.asks["mallory"] > 1
+    assert play.now < LIMIT
+
+
+def test_a_party_is_waited_for_again_after_good_messages() -> None:
+    turns = itertools.count()
+
+    def mallory(request: Request) -> Letter | None:
+        turn = next(turns)
+        return rubbish(request) if turn < 1 else honest(request) if turn <= CLEAN else None
+
+    play = Play(None, mallory, 300)
+    play.run()
+    assert play.server.state.seats["mallory"].accepted == CLEAN
+    assert LIMIT < play.now < 2 * LIMIT  # then it was silent, and one round waited for it
 
 
 def test_a_party_that_comes_and_goes_is_not_asked_for_ever(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from ..problem import Problem
 from ..run import Plan
 from ..sampling import Everyone
 from . import settings as settings_of_run
-from .coordinator import Coordinator
+from .coordinator import Coordinator, disk_failure
 from .flower import from_records, to_records
 from .mailbox import Mailbox
 from .party import Party
@@ -86,9 +86,22 @@ def server_app(task: Task) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        run_server(grid, settings_of_run.read(context.run_config), task)
+        logging.getLogger("flwr").addFilter(_one_line)
+        settings = settings_of_run.read(context.run_config)
+        try:
+            run_server(grid, settings, task)
+        except OSError as error:
+            raise UsageError(disk_failure(error, Path(settings.out))) from None
 
     return app
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """Flower logs what ends an app with its traceback; for what the user can cure, one line says more."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, UsageError | Diverged):
+        record.msg, record.args, record.exc_info = f"error: {error}", (), None
+    return True
 
 
 def run_server(grid: Grid, settings: Settings, task: Task) -> None:

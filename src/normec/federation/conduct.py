@@ -1,8 +1,9 @@
-"""Which parties a round asks and waits for: one that misbehaves, or holds rounds up, is set aside for a while.
+"""Which parties a round asks and waits for: one that misbehaves, or holds a round up, is set aside for a while.
 
 Every time it happens again the while doubles, and it is never shorter than the time that the party held the round up.
-So over many rounds a party costs the others a vanishing part of their time, and one that made a single mistake is soon
-asked again. What it sends while it is set aside counts as always.
+Afterwards the party is asked again, but rounds that have enough answers do not wait for it until it has sent `CLEAN`
+good messages in a row. So a party holds the others up once, and one that made a single mistake is soon asked again.
+What it sends counts at any time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 SHORTEST = 5.0  # seconds
 DOUBLINGS = 6  # at the most: sixty-four times as long as the party held the round up
+HELLOS = 2  # without a message between them; an honest party says hello once, and again if it dies before its message
 CLEAN = 8  # messages in a row, without a fault between them, after which all is forgotten
 
 
@@ -18,6 +20,7 @@ CLEAN = 8  # messages in a row, without a fault between them, after which all is
 class _Book:
     strikes: int = 0
     clean: int = 0
+    hellos: int = 0
     until: float = 0.0
 
 
@@ -34,13 +37,25 @@ class Conduct:
         book.strikes, book.clean, book.until = book.strikes + 1, 0, now + seconds
         return seconds
 
-    def clean(self, name: str) -> None:
-        """A message that was taken in the round that it was asked for in."""
+    def hello(self, name: str) -> bool:
+        """A hello. Returns whether it is one too many."""
         book = self._books.setdefault(name, _Book())
-        book.clean += 1
+        book.hellos += 1
+        return book.hellos > HELLOS
+
+    def clean(self, name: str) -> None:
+        """A message that was taken."""
+        book = self._books.setdefault(name, _Book())
+        book.clean, book.hellos = book.clean + 1, 0
         if book.clean >= CLEAN:
             book.strikes = 0
 
+    def trusted(self, name: str) -> bool:
+        """Whether a round waits for the party."""
+        book = self._books.get(name)
+        return book is None or book.strikes == 0
+
     def aside(self, name: str, now: float) -> bool:
+        """Whether the party is not even asked."""
         book = self._books.get(name)
         return book is not None and now < book.until

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..atomic import write_atomic
 from ..errors import UsageError
+from .wire import NAME
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -64,11 +65,22 @@ class Roster:
         return self._nodes.get(node, "?")
 
 
+def _kept(path: Path) -> list[str]:
+    """The names in a run's list of parties."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))["parties"]
+        if isinstance(names, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
+            return names
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"{path} is damaged: it must list the run's parties; restore it, or begin another folder")
+
+
 def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable[[str], None]) -> Roster:
     """The run's parties: those written down in its folder, or else the first `parties` to be registered and present."""
     path = folder / FILE
     if path.exists():
-        names = json.loads(path.read_text(encoding="utf-8"))["parties"]
+        names = _kept(path)
         if len(names) != parties:
             raise UsageError(f"the run in {folder} has {len(names)} parties, got parties = {parties}; keep the number")
         return Roster(grid, names)

@@ -20,7 +20,6 @@ from .roster import Present, Roster
 
 LOOK = 2.0  # seconds between two looks at who is there
 ASKS = 4  # requests to one party in a round before it is set aside
-HELLOS = 2  # of one party in a round before it is set aside; an honest one says hello once, and again if it dies
 
 Say = Callable[[str], None]
 Clock = Callable[[], float]
@@ -66,7 +65,6 @@ class _Round:
         self._silent: set[str] = set()
         self._present: dict[str, Present] = {}
         self._asks: Counter[str] = Counter()
-        self._hellos: Counter[str] = Counter()
 
     def run(self) -> None:
         coordinator, k = self._coordinator, self._coordinator.round
@@ -88,7 +86,7 @@ class _Round:
             if late:
                 for name in sorted(self._silent & self._present.keys()):
                     self._set_aside(name, "it was silent until the round's time limit", now)
-            if coordinator.ready and not self._silent & self._present.keys():
+            if coordinator.ready and not any(map(self._conduct.trusted, self._silent & self._present.keys())):
                 self._say(f"round {k}: {coordinator.answered} of {len(coordinator.parties)} parties")
                 coordinator.close_round()
             elif self._hopeless():
@@ -101,8 +99,8 @@ class _Round:
             elif late:
                 self._say(f"round {k}: {coordinator.answered} answers, {coordinator.minimum} are needed; asking again")
                 coordinator.repeat_round()
-                for told in (self._asked, self._asks, self._hellos):
-                    told.clear()
+                self._asked.clear()
+                self._asks.clear()
                 deadline, look = now + self._patience.round, now
 
     def _ask(self, now: float) -> None:
@@ -137,14 +135,12 @@ class _Round:
             outcome = self._coordinator.receive(name, letter.fields)
         if letter.round == k or outcome == "taken":
             self._silent.discard(name)
-        if outcome == "taken" and letter.round == k:
+        if outcome == "taken":
             self._conduct.clean(name)
         elif outcome == "dropped":
             self._set_aside(name, "its message was dropped", now)
-        elif outcome == "hello":
-            self._hellos[name] += 1
-            if self._hellos[name] > HELLOS:
-                self._set_aside(name, f"it said hello more than {HELLOS} times in this round", now)
+        elif outcome == "hello" and self._conduct.hello(name):
+            self._set_aside(name, "it says hello again and again", now)
 
     def _set_aside(self, name: str, why: str, now: float) -> None:
         """Neither ask nor wait for a party for a while; afterwards it is asked again."""

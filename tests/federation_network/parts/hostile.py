@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
@@ -103,7 +104,7 @@ def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
                     time.sleep(1)
                 else:
                     _push(Message(KINDS[kind](record), reply_to=received[0]), 0.0, send, push)
-            except RunNotRunningException:
+            except (RunNotRunningException, ObjectPushError):  # the server may refuse a message while it is being sent
                 time.sleep(1)
 
 
