@@ -33,7 +33,7 @@ from .flower import from_records, to_records
 from .mailbox import Mailbox
 from .party import Party
 from .policy import load_policy
-from .roster import gather
+from .roster import SILENCE, gather
 from .serving import Patience, serve
 from .settings import Settings
 from .terms import PlanTerms
@@ -106,6 +106,9 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     """One run over `grid`, from the start or from where its folder says it stopped."""
+    retries: Any = getattr(grid, "_retry_invoker", None)  # Flower's own tries to reach a SuperLink have no end
+    if retries is not None:
+        retries.max_time = SILENCE
     model, test = task.model(), task.test()
     out, config = Path(settings.out), settings.run.model_copy(update={"model": type(model).__name__})
     _wait_for(out)
@@ -219,7 +222,7 @@ def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
 
 def _wait_for(out: Path) -> None:
     """Until nobody trains in the folder: a server that lost its SuperLink takes a while to notice."""
-    until = time.monotonic() + LOCK_SECONDS
+    until, said = time.monotonic() + LOCK_SECONDS, False
     while (out / ".lock").exists():
         with (out / ".lock").open("ab") as lock:
             try:
@@ -228,4 +231,7 @@ def _wait_for(out: Path) -> None:
             except OSError:
                 if time.monotonic() > until:
                     return  # whoever takes the folder next says so
+                if not said:
+                    _say(f"another server holds {out}; waiting {LOCK_SECONDS:g} s for it to let go")
+                    said = True
         time.sleep(0.5)

@@ -252,7 +252,7 @@ def agreeing(settings: Settings) -> dict[str, Any]:
         "least_sigma": 1e-6,
         "methods": [config.method.partition("-")[0]],
         "trusts": [config.trust] if config.private else ["local", "central"],
-        "simulation": config.noise == "seeded",
+        "simulation": config.private and config.noise == "seeded",
         "allow_without_noise": not config.private,
         "report_loss": not config.private,
     }

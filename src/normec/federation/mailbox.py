@@ -73,6 +73,7 @@ class Mailbox:
         """Send a request and wait for what comes of it, until a newer one is sent."""
         import httpx
         from flwr.app import Message
+        from flwr.supercore.run import RunNotRunningException
 
         until, round = time.monotonic() + ttl, request.round
         with self._counting:
@@ -95,6 +96,8 @@ class Mailbox:
                     return
         except httpx.HTTPError:
             self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+        except RunNotRunningException:  # nobody's fault; the roster says so
+            self._letters.put(Letter(node, round, None, "the run was stopped", lost=True))
         except PartsMissing as missing:
             self._letters.put(Letter(node, round, None, str(missing), lost=True))
         except WireError as error:

@@ -119,7 +119,8 @@ class Processes:
         """The end of a process's log, on one line."""
         path = self.log(name)
         held = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        return " / ".join(line.strip() for line in held[-lines:])
+        whole = " / ".join(line.strip() for line in held[-lines:])
+        return "".join(letter if letter.isprintable() else " " for letter in whole)  # nothing that moves a terminal
 
     def ended(self, name: str) -> int | None:
         """The exit code of a process that has ended, None while it runs."""
