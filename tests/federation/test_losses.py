@@ -9,6 +9,7 @@ import torch
 
 from normec.errors import UsageError
 from normec.federation.account import read_releases
+from normec.federation.screening import Limits
 
 from .stories import SETTINGS, Story, settled
 
@@ -46,7 +47,7 @@ def test_a_wiped_disk_goes_on_from_the_servers_row_and_is_charged(tmp_path: Path
     assert releases.recovered() == accepted + 1
     assert releases.count() == accepted + 1 + 2
     assert story.server.state.seats["c"].accepted == accepted + 2
-    assert len(story.server.state.seats["c"].tokens) == 2
+    assert story.server.state.seats["c"].lives == 2
     story.server.close()
 
 
@@ -136,7 +137,7 @@ def test_a_hello_of_an_earlier_life_that_comes_last(tmp_path: Path) -> None:
     story.ask("a")
     for number in (1, 0):  # the younger first
         story.deliver(number, keep=True)
-    assert len(story.server.state.seats["a"].tokens) == 2
+    assert story.server.state.seats["a"].lives == 2
     story.settle()
     story.server.close()
 
@@ -149,7 +150,7 @@ def test_what_a_party_is_told_of_hellos_and_drops_outlives_the_server(tmp_path: 
     story.restart()
     assert story.server.requests()["a"].record.token == told.token != ""
     story.settle()
-    story.server.intake.limit = 1e-9
+    story.server.intake.limits = Limits(1e-9, 1e-9, 1e-9)
     story.ask("b")
     story.deliver(0)
     told = story.server.requests()["b"].record

@@ -16,6 +16,7 @@ import torch
 from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, Privacy, RandK, SmoothedNorm, TopK, UsageError
 from normec.federation.digests import chained
 from normec.federation.journal import read_journal
+from normec.federation.screening import Limits
 from normec.federation.terms import MethodTerms, PlanTerms, PrivacyTerms
 from normec.federation.wire import REASONS, Record, Refusal, Reply, Request, WireError, from_fields, to_fields
 
@@ -245,11 +246,11 @@ def test_a_message_past_its_bound_is_dropped_and_replaced(tmp_path: Path) -> Non
     story = Story(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
     story.settle()
     intake = story.server.intake
-    intake.limit, honest = 1e-9, intake.limit
+    intake.limits, honest = Limits(1e-9, 1e-9, 1e-9), intake.limits
     story.ask("a")
     story.deliver(0)
     assert story.server.state.seats["a"].drops == 1
-    intake.limit = honest
+    intake.limits = honest
     story.ask("a")
     story.deliver(0)
     assert "a" not in story.server.waiting

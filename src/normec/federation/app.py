@@ -28,13 +28,13 @@ from ..problem import Problem
 from ..run import Plan
 from ..sampling import Everyone
 from . import settings as settings_of_run
-from .coordinator import Coordinator
+from .coordinator import Coordinator, disk_failure
 from .flower import from_records, to_records
 from .mailbox import Mailbox
 from .party import Party
 from .policy import load_policy
-from .roster import gather
-from .serving import serve
+from .roster import SILENCE, gather
+from .serving import Patience, serve
 from .settings import Settings
 from .terms import PlanTerms
 from .wire import Refusal, WireError, to_fields
@@ -86,13 +86,29 @@ def server_app(task: Task) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        run_server(grid, settings_of_run.read(context.run_config), task)
+        logging.getLogger("flwr").addFilter(_one_line)
+        settings = settings_of_run.read(context.run_config)
+        try:
+            run_server(grid, settings, task)
+        except OSError as error:
+            raise UsageError(disk_failure(error, Path(settings.out))) from None
 
     return app
 
 
+def _one_line(record: logging.LogRecord) -> bool:
+    """Flower logs what ends an app with its traceback; for what the user can cure, one line says more."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, UsageError | Diverged):
+        record.msg, record.args, record.exc_info = f"error: {error}", (), None
+    return True
+
+
 def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     """One run over `grid`, from the start or from where its folder says it stopped."""
+    retries: Any = getattr(grid, "_retry_invoker", None)  # Flower's own tries to reach a SuperLink have no end
+    if retries is not None:
+        retries.max_time = SILENCE
     model, test = task.model(), task.test()
     out, config = Path(settings.out), settings.run.model_copy(update={"model": type(model).__name__})
     _wait_for(out)
@@ -117,7 +133,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     write_atomic(out / "config.toml", settings_of_run.to_toml(config))
     try:
         with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
-            serve(coordinator, mailbox, roster, settings.round_seconds, _say)
+            serve(coordinator, mailbox, roster, Patience(settings.round_seconds, settings.wait_seconds), _say)
         runs.write_summary(out, runs.summarise(coordinator.finish(), config))
         _say(coordinator.stopped or f"finished; the run is in {out}")
     except Diverged as error:
@@ -206,7 +222,7 @@ def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
 
 def _wait_for(out: Path) -> None:
     """Until nobody trains in the folder: a server that lost its SuperLink takes a while to notice."""
-    until = time.monotonic() + LOCK_SECONDS
+    until, said = time.monotonic() + LOCK_SECONDS, False
     while (out / ".lock").exists():
         with (out / ".lock").open("ab") as lock:
             try:
@@ -215,4 +231,7 @@ def _wait_for(out: Path) -> None:
             except OSError:
                 if time.monotonic() > until:
                     return  # whoever takes the folder next says so
+                if not said:
+                    _say(f"another server holds {out}; waiting {LOCK_SECONDS:g} s for it to let go")
+                    said = True
         time.sleep(0.5)

@@ -12,11 +12,12 @@ A party that is away keeps its row g_i, and the sum is always divided by n: ĝ =
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,13 +35,41 @@ from .intake import Intake, Outcome
 from .journal import Journal
 from .observing import due, observed
 from .privacy import mechanism_of
-from .screening import longest
+from .screening import Limits
 from .server_state import ServerState
 from .terms import MethodTerms, PlanTerms, PrivacyTerms
 from .wire import NAME, Array, Refusal, Reply, Request
 
 JOURNAL = "events.jsonl"
 Evaluate = Callable[[Tensor], Mapping[str, float]]
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def disk_failure(error: OSError, folder: Path | None) -> str:
+    """What went wrong with a file, in one line: which, why, and what to do."""
+    return (
+        f"cannot write to {error.filename or folder}: {error.strerror or error}; the run is kept as it was before, "
+        "make room or allow writing there, and start the server again"
+    )
+
+
+def _writes(
+    method: Callable[Concatenate[Coordinator, Given], Found],
+) -> Callable[Concatenate[Coordinator, Given], Found]:
+    """A method that writes to the run's folder. After a failure only the folder knows what counts: nothing goes on."""
+
+    @functools.wraps(method)
+    def guarded(self: Coordinator, /, *given: Given.args, **named: Given.kwargs) -> Found:
+        if self._broken is not None:
+            raise UsageError(self._broken)
+        try:
+            return method(self, *given, **named)
+        except OSError as error:
+            self._broken = self.stopped = disk_failure(error, self.storage.out)
+            raise UsageError(self._broken) from None
+
+    return guarded
 
 
 class Coordinator:
@@ -79,7 +108,7 @@ class Coordinator:
             PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds),
         )
         self._local = privacy is not None and privacy.trust == "local"
-        limit = longest(method, sigma if self._local else 0.0, len(x0))
+        limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
         identity = {
             "method": repr(method),
             "dtype": str(x0.dtype),
@@ -93,11 +122,21 @@ class Coordinator:
         self.storage.open()
         self.journal = Journal(self.storage.out / JOURNAL if self.storage.out is not None else None)
         self.stopped: str | None = None
+        self._broken: str | None = None
         self.timings = {"total": 0.0}
         self._since = time.monotonic()
-        saved = self.storage.load()
+        try:
+            self._begin(x0, limits)
+        except BaseException:
+            self.close()
+            raise
+
+    @_writes
+    def _begin(self, x0: Tensor, limits: Limits) -> None:
+        """The state, fresh or from the folder, on the disk before anybody is asked."""
+        method, parties, saved = self.method, self.parties, self.storage.load()
         self.state = ServerState.restored(method, *saved) if saved else ServerState.fresh(method, x0, parties)
-        self.intake = Intake(run, self.state.seats, limit, self.journal)
+        self.intake = Intake(self.name, self.state.seats, limits, self.journal)
         if saved:
             self.timings |= saved[1]["timings"]
             self.journal.note("resumed", round=self.round)
@@ -145,6 +184,7 @@ class Coordinator:
         """Who refused in this round, and with which word."""
         return dict(self.intake.refusals)
 
+    @_writes
     def requests(self) -> dict[str, Request]:
         """What to send to everyone who has not answered in this round yet; call it again to ask again."""
         if self.finished:
@@ -164,31 +204,41 @@ class Coordinator:
                 method=method,
                 privacy=privacy,
                 plan=plan,
-                record=self.state.seats[node].record(self._row(node)),
+                record=self.state.seats[node].record(self._row_to_restore(node)),
             )
             for node in self.intake.asked
             if node in self.waiting
         }
 
+    @_writes
     def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
         """A message that came from `node`. Whatever is wrong with it is named in the journal, and never reaches x."""
-        return self.intake.receive(node, given, self.state.run.x.numpy())
+        return self.intake.receive(node, given, self.state.run.x.numpy(), self._row(node))
 
+    @_writes
     def fault(self, node: str, why: str) -> Outcome:
         """Something came from `node` that was no message at all."""
         return self.intake.fault(node, why)
 
+    @_writes
+    def note_aside(self, node: str, seconds: float, why: str) -> None:
+        """Write down that a party is neither asked nor waited for, for a while."""
+        self.journal.note("aside", round=self.round, party=node, seconds=round(seconds, 1), why=why)
+
+    @_writes
     def stop(self, reason: str) -> None:
         """No more rounds."""
         self.stopped = reason
         self.journal.note("stopped", round=self.round, reason=reason)
 
+    @_writes
     def repeat_round(self) -> None:
         """Ask those who refused once more: for a round that too few have answered."""
         refused = len(self.intake.refusals)
         self.journal.note("repeated", round=self.round, answered=len(self.intake.taken), refused=refused)
         self.intake.refusals.clear()
 
+    @_writes
     def close_round(self) -> None:
         """The server's step with what was taken; nothing of it counts before the checkpoint is written."""
         k, taken, state = self.round, self.intake.taken, self.state.run
@@ -245,6 +295,7 @@ class Coordinator:
         state.messages += len(numbers)
         state.round += 1
 
+    @_writes
     def finish(self) -> Run:
         """The last row, and what came out, as any run has it."""
         history = self.storage.history
@@ -275,10 +326,17 @@ class Coordinator:
         self.intake.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
 
     def _row(self, node: str) -> Array | None:
-        """A party that lost its memory gets the server's; the others have their own."""
-        if node not in self.intake.greeting or not self.method.feedback or not self.state.seats[node].accepted:
+        """What the party's accepted messages add up to; None where there are none or the method has no memory."""
+        seat = self.state.seats.get(node)
+        if seat is None or not seat.accepted or not self.method.feedback:
             return None
-        return self.state.run.memory[self.parties.index(node)].numpy().copy()
+        row: Array = self.state.run.memory[self.parties.index(node)].numpy()
+        return row
+
+    def _row_to_restore(self, node: str) -> Array | None:
+        """A party that lost its memory gets the server's; the others have their own."""
+        row = self._row(node) if node in self.intake.greeting else None
+        return row.copy() if row is not None else None
 
     def _observed(self, taken: Mapping[str, Reply]) -> Row:
         row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
@@ -306,8 +364,17 @@ class Coordinator:
         tensors = {"x": state.x, "estimate": state.estimate}
         if self.method.feedback:
             tensors["memory"] = state.memory
-        self.storage.save(self.round, tensors, facts)
+        if self.storage.out is not None:
+            self._write(tensors, facts)
         self.intake.unsaved = False
+
+    def _write(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        from safetensors import SafetensorError
+
+        try:
+            self.storage.save(self.round, tensors, facts)
+        except SafetensorError as error:  # its own word for a write that failed
+            raise OSError(str(error)) from None
 
 
 def check_names(run: str, parties: Sequence[str]) -> None:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from .journal import Journal
-from .screening import screened
+from .screening import Limits, screened
 from .server_state import Seat
-from .wire import Refusal, Reply, WireError, from_fields
+from .wire import Array, Refusal, Reply, WireError, from_fields
 
 Outcome = Literal["taken", "duplicate", "dropped", "refused", "hello", "late"]
 
@@ -18,12 +18,12 @@ Outcome = Literal["taken", "duplicate", "dropped", "refused", "hello", "late"]
 class Intake:
     """`taken`: the replies of the open round; `refusals`: reasons, by party; `greeting`: who said hello and waits.
 
-    `unsaved`: the seats know of hellos or drops that no checkpoint holds yet. `limit`: the norm no message may pass.
+    `unsaved`: the seats know of hellos or drops that no checkpoint holds yet. `limits`: what no message may pass.
     """
 
-    def __init__(self, run: str, seats: dict[str, Seat], limit: float, journal: Journal) -> None:
+    def __init__(self, run: str, seats: dict[str, Seat], limits: Limits, journal: Journal) -> None:
         self._run, self._seats, self._journal = run, seats, journal
-        self.limit = limit
+        self.limits = limits
         self.unsaved = False
         self.open(0, [])
 
@@ -38,8 +38,10 @@ class Intake:
     def waiting(self) -> set[str]:
         return set(self.asked) - self.taken.keys() - self.refusals.keys()
 
-    def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal, like: np.ndarray[Any, Any]) -> Outcome:
-        """A message from `node`, whose messages are to look `like` x."""
+    def receive(
+        self, node: str, given: Mapping[str, Any] | Reply | Refusal, like: np.ndarray[Any, Any], row: Array | None
+    ) -> Outcome:
+        """A message from `node`, whose messages are to look `like` x and add up to `row` so far."""
         seat = self._seats.get(node)
         if seat is None:
             return self.fault(node, "it comes from nobody of this federation")
@@ -51,18 +53,20 @@ class Intake:
             return self.fault(node, "it is neither a reply nor a refusal")
         if message.run != self._run or message.node != node:
             return self.fault(node, "it names another run or party")
+        if message.round > self._round:
+            return self.fault(node, f"it answers round {message.round}, which has not begun")
         if isinstance(message, Refusal):
             return self._refusal(node, seat, message)
-        return self._reply(node, seat, message, like)
+        return self._reply(node, seat, message, like, row)
 
-    def _reply(self, node: str, seat: Seat, reply: Reply, like: np.ndarray[Any, Any]) -> Outcome:
+    def _reply(self, node: str, seat: Seat, reply: Reply, like: np.ndarray[Any, Any], row: Array | None) -> Outcome:
         if node in self.taken:
             if reply.digest == self.taken[node].digest:
                 return self._note("duplicate", node, step=reply.step)
             return self.fault(node, "it differs from the message already taken in this round")
         if reply.step <= seat.accepted:
             return self._note("duplicate", node, step=reply.step)
-        fault = screened(reply, seat, like, self.limit)
+        fault = screened(reply, seat, like, row, self.limits)
         if fault is not None:
             if fault.known and seat.dropped != reply.digest:
                 seat.dropped, seat.drops, self.unsaved = reply.digest, seat.drops + 1, True
@@ -78,14 +82,10 @@ class Intake:
         if refusal.reason == "state":
             if not refusal.token:
                 return self.fault(node, "a hello without a token")
-            if refusal.token in seat.tokens:
-                seat.tokens.remove(
-                    refusal.token
-                )  # an earlier life's hello may come last: whoever repeats its own is heard
-            else:
+            if refusal.token not in seat.tokens:
                 self.unsaved = True
-                self._note("hello", node, life=len(seat.tokens) + 1)
-            seat.tokens.append(refusal.token)
+                self._note("hello", node, life=seat.lives + 1)
+            seat.greet(refusal.token)
             self.greeting.add(node)
             return "hello"
         if refusal.round != self._round or node in self.taken:

@@ -29,7 +29,8 @@ from .scaffold import write_app
 from .settings import Settings, read
 from .watching import Follower
 
-STARTING = 300.0  # seconds for a SuperLink to answer
+STARTING = 300.0  # seconds for a SuperLink to answer, and for Flower to start the server's app
+LAST_WORD = 3.0  # seconds for the SuperLink to say how a run ended whose server has ended
 ATTEMPTS = 3
 SCRIPTS = Path(sys.executable).parent
 
@@ -133,7 +134,7 @@ class Federation:
         """Raise if one of the processes has ended."""
         for name in names if names is not None else ["superlink", *map(self.name, range(self._asked.parties))]:
             if self.processes.ended(name) is not None:
-                raise ChildProcessError(f"{name} ended: {self.processes.last_words(name)}")
+                raise ChildProcessError(self.processes.epitaph(name))
 
     def name(self, i: int) -> str:
         return f"party-{i}"
@@ -176,19 +177,50 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
                 federation.start_party(i)
             flower_run = federation.start_run()
             follower = Follower(asked.out, methods.rounds(config) or 0, callbacks)
-            with federation.control() as control:
-                while (outcome := control.outcome(flower_run)) is None:
-                    patient()
-                    federation.check()
-                    follower.look()
-                    time.sleep(1)
+
+            def watch() -> None:
+                patient()
+                federation.check()
+                follower.look()
+
+            outcome = _outcome(federation, flower_run, watch)
             follower.look()
             if outcome:
                 raise ChildProcessError(f"the server {outcome}; see {federation.processes.log('superlink')}")
-    except Interrupted:
+    except (Interrupted, ChildProcessError, TimeoutError):
         _leave_word(asked.out)
         raise
     return runs.read(asked.out)
+
+
+def _outcome(federation: Federation, flower_run: int, watch: Callable[[], None]) -> str:
+    """What Flower says of the run's end ("": it completed). Raises if the server's process dies without a word."""
+    processes, server = federation.processes, None
+    until = time.monotonic() + STARTING
+    with federation.control() as control:
+        while (outcome := control.outcome(flower_run)) is None:
+            watch()
+            if server is None:
+                server = processes.find("flwr-serverapp")
+                if server is None and sys.platform == "linux" and time.monotonic() > until:
+                    raise TimeoutError(f"Flower did not start the server's app within {STARTING:g} s")
+            processes.wait(1.0, server)
+            if server is not None and server.ended:
+                return _last_word(control, flower_run, server.pid)
+        return outcome
+
+
+def _last_word(control: superlink.Control, flower_run: int, pid: int) -> str:
+    """How a run ended whose server has ended: a server says it before it leaves, unless it was killed."""
+    until = time.monotonic() + LAST_WORD
+    while (outcome := control.outcome(flower_run)) is None:
+        if time.monotonic() > until:
+            raise ChildProcessError(
+                f"the server's process {pid} was killed or crashed before the end of the run; "
+                "the same command goes on where it stopped"
+            )
+        time.sleep(0.2)
+    return outcome
 
 
 def _call_directly(host: str) -> None:
@@ -220,7 +252,7 @@ def agreeing(settings: Settings) -> dict[str, Any]:
         "least_sigma": 1e-6,
         "methods": [config.method.partition("-")[0]],
         "trusts": [config.trust] if config.private else ["local", "central"],
-        "simulation": config.noise == "seeded",
+        "simulation": config.private and config.noise == "seeded",
         "allow_without_noise": not config.private,
         "report_loss": not config.private,
     }

@@ -1,7 +1,8 @@
 """Requests out, answers in, over Flower's Grid.
 
 Each answer is fetched by a thread of its own. A party that dies in the middle of sending, or sends what Flower cannot
-put together, holds up or breaks its own thread and nobody else's; what comes of it is a fault with a name.
+put together, holds up or breaks its own thread and nobody else's; what comes of it is a fault with a name. A node has
+a few threads at most: newer requests end the wait for an old one's answer, which the party sends again anyway.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .download import Allowance, Answer, Downloads, PartsMissing
 from .flower import from_records, to_records
 from .wire import Fields, Request, WireError, to_fields
 
 if TYPE_CHECKING:
-    from flwr.app import Message
     from flwr.serverapp import Grid
 
 
 CROWD = 8  # answers waited for at once before one looks less often
+AHEAD = 4  # requests to a node after which the answer to an older one is no longer waited for
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Mailbox:
         self._grid, self._poll, self._largest = grid, poll_seconds, largest
         self._letters: queue.Queue[Letter] = queue.Queue()
         self._closed = threading.Event()
+        self._downloads = Downloads(grid, Allowance.of(largest), self._closed)
+        self._newest: dict[int, int] = {}  # how many requests a node was sent
         self._watching, self._counting = 0, threading.Lock()
         self._sending = threading.BoundedSemaphore(CROWD)
 
@@ -55,7 +59,8 @@ class Mailbox:
     def post(self, requests: Mapping[int, Request], ttl: float) -> None:
         """Send each node its request; answers are looked for until `ttl` seconds have passed."""
         for node, request in requests.items():
-            threading.Thread(target=self._exchange, args=(node, request, ttl), daemon=True).start()
+            number = self._newest[node] = self._newest.get(node, 0) + 1
+            threading.Thread(target=self._exchange, args=(node, request, number, ttl), daemon=True).start()
 
     def next(self, seconds: float) -> Letter | None:
         """The next letter, None if none comes in time."""
@@ -64,10 +69,11 @@ class Mailbox:
         except queue.Empty:
             return None
 
-    def _exchange(self, node: int, request: Request, ttl: float) -> None:
-        """Send a request and wait for what comes of it."""
+    def _exchange(self, node: int, request: Request, number: int, ttl: float) -> None:
+        """Send a request and wait for what comes of it, until a newer one is sent."""
         import httpx
         from flwr.app import Message
+        from flwr.supercore.run import RunNotRunningException
 
         until, round = time.monotonic() + ttl, request.round
         with self._counting:
@@ -82,27 +88,34 @@ class Mailbox:
             # The more are waited for, the less often each is looked for: the SuperLink has one process.
             while not self._closed.wait(self._poll * max(1.0, self._watching / CROWD)) and time.monotonic() < until:
                 with suppress(httpx.HTTPError):  # a SuperLink out of breath; Flower has tried again already
-                    for answer in self._grid.pull_messages([identifier]):
+                    answer = self._downloads.fetch(identifier)
+                    if answer is not None:
                         self._letters.put(self._opened(node, round, answer))
                         return
+                if self._newest[node] >= number + AHEAD:
+                    return
         except httpx.HTTPError:
             self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+        except RunNotRunningException:  # nobody's fault; the roster says so
+            self._letters.put(Letter(node, round, None, "the run was stopped", lost=True))
+        except PartsMissing as missing:
+            self._letters.put(Letter(node, round, None, str(missing), lost=True))
+        except WireError as error:
+            self._letters.put(Letter(node, round, None, str(error)))
         except Exception as error:  # Flower's own reader met what a stranger sent
             self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
         finally:
             with self._counting:
                 self._watching -= 1
 
-    def _opened(self, node: int, round: int, message: Message) -> Letter:
-        from flwr.common.constant import ErrorCode
-
-        if message.has_error():
-            # Flower's own word, not the node's: it went away, or the request became too old.
-            gone = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-            lost = message.error.code in gone
-            return Letter(node, round, None, f"Flower's error {int(message.error.code)}", lost)
-        if message.metadata.src_node_id != node:
+    def _opened(self, node: int, round: int, answer: Answer) -> Letter:
+        message = answer.message
+        if answer.node is None:  # Flower's own word, not the node's: it went away, or the request became too old
+            return Letter(node, round, None, "Flower has no answer", lost=True)
+        if answer.node != node:
             return Letter(node, round, None, "it comes from another node than the one that was asked")
+        if message.has_error():
+            return Letter(node, round, None, f"the party's error {int(message.error.code)}")
         try:
             return Letter(node, round, from_records(message.content, self._largest))
         except WireError as error:

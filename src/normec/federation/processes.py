@@ -1,7 +1,8 @@
 """Processes that end when we end: on success, on error, on Ctrl-C, and also when we are killed.
 
 Each is started through a few lines that ask the kernel to kill it when its parent dies. Flower's processes start
-others, some in sessions of their own; all inherit a mark in their environment, and `stop` ends whatever bears it.
+others, some in sessions of their own; all inherit a mark in their environment, and `stop` ends whatever bears it. A
+keeper does the same should we be killed: it waits at the end of a pipe that closes when we die.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -28,6 +30,46 @@ if sys.platform == "linux":
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
+# Waits until its standard input closes, which happens when its parent dies, however that dies; then kills every process
+# that bears the mark, until there is none. Two empty looks in a row: a process may have forked during the first.
+KEEPER = """
+import os, signal, sys, time
+sys.stdin.buffer.read()
+mark, empty, until = sys.argv[1].encode(), 0, time.monotonic() + 60
+while empty < 2 and time.monotonic() < until:
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if name.isdigit() and int(name) != os.getpid() and mark in file.read().split(b"\\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    for pid in found:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    empty = 0 if found else empty + 1
+    time.sleep(0.02)
+"""
+_AFTER_KILL = 60.0  # seconds for a process to be gone after SIGKILL; only one that hangs in the kernel takes longer
+
+
+class Watch:
+    """Another process, by a handle that never means a later process of the same number."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.handle = os.pidfd_open(pid)
+
+    @property
+    def ended(self) -> bool:
+        return bool(select.select([self.handle], [], [], 0)[0])
+
+    def close(self) -> None:
+        os.close(self.handle)
+
 
 class Processes:
     """While entered, processes can be started; none outlives the block."""
@@ -36,13 +78,24 @@ class Processes:
         self._logs, self._mark = logs, secrets.token_hex(8)
         self._environment = {**os.environ, **(environment or {}), MARK: self._mark}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._keeper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Processes:
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", KEEPER, f"{MARK}={self._mark}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        if self._keeper is not None and self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+            self._keeper.wait(2 * _AFTER_KILL)  # it gives up by itself before that
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
         """Start `command` under a name of its own; its output goes to NAME.log. Returns the process id."""
@@ -66,17 +119,56 @@ class Processes:
         """The end of a process's log, on one line."""
         path = self.log(name)
         held = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        return " / ".join(line.strip() for line in held[-lines:])
+        whole = " / ".join(line.strip() for line in held[-lines:])
+        return "".join(letter if letter.isprintable() else " " for letter in whole)  # nothing that moves a terminal
 
     def ended(self, name: str) -> int | None:
         """The exit code of a process that has ended, None while it runs."""
         return self._started[name].poll()
 
+    def epitaph(self, name: str) -> str:
+        """How a process that has ended did so, and the end of its log, on one line."""
+        code = self.ended(name)
+        how = (
+            f"was killed by {_signal_name(-code)}" if code is not None and code < 0 else f"ended with exit code {code}"
+        )
+        return f"{name} {how}; its log {self.log(name)} ends with: {self.last_words(name) or '(nothing)'}"
+
     def kill(self, name: str) -> None:
         """SIGKILL for a process and its group, as a crash would do."""
         process = self._started[name]
         _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(_AFTER_KILL)
+
+    def find(self, program: str) -> Watch | None:
+        """A descendant that runs a program of this name; None where there is none, or the system cannot say."""
+        if not hasattr(os, "pidfd_open"):
+            return None
+        for pid in self.marked():
+            try:
+                words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")[:3]
+                if program.encode() in [word.rpartition(b"/")[2] for word in words]:
+                    return Watch(pid)
+            except OSError:  # ended meanwhile
+                continue
+        return None
+
+    def wait(self, seconds: float, also: Watch | None = None) -> None:
+        """Sleep until one of the processes ends, or `also`; `seconds` at the most."""
+        if not hasattr(os, "pidfd_open"):
+            time.sleep(seconds)
+            return
+        watches = []
+        try:
+            for process in self._started.values():
+                with contextlib.suppress(ProcessLookupError):
+                    if process.poll() is None:
+                        watches.append(Watch(process.pid))
+            handles = [watch.handle for watch in watches] + ([also.handle] if also is not None else [])
+            select.select(handles, [], [], seconds)
+        finally:
+            for watch in watches:
+                watch.close()
 
     def stop(self, patience: float = 5.0) -> None:
         """End all that was started, and all that those started; the first one last, since the others need it."""
@@ -113,7 +205,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, until - time.monotonic()))
         _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_AFTER_KILL)
 
 
 def free_port() -> int:
@@ -133,6 +226,13 @@ def free_port() -> int:
             port: int = probe.getsockname()[1]
             return port
     raise OSError("there is no free port on 127.0.0.1")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _zombie(entry: Path) -> bool:

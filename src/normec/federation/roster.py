@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..atomic import write_atomic
 from ..errors import UsageError
+from .wire import NAME
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 FILE = "parties.json"
+SILENCE = 300.0  # seconds without an answer after which a SuperLink is given up
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,19 @@ class Roster:
         self._grid, self.names = grid, names
         self._nodes: dict[int, str] = {}
         self._present: dict[str, Present] = {}
+        self._answered = time.monotonic()
 
     def present(self) -> dict[str, Present]:
-        """The parties that Flower counts as online; as before where the SuperLink cannot say."""
+        """The parties that Flower counts as online; as before where the SuperLink cannot say, for a while."""
         import httpx
 
         try:
-            nodes = list(self._grid.get_nodes())
-        except httpx.HTTPError:
+            nodes = _nodes(self._grid)
+        except httpx.HTTPError as error:
+            if time.monotonic() - self._answered > SILENCE:
+                raise _unanswered(error) from None
             return self._present
+        self._answered = time.monotonic()
         found = {}
         for node in nodes:
             name = name_of(node.public_key)
@@ -64,26 +70,63 @@ class Roster:
         return self._nodes.get(node, "?")
 
 
+def _nodes(grid: Grid) -> list[Any]:
+    """Flower's nodes that are online."""
+    from flwr.supercore.run import RunNotRunningException
+
+    try:
+        return list(grid.get_nodes())
+    except RunNotRunningException:
+        raise UsageError("the run was stopped at the SuperLink; start it again, and it goes on") from None
+
+
+def _unanswered(error: Exception) -> UsageError:
+    return UsageError(
+        f"the SuperLink has not answered for {SILENCE:g} s ({error}); start it, then the run again: it goes on"
+    )
+
+
+def _kept(path: Path) -> list[str]:
+    """The names in a run's list of parties."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))["parties"]
+        if isinstance(names, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
+            return names
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"{path} is damaged: it must list the run's parties; restore it, or begin another folder")
+
+
 def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable[[str], None]) -> Roster:
     """The run's parties: those written down in its folder, or else the first `parties` to be registered and present."""
     path = folder / FILE
     if path.exists():
-        names = json.loads(path.read_text(encoding="utf-8"))["parties"]
+        names = _kept(path)
         if len(names) != parties:
             raise UsageError(f"the run in {folder} has {len(names)} parties, got parties = {parties}; keep the number")
         return Roster(grid, names)
+    nodes = _gathered(grid, parties, seconds, say)
+    names = [name_of(node.public_key) for node in nodes[:parties]]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps({"parties": names}) + "\n")
+    return Roster(grid, names)
+
+
+def _gathered(grid: Grid, parties: int, seconds: float, say: Callable[[str], None]) -> list[Any]:
+    """Flower's nodes in the order of their registration, once there are enough."""
+    import httpx
+
     until, seen = time.monotonic() + seconds, -1
     while True:
-        nodes: list[Any] = sorted(grid.get_nodes(), key=lambda node: (node.registered_at, node.node_id))
+        try:
+            nodes: list[Any] = sorted(_nodes(grid), key=lambda node: (node.registered_at, node.node_id))
+        except httpx.HTTPError as error:
+            raise _unanswered(error) from None
         if len(nodes) >= parties:
-            break
+            return nodes
         if len(nodes) != seen:
             say(f"{len(nodes)} of {parties} parties are there")
             seen = len(nodes)
         if time.monotonic() > until:
             raise UsageError(f"only {seen} of {parties} parties came within {seconds:g} s; start them, or wait longer")
         time.sleep(0.5)
-    names = [name_of(node.public_key) for node in nodes[:parties]]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps({"parties": names}) + "\n")
-    return Roster(grid, names)

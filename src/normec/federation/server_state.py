@@ -21,12 +21,15 @@ from ..methods import Method
 from ..run import State
 from .wire import Array, Record
 
+TOKENS = 8  # hellos that are kept by their tokens; an older one that comes again counts as one more life
+
 
 @dataclass
 class Seat:
-    """The server's book about one party; see `wire.Record`. `tokens`: its hellos, the last heard last.
+    """The server's book about one party; see `wire.Record`. `tokens`: its newest hellos, the last heard last.
 
-    `drops`: messages that continued its chain and were dropped all the same; `faults`: all its bad messages.
+    `lives`: how many hellos with tokens of their own there were. `drops`: messages that continued its chain and were
+    dropped all the same; `faults`: all its bad messages.
     """
 
     accepted: int = 0
@@ -34,12 +37,24 @@ class Seat:
     digest: str = ""
     dropped: str = ""
     tokens: list[str] = field(default_factory=list)
+    lives: int = 0
     drops: int = 0
     faults: int = 0
 
+    def __post_init__(self) -> None:
+        self.lives = max(self.lives, len(self.tokens))  # a checkpoint of an earlier version counts by tokens alone
+
     def record(self, row: Array | None) -> Record:
-        last, lost = (self.tokens[-1], len(self.tokens) - 1) if self.tokens else ("", 0)
+        last, lost = (self.tokens[-1], self.lives - 1) if self.tokens else ("", 0)
         return Record(self.accepted, self.since, self.digest, self.dropped, self.drops + lost, last, row)
+
+    def greet(self, token: str) -> None:
+        """A hello. An earlier life's may come last: whoever repeats its own is the one that is answered."""
+        if token in self.tokens:
+            self.tokens.remove(token)
+        else:
+            self.lives += 1
+        self.tokens = [*self.tokens[1 - TOKENS :], token]
 
     def accept(self, digest: str, round: int) -> None:
         self.accepted, self.since, self.digest, self.dropped = self.accepted + 1, round + 1, digest, ""

@@ -33,6 +33,7 @@ class Settings(BaseModel):
     parties: int = Field(default=2, ge=1)
     min_parties: int | None = Field(default=None, ge=1)
     round_seconds: float = Field(default=600.0, gt=0)
+    wait_seconds: float = Field(default=86400.0, gt=0)
     start_seconds: float = Field(default=600.0, gt=0)
     poll_seconds: float = Field(default=0.5, gt=0)
     run: RunConfig = RunConfig()

@@ -4,6 +4,7 @@ python hostile.py SUPERLINK AUTHORITY KEY…
 """
 
 import pickle
+import secrets
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
@@ -21,7 +23,7 @@ from normec.federation.digests import chained
 from normec.federation.flower import to_records
 from normec.federation.node import _private_key, _push
 from normec.federation.roster import name_of
-from normec.federation.wire import Reply, to_fields
+from normec.federation.wire import Refusal, Reply, to_fields
 
 Fields = dict[str, Any]
 
@@ -72,6 +74,15 @@ KINDS: dict[str, Callable[[Fields], Any]] = {
     "too large": lambda r: to_records(honest(r, np.full(650, 1e6, np.float32))),
     "another step": lambda r: to_records({**honest(r), "step": 7}),
     "an error": lambda _: Error(2, "x" * 1000),
+    "an error of Flower's own": lambda _: Error(3, "gone"),
+    "a huge loss": lambda r: to_records({**honest(r), "loss": 1.7e308}),
+    "a round to come": lambda r: to_records({**honest(r), "round": 2**40}),
+    "a large array": lambda r: with_message(r, np.random.default_rng(0).normal(size=8_000_000)),
+    "two thousand arrays": lambda r: to_records({**honest(r), **{f"v{i}": np.ones(1) * i for i in range(2000)}}),
+    "many fields": lambda r: to_records({**honest(r), **{f"f{i}": i for i in range(50_000)}}),
+    "hello after hello": lambda r: to_records(
+        to_fields(Refusal(r["run"], r["node"], r["round"], "state", secrets.token_hex(16)))
+    ),
 }
 
 
@@ -93,7 +104,7 @@ def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
                     time.sleep(1)
                 else:
                     _push(Message(KINDS[kind](record), reply_to=received[0]), 0.0, send, push)
-            except RunNotRunningException:
+            except (RunNotRunningException, ObjectPushError):  # the server may refuse a message while it is being sent
                 time.sleep(1)
 
 

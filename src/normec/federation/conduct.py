@@ -1,0 +1,61 @@
+"""Which parties a round asks and waits for: one that misbehaves, or holds a round up, is set aside for a while.
+
+Every time it happens again the while doubles, and it is never shorter than the time that the party held the round up.
+Afterwards the party is asked again, but rounds that have enough answers do not wait for it until it has sent `CLEAN`
+good messages in a row. So a party holds the others up once, and one that made a single mistake is soon asked again.
+What it sends counts at any time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHORTEST = 5.0  # seconds
+DOUBLINGS = 6  # at the most: sixty-four times as long as the party held the round up
+HELLOS = 2  # without a message between them; an honest party says hello once, and again if it dies before its message
+CLEAN = 8  # messages in a row, without a fault between them, after which all is forgotten
+
+
+@dataclass
+class _Book:
+    strikes: int = 0
+    clean: int = 0
+    hellos: int = 0
+    until: float = 0.0
+
+
+class Conduct:
+    """The parties' conduct by name. Times are seconds of any clock that only goes forward."""
+
+    def __init__(self) -> None:
+        self._books: dict[str, _Book] = {}
+
+    def strike(self, name: str, held: float, now: float) -> float:
+        """A fault, or a round held up for `held` seconds. Returns for how many seconds the party is set aside."""
+        book = self._books.setdefault(name, _Book())
+        seconds = max(SHORTEST, held) * 2.0 ** min(book.strikes, DOUBLINGS)
+        book.strikes, book.clean, book.until = book.strikes + 1, 0, now + seconds
+        return seconds
+
+    def hello(self, name: str) -> bool:
+        """A hello. Returns whether it is one too many."""
+        book = self._books.setdefault(name, _Book())
+        book.hellos += 1
+        return book.hellos > HELLOS
+
+    def clean(self, name: str) -> None:
+        """A message that was taken."""
+        book = self._books.setdefault(name, _Book())
+        book.clean, book.hellos = book.clean + 1, 0
+        if book.clean >= CLEAN:
+            book.strikes = 0
+
+    def trusted(self, name: str) -> bool:
+        """Whether a round waits for the party."""
+        book = self._books.get(name)
+        return book is None or book.strikes == 0
+
+    def aside(self, name: str, now: float) -> bool:
+        """Whether the party is not even asked."""
+        book = self._books.get(name)
+        return book is not None and now < book.until

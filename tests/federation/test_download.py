@@ -1,0 +1,132 @@
+"""Answers are measured before they are read: bytes, objects, tables, and pieces that an array repeats."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+flwr = pytest.importorskip("flwr.app")
+httpx = pytest.importorskip("httpx")
+
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
+from normec.federation.download import Allowance, _inflated, _Measured, _names  # noqa: E402
+from normec.federation.flower import from_records, to_records  # noqa: E402
+from normec.federation.wire import WireError  # noqa: E402
+
+NUMBERS = 650
+ALLOWED = Allowance.of(NUMBERS)
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower makes messages only in the name of a task."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def message(records: Any) -> Any:
+    return flwr.Message(records, dst_node_id=7, message_type="train")
+
+
+def read(sent: Any) -> Any:
+    """What the server does with an answer that has arrived, object by object."""
+    names = _names(get_object_tree(sent), ALLOWED.objects)
+    contents = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
+    assert set(names) == set(contents)
+    return _inflated(sent.object_id, contents, ALLOWED.size)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_message_of_the_models_size_is_read(dtype: type) -> None:
+    vector = np.linspace(-1, 1, NUMBERS).astype(dtype)
+    found = from_records(read(message(to_records({"round": 3, "message": vector}))).content, NUMBERS)
+    assert found["round"] == 3
+    assert np.array_equal(found["message"], vector)
+
+
+def test_a_large_models_message_comes_in_pieces_and_is_read() -> None:
+    numbers = 3_000_000  # three pieces of Flower's, of which two are alike
+    vector = np.zeros(numbers, np.float32)
+    sent, allowed = message(to_records({"message": vector})), Allowance.of(numbers)
+    contents = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
+    assert len(_names(get_object_tree(sent), allowed.objects)) == len(contents)
+    found = _inflated(sent.object_id, contents, allowed.size)
+    assert np.array_equal(from_records(found.content, numbers)["message"], vector)
+
+
+def test_two_thousand_arrays_are_refused_by_their_names_alone() -> None:
+    vectors = {f"v{i}": np.full(1, i, np.float32) for i in range(2000)}
+    with pytest.raises(WireError, match="objects"):
+        _names(get_object_tree(message(to_records(vectors))), ALLOWED.objects)
+
+
+def test_a_table_with_fifty_thousand_numbers_is_refused_before_it_is_read() -> None:
+    fields = flwr.ConfigRecord({"f": list(range(50_000))})
+    with pytest.raises(WireError, match="table"):
+        read(message(flwr.RecordDict({"fields": fields, "arrays": flwr.ArrayRecord({})})))
+
+
+def test_a_piece_that_is_repeated_is_counted_each_time_before_it_is_unpacked() -> None:
+    """Sixty kilobytes that would unpack to twenty-six megabytes."""
+    sent = message(to_records({"message": np.zeros(NUMBERS, np.float32)}))
+    parts = get_all_nested_objects(sent)
+    contents = {name: part.deflate() for name, part in parts.items()}
+    (array,) = [name for name, part in parts.items() if isinstance(part, flwr.Array)]
+    head, _, body = contents[array].partition(b"\0")
+    described = json.loads(body)
+    described["arraychunk_ids"] = [0] * 10_000
+    body = json.dumps(described).encode()
+    contents[array] = b" ".join([*head.split(b" ")[:-1], str(len(body)).encode()]) + b"\0" + body
+    assert get_object_id(contents[array])
+    with pytest.raises(WireError, match="unpack"):
+        _inflated(sent.object_id, contents, ALLOWED.size)
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    """A server that answers every call with as many bytes as its query names, without saying how many beforehand."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            try:
+                for _ in range(int(self.path.partition("?")[2]) // 1000):
+                    self.wfile.write(bytes(1000))
+                    served.append(1000)
+            except OSError:
+                cut.set()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    served.clear()
+    cut.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+served: list[int] = []
+cut = threading.Event()
+
+
+def test_an_answer_is_cut_off_at_its_limit_and_the_rest_is_not_fetched(web: str) -> None:
+    with httpx.Client(transport=_Measured(httpx.HTTPTransport(), {"pull-object": 100_000})) as client:
+        assert len(client.post(f"{web}/v1/runtime/pull-object?100000").content) == 100_000
+        assert len(client.post(f"{web}/v1/runtime/get-nodes?200000").content) == 200_000
+        with pytest.raises(WireError, match="larger than the 100000 bytes"):
+            client.post(f"{web}/v1/runtime/pull-object?1000000000")
+        assert cut.wait(120)  # the connection was closed, and the server noticed
+    assert sum(served) < 100_000_000

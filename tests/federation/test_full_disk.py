@@ -1,0 +1,112 @@
+"""The server's disk is full or not writable: one line that names the path, and a folder that the run goes on from."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from normec import UsageError
+from normec.federation.roster import FILE, gather
+
+from .stories import NODES, SETTINGS, Story
+
+
+@contextmanager
+def full(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: the system refuses the write, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def failure_of(story: Story, size: int) -> str | None:
+    """What the server says of a round that it closes with little room; None where the room was enough."""
+    try:
+        with full(size):
+            story.server.close_round()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["noisy memory", "central"])
+def test_a_disk_that_is_full_at_any_write_of_a_round(name: str, tmp_path: Path) -> None:
+    story = Story(tmp_path, *SETTINGS[name], minimum=len(NODES))
+    story.settle()
+    failures = 0
+    for size in (0, 1, 100, 200, 400, 800, 1200, 1600, 2400, 3200, 4800, 6400, 9600, 12_800):
+        for node in NODES:
+            story.answer(node)
+        rounds = story.server.round
+        said = failure_of(story, size)
+        if said is not None:
+            failures += 1
+            assert said.startswith("cannot write to")
+            assert str(tmp_path / "server") in said
+            assert "\n" not in said
+            assert story.server.finished
+            for call in (story.server.close_round, story.server.requests, story.server.finish):
+                with pytest.raises(UsageError, match="cannot write to"):
+                    call()
+            story.flying.clear()
+            story.restart()
+            assert story.server.round in (rounds, rounds + 1)
+        story.check()
+    assert failures > 5
+    assert story.server.round > 2
+    story.settle()
+    story.server.close()
+
+
+def test_a_bad_message_on_a_full_disk_is_not_a_traceback(tmp_path: Path) -> None:
+    story = Story(tmp_path, *SETTINGS["no noise"])
+    with full(0), pytest.raises(UsageError, match=r"events\.jsonl|server"):
+        story.server.receive("a", {})
+    story.restart()
+    story.settle()
+    story.server.close()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    with full(0), pytest.raises(UsageError, match="cannot write to"):
+        Story(tmp_path, *SETTINGS["noisy memory"])
+    Story(tmp_path, *SETTINGS["noisy memory"]).server.close()  # the lock was let go, and nothing is in the way
+
+
+@pytest.mark.parametrize("held", ["", "{}", "[]", json.dumps({"parties": [7]}), json.dumps({"parties": ["../x"]})])
+def test_a_damaged_list_of_parties_is_named(held: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(held)
+    with pytest.raises(UsageError, match=f"{FILE} is damaged"):
+        gather(None, tmp_path, 1, 1.0, print)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_flower_logs_a_users_mistake_in_one_line() -> None:
+    code = (
+        "import logging, sys\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "from normec.federation.app import _one_line\n"
+        "from normec.errors import UsageError\n"
+        "log = logging.getLogger('flwr')\n"
+        "log.addFilter(_one_line)\n"
+        "for kind in (UsageError, KeyError):\n"
+        "    try:\n"
+        "        raise kind('the disk is full')\n"
+        "    except Exception as error:\n"
+        "        log.error('%s raised an exception', 'ServerApp', exc_info=error)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    first, *rest = ended.stdout.splitlines()
+    assert first == "ERROR:flwr:error: the disk is full"
+    assert "Traceback" in "".join(rest)  # a mistake of the code keeps its traceback

@@ -1,0 +1,80 @@
+"""Who is there, by the SuperLink's word; and a SuperLink that does not answer any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from normec import UsageError
+from normec.federation.roster import FILE, SILENCE, Roster, gather, name_of
+
+httpx = pytest.importorskip("httpx")
+
+
+class Link:
+    """What a Grid says of its nodes, or why it does not."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.error: Exception | None = None
+
+    def get_nodes(self) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return self.nodes
+
+
+def node(number: int) -> Any:
+    return SimpleNamespace(node_id=number, public_key=b"%d" % number, registered_at=number, last_activated_at="now")
+
+
+def test_parties_are_known_by_their_keys_in_the_order_of_registration(tmp_path: Path) -> None:
+    link = Link()
+    link.nodes = [node(3), node(1), node(2)]
+    roster = gather(link, tmp_path, 2, 1.0, print)  # type: ignore[arg-type]
+    assert roster.names == [name_of(b"1"), name_of(b"2")]
+    assert roster.present().keys() == set(roster.names)
+    assert roster.name(1) == name_of(b"1")
+    assert roster.name(3) == "?"
+    assert gather(link, tmp_path, 2, 1.0, print).names == roster.names  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="has 2 parties, got parties = 3"):
+        gather(link, tmp_path, 3, 1.0, print)  # type: ignore[arg-type]
+
+
+def test_too_few_parties_are_counted_and_the_wait_ends(tmp_path: Path) -> None:
+    link, said = Link(), list[str]()
+    link.nodes = [node(1)]
+    with pytest.raises(UsageError, match="only 1 of 2 parties came within 0 s"):
+        gather(link, tmp_path, 2, 0.0, said.append)  # type: ignore[arg-type]
+    assert said == ["1 of 2 parties are there"]
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_superlink_that_is_silent_is_borne_with_for_a_while_and_then_given_up() -> None:
+    link = Link()
+    link.nodes = [node(1)]
+    roster = Roster(link, [name_of(b"1")])  # type: ignore[arg-type]
+    before = roster.present()
+    link.error = httpx.ConnectError("refused")
+    assert roster.present() == before
+    roster._answered -= SILENCE + 1
+    with pytest.raises(UsageError, match="has not answered for 300 s"):
+        roster.present()
+
+
+def test_at_the_start_a_silent_superlink_is_one_line(tmp_path: Path) -> None:
+    link = Link()
+    link.error = httpx.ConnectError("refused")
+    with pytest.raises(UsageError, match="has not answered"):
+        gather(link, tmp_path, 1, 1.0, print)  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_stopped_says_so() -> None:
+    stopped = pytest.importorskip("flwr.supercore.run").RunNotRunningException
+    link = Link()
+    link.error = stopped()
+    with pytest.raises(UsageError, match="stopped at the SuperLink"):
+        Roster(link, []).present()  # type: ignore[arg-type]

@@ -1,0 +1,194 @@
+"""What the server lets through: honest messages practically always, a party's largest lie no further than stated."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from normec import DPSGD, GD, Clip, Method, NormEC, Privacy
+from normec.federation.coordinator import Coordinator
+from normec.federation.digests import chained
+from normec.federation.journal import read_journal
+from normec.federation.screening import CHANCE, LARGEST_LOSS, Limits
+from normec.federation.server_state import TOKENS, Seat, ServerState
+from normec.federation.wire import Refusal, Reply, to_fields
+
+from .village import plan
+
+METHOD = NormEC(0.1, 0.5, server_norm=False)
+TIGHT = [(1, 1.0), (10, 0.5), (650, 7.3), (650, 0.01), (100_000, 2.0), (10_000_000, 20.0)]
+
+
+def coordinator(sigma: float, dimension: int = 650, method: Method = METHOD, **more: Any) -> Coordinator:
+    privacy = Privacy(sigma=sigma, memory="noisy") if sigma else None
+    return Coordinator(method, torch.zeros(dimension), ["a", "b"], plan(100), run="screen", privacy=privacy, **more)
+
+
+def reply(server: Coordinator, message: np.ndarray[Any, Any], node: str = "a", **changes: Any) -> dict[str, Any]:
+    seat, step = server.state.seats[node], server.state.seats[node].accepted + 1
+    message = message.astype(np.float32)
+    sent = Reply("screen", node, server.round, step, chained(seat.digest, step, message), message)
+    return {**to_fields(sent), **changes}
+
+
+@pytest.mark.parametrize(("dimension", "sigma"), TIGHT)
+def test_the_norm_that_is_let_through_is_near_the_exact_quantile(dimension: int, sigma: float) -> None:
+    """Against SciPy's noncentral χ², for the longest honest mean: never below its quantile, and little above."""
+    limit = Limits.of(METHOD, sigma, dimension).norm
+    exact = sigma * math.sqrt(stats.ncx2.isf(CHANCE / 3, dimension, 1 / sigma**2))
+    assert exact <= limit <= 1.12 * exact
+    assert limit < 1 + sigma * (math.sqrt(dimension) + math.sqrt(-2 * math.log(1e-12)))  # what it was before
+
+
+@pytest.mark.parametrize(("dimension", "sigma"), TIGHT)
+def test_the_other_two_limits_are_gaussian_tails(dimension: int, sigma: float) -> None:
+    limits = Limits.of(METHOD, sigma, dimension)
+    for limit, tests in ((limits.coordinate, dimension), (limits.along, 1)):
+        exact = 1 + sigma * stats.norm.isf(CHANCE / 3 / (2 * tests))
+        assert exact <= limit <= 1.12 * exact
+
+
+@pytest.mark.parametrize(("dimension", "sigma"), [(3, 0.5), (650, 7.3), (5000, 0.05)])
+def test_honest_messages_pass(dimension: int, sigma: float) -> None:
+    """A thousand messages of full length along the worst direction for the tests: along the row, or one coordinate."""
+    rng, limits = np.random.default_rng(8), Limits.of(METHOD, sigma, dimension)
+    for _ in range(500):
+        row = rng.normal(size=dimension)
+        for mean in (row / np.linalg.norm(row), np.eye(1, dimension)[0]):
+            assert limits.broken_by(mean + sigma * rng.normal(size=dimension), row) is None
+
+
+def test_a_message_without_noise_keeps_to_its_bound() -> None:
+    limits = Limits.of(METHOD, 0.0, 4)
+    unit = np.full(4, 0.5)
+    assert limits.broken_by(unit, unit) is None
+    assert "norm" in str(limits.broken_by(1.001 * unit, None))
+
+
+@pytest.mark.parametrize(
+    ("lie", "word"),
+    [("twice the noise", "norm"), ("all in one coordinate", "largest coordinate"), ("nan", "finite")],
+)
+def test_lies_of_a_first_message_are_dropped_by_name(lie: str, word: str, tmp_path: Path) -> None:
+    server = coordinator(5.0, folder=tmp_path)
+    length = 5.0 * math.sqrt(650)  # of honest noise
+    message = {
+        "twice the noise": np.full(650, 2 * length / math.sqrt(650)),
+        "all in one coordinate": np.eye(1, 650)[0] * length,
+        "nan": np.full(650, np.nan),
+    }[lie]
+    assert server.receive("a", reply(server, message)) == "dropped"
+    assert word in read_journal(tmp_path / "events.jsonl")[-1]["why"]
+    assert not server.state.run.x.any()
+    server.close()
+
+
+def test_a_lie_cannot_be_repeated_in_the_direction_of_the_last(tmp_path: Path) -> None:
+    """A dense lie as long as noise passes for noise once; along what the party sent before it does not."""
+    server = coordinator(5.0, folder=tmp_path)
+    lie = 5.0 * np.random.default_rng(1).choice([-1.0, 1.0], 650)
+    assert server.receive("a", reply(server, lie)) == "taken"
+    server.close_round()
+    assert server.receive("a", reply(server, lie)) == "dropped"
+    assert "earlier messages" in read_journal(tmp_path / "events.jsonl")[-1]["why"]
+    server.close()
+
+
+def test_what_a_party_can_add_up_to_is_what_the_documentation_says() -> None:
+    """The strongest steady push that all tests allow, for K rounds: at most √K lengths and K parts along the row."""
+    sigma, rounds, dimension = 5.0, 40, 650
+    server = coordinator(sigma)
+    limits, goal = server.intake.limits, np.full(dimension, dimension**-0.5)
+    rng = np.random.default_rng(2)
+    row = np.zeros(dimension)
+    for _ in range(rounds):
+        push = goal.copy()
+        if row.any():
+            unit = row / np.linalg.norm(row)
+            across = goal - (goal @ unit) * unit
+            across = rng.normal(size=dimension) if np.linalg.norm(across) < 1e-6 else across
+            across -= (across @ unit) * unit
+            along = 0.999 * limits.along
+            push = along * unit + math.sqrt(limits.norm**2 - limits.along**2) * 0.999 * across / np.linalg.norm(across)
+        else:
+            push *= 0.999 * limits.norm
+        if limits.broken_by(push, row) is None:
+            row = row + push
+    reached = float(row @ goal)
+    assert reached <= limits.norm * math.sqrt(rounds) + limits.along * rounds
+    assert reached < 0.5 * limits.norm * rounds  # what length alone would have let through
+    server.close()
+
+
+@pytest.mark.parametrize("loss", [1.7e308, -1.7e308, 1.01 * LARGEST_LOSS])
+def test_huge_losses_are_dropped_and_the_run_goes_on(loss: float, tmp_path: Path) -> None:
+    server = coordinator(0.0, dimension=4, folder=tmp_path)
+    for node in ("a", "b"):
+        assert server.receive(node, reply(server, np.zeros(4), node, loss=loss)) == "dropped"
+    for node in ("a", "b"):
+        assert server.receive(node, reply(server, np.zeros(4), node, loss=LARGEST_LOSS)) == "taken"
+    server.close_round()
+    assert server.storage.history.rows[0]["loss"] == pytest.approx(LARGEST_LOSS)
+    server.close()
+
+
+@pytest.mark.parametrize("change", [{"loss": math.nan}, {"loss": math.inf}, {"loss": "1"}, {"loss": 1}, {"loss": True}])
+def test_a_loss_must_be_a_finite_float(change: dict[str, Any]) -> None:
+    server = coordinator(0.0, dimension=4)
+    assert server.receive("a", reply(server, np.zeros(4), **change)) == "dropped"
+    server.close()
+
+
+def test_one_party_cannot_end_a_run_of_a_method_without_a_bound() -> None:
+    server = coordinator(0.0, dimension=4, method=GD())
+    assert server.receive("a", reply(server, np.full(4, 3e38))) == "dropped"
+    assert server.receive("a", reply(server, np.full(4, 1e17))) == "taken"
+    server.close_round()
+    assert torch.isfinite(server.state.run.x).all()
+    server.close()
+
+
+def test_answers_to_rounds_that_have_not_begun_are_dropped() -> None:
+    server = coordinator(0.0, dimension=4)
+    assert server.receive("a", reply(server, np.zeros(4), round=1)) == "dropped"
+    assert server.receive("a", reply(server, np.zeros(4), round=2**63 - 1)) == "dropped"
+    assert server.receive("a", Refusal("screen", "a", 7, "terms")) == "dropped"
+    assert server.waiting == {"a", "b"}
+    server.close()
+
+
+def test_an_answer_under_anothers_name_or_token_changes_nothing_for_the_other() -> None:
+    server = coordinator(0.0, dimension=4)
+    assert server.receive("a", Refusal("screen", "a", 0, "state", "0" * 32)) == "hello"
+    assert server.receive("b", Refusal("screen", "a", 0, "state", "0" * 32)) == "dropped"
+    assert server.receive("b", Refusal("screen", "b", 0, "state", "0" * 32)) == "hello"
+    assert server.state.seats["a"].lives == 1
+    assert server.receive("b", reply(server, np.zeros(4), "a")) == "dropped"
+    assert server.answered == 0
+    server.close()
+
+
+def test_tokens_do_not_pile_up_and_every_life_is_counted() -> None:
+    server = coordinator(0.0, dimension=4)
+    for life in range(1000):
+        assert server.receive("a", Refusal("screen", "a", 0, "state", f"{life:032x}")) == "hello"
+    seat = server.state.seats["a"]
+    assert (len(seat.tokens), seat.lives, seat.record(None).lost) == (TOKENS, 1000, 999)
+    assert seat.record(None).token == f"{999:032x}"
+    server.receive("a", Refusal("screen", "a", 0, "state", f"{998:032x}"))  # known: no new life
+    assert (seat.lives, seat.tokens[-1]) == (1000, f"{998:032x}")
+    server.close()
+
+
+def test_a_book_of_an_earlier_version_counts_its_lives_by_tokens() -> None:
+    facts = {"round": 0, "messages": 0, "seats": {"a": {"tokens": ["0" * 32, "1" * 32]}}}
+    x = torch.zeros(4)
+    restored = ServerState.restored(DPSGD(Clip(1.0)), {"x": x, "estimate": x}, facts)
+    assert restored.seats["a"].record(None).lost == 1
+    assert Seat().record(None).lost == 0

@@ -1,0 +1,187 @@
+"""The server's rounds with a network that is played: hostile and silent parties, and a clock that the test moves."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normec import NormEC
+from normec.federation.conduct import CLEAN, DOUBLINGS, HELLOS, SHORTEST, Conduct
+from normec.federation.coordinator import Coordinator
+from normec.federation.digests import chained
+from normec.federation.mailbox import Letter
+from normec.federation.roster import Present
+from normec.federation.serving import ASKS, Patience, serve
+from normec.federation.wire import Refusal, Reply, Request, to_fields
+
+from .village import plan
+
+NODES = ["a", "b", "mallory"]
+LIMIT = 600.0
+Behaviour = Callable[[Request], Letter | None]
+lives = itertools.count()
+
+
+def honest(request: Request) -> Letter:
+    step, message = request.record.accepted + 1, request.x * 0
+    digest = chained(request.record.digest, step, message)
+    return letter(request, to_fields(Reply(request.run, request.node, request.round, step, digest, message)))
+
+
+def letter(request: Request, fields: Mapping[str, Any] | None, **more: Any) -> Letter:
+    return Letter(NODES.index(request.node), request.round, dict(fields) if fields is not None else None, **more)
+
+
+def hello(request: Request) -> Letter:
+    token = f"{next(lives):032x}"
+    return letter(request, to_fields(Refusal(request.run, request.node, request.round, "state", token)))
+
+
+def rubbish(request: Request) -> Letter:
+    return letter(request, None, fault="it cannot be read")
+
+
+def lost(request: Request) -> Letter:
+    return letter(request, None, lost=True)
+
+
+def silent(_: Request) -> None:
+    return None
+
+
+class Play:
+    """A mailbox, a roster and a clock. A look into an empty mailbox takes its time; nothing else does."""
+
+    def __init__(
+        self, folder: Path | None, mallory: Behaviour, rounds: int, minimum: int = 2, restless: bool = False
+    ) -> None:
+        self.now, self.asks, self.said = 0.0, Counter[str](), list[str]()
+        self._letters: list[Letter] = []
+        self._behaviour: dict[str, Behaviour] = {"a": honest, "b": honest, "mallory": mallory}
+        self._restless = restless
+        self.server = Coordinator(
+            NormEC(0.1, 0.5), torch.zeros(4), NODES, plan(rounds), run="play", folder=folder, minimum=minimum
+        )
+
+    def post(self, requests: Mapping[int, Request], ttl: float) -> None:  # noqa: ARG002
+        for request in requests.values():
+            self.asks[request.node] += 1
+            answer = self._behaviour[request.node](request)
+            self._letters += [answer] if answer is not None else []
+
+    def next(self, seconds: float) -> Letter | None:
+        if self._letters:
+            return self._letters.pop(0)
+        self.now += seconds
+        return None
+
+    def present(self) -> dict[str, Present]:
+        since = str(self.now) if self._restless else "always"
+        return {name: Present(number, since if name == "mallory" else "always") for number, name in enumerate(NODES)}
+
+    def name(self, node: int) -> str:
+        return NODES[node]
+
+    def run(self, wait: float = 1e9) -> None:
+        serve(self.server, self, self, Patience(LIMIT, wait), self.said.append, lambda: self.now)  # type: ignore[arg-type]
+        self.server.close()
+
+
+@pytest.mark.parametrize("mallory", [hello, rubbish, lost], ids=["hello after hello", "rubbish", "always lost"])
+def test_a_party_that_talks_nonsense_does_not_hold_rounds_up(mallory: Behaviour, tmp_path: Path) -> None:
+    rounds = 50
+    play = Play(tmp_path, mallory, rounds)
+    play.run()
+    assert play.server.round == rounds
+    assert play.now < rounds * 30  # a hostile party used to hold every round to its limit of 600 s
+    assert play.asks["a"] == rounds
+    assert play.asks["mallory"] <= rounds
+
+
+def test_a_silent_party_holds_a_vanishing_part_of_the_rounds_up() -> None:
+    rounds = 300
+    play = Play(None, silent, rounds)
+    play.run()
+    assert play.server.round == rounds
+    assert play.now < 2 * LIMIT  # the first round waits until its limit, the others do not wait
+    asides = [line for line in play.server.journal.lines if line["event"] == "aside"]
+    assert {line["party"] for line in asides} == {"mallory"}
+    assert "silent" in asides[0]["why"]
+
+
+def test_a_party_with_a_fault_on_its_book_is_asked_but_not_waited_for() -> None:
+    turns = itertools.count()
+    play = Play(None, lambda request: rubbish(request) if next(turns) < 1 else None, 300)
+    play.run()
+    assert play.server.round == 300
+    assert play.asks["mallory"] > 1
+    assert play.now < LIMIT
+
+
+def test_a_party_is_waited_for_again_after_good_messages() -> None:
+    turns = itertools.count()
+
+    def mallory(request: Request) -> Letter | None:
+        turn = next(turns)
+        return rubbish(request) if turn < 1 else honest(request) if turn <= CLEAN else None
+
+    play = Play(None, mallory, 300)
+    play.run()
+    assert play.server.state.seats["mallory"].accepted == CLEAN
+    assert LIMIT < play.now < 2 * LIMIT  # then it was silent, and one round waited for it
+
+
+def test_a_party_that_comes_and_goes_is_not_asked_for_ever(tmp_path: Path) -> None:
+    play = Play(tmp_path, silent, 1, restless=True)
+    play.run()
+    assert play.server.round == 1
+    assert play.asks["mallory"] <= ASKS
+
+
+def test_a_party_that_mends_its_ways_is_asked_again_and_taken(tmp_path: Path) -> None:
+    turns = itertools.count()
+    play = Play(tmp_path, lambda request: rubbish(request) if next(turns) < 3 else honest(request), 5, minimum=3)
+    play.run()
+    assert play.server.round == 5
+    assert play.server.state.seats["mallory"].accepted == 5
+    assert 7 * SHORTEST <= play.now < LIMIT  # set aside for 1, 2 and 4 times the shortest time
+
+
+def test_a_party_that_loses_its_disk_is_answered_at_once(tmp_path: Path) -> None:
+    turns = itertools.count()
+    play = Play(tmp_path, lambda request: hello(request) if next(turns) < HELLOS else honest(request), 1, minimum=3)
+    play.run()
+    assert play.server.state.seats["mallory"].accepted == 1
+    assert play.now < SHORTEST
+
+
+def test_a_round_that_nobody_completes_ends_and_says_why(tmp_path: Path) -> None:
+    play = Play(tmp_path, silent, 5, minimum=3)
+    play.run(wait=5 * LIMIT)
+    assert play.server.round == 0
+    assert play.server.stopped is not None
+    assert "wait_seconds = 3000" in play.server.stopped
+    assert play.now < 7 * LIMIT
+    assert any("asking again" in line for line in play.said)
+
+
+def test_the_time_aside_doubles_up_to_a_limit_and_is_forgotten_after_clean_messages() -> None:
+    conduct, now = Conduct(), 100.0
+    for strike in range(DOUBLINGS + 3):
+        assert conduct.strike("m", 1.0, now) == SHORTEST * 2 ** min(strike, DOUBLINGS)
+    assert conduct.strike("m", 600.0, now) == 600.0 * 2**DOUBLINGS
+    assert conduct.aside("m", now)
+    assert not conduct.aside("m", now + 600.0 * 2**DOUBLINGS)
+    assert not conduct.aside("a", now)
+    for _ in range(CLEAN - 1):
+        conduct.clean("m")
+    assert conduct.strike("m", 1.0, now) == SHORTEST * 2**DOUBLINGS  # a fault in between: nothing is forgotten
+    for _ in range(CLEAN):
+        conduct.clean("m")
+    assert conduct.strike("m", 1.0, now) == SHORTEST

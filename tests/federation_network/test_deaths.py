@@ -1,0 +1,49 @@
+"""A party or the server of `normec federation local` is killed: the command says so, and leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from .stage import PATIENCE, wait_for
+from .test_command import running, started
+
+
+def pid_of(out: Path, words: tuple[str, ...]) -> int:
+    """The process of a run whose command line has all of these words."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if f"NORMEC_TEST_RUN={out}".encode() in environment and all(word in line for word in words):
+            return int(entry.name)
+    raise AssertionError(f"no process of {out} has {words}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("federation party", "--partition 1"), "party-1 was killed by SIGKILL"),
+        (("flwr-serverapp",), "was killed or crashed before the end of the run"),
+    ],
+    ids=["party", "server"],
+)
+def test_a_death_is_said_and_nothing_is_left(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = started(out, "--rounds", "1000")
+    rows = out / "metrics.jsonl"
+    wait_for(lambda: (rows.exists() and b"\n" in rows.read_bytes()) or process.poll() is not None, "the first row")
+    assert process.poll() is None, process.communicate()[1]
+    os.kill(pid_of(out, words), signal.SIGKILL)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert says in errors
+    assert "Traceback" not in errors
+    assert len(errors.strip().splitlines()) == 1
+    assert running(out) == []
