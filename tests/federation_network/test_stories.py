@@ -18,8 +18,11 @@ from normec.federation.account import read_releases
 from normec.federation.journal import read_journal
 from normec.privacy.accounting import Event
 
+from ..waiting import wait_for
 from .parts.hostile import KINDS
-from .stage import PARTIES, WITHOUT_NOISE, Stage, wait_for
+from .stage import PARTIES, WITHOUT_NOISE, Stage
+
+pytestmark = pytest.mark.slow
 
 ROUNDS = 4
 
