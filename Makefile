@@ -30,8 +30,9 @@ PYTEST := $(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: check
 	$(PYTEST) -m "not slow"
 
-test-all: check test-kernels
+test-all: check
 	$(PYTEST)
+	$(MAKE) test-kernels
 
 test-kernels: .venv/.ready-test .venv/.ready-kernels
 	PYTHONPATH=.venv/kernels NORMEC_KERNELS=1 $(PYTEST) tests/kernels
