@@ -1,7 +1,7 @@
 # make run    environment, then the demonstration on the embedded digits
-# make test   environment, then formatting, types and all tests but the next two
-# make test-federation   parties as real processes over TLS; a few minutes
-# make test-kernels      Triton's kernels without a GPU: interpreted, and compiled for one; a few minutes, Linux
+# make test   environment, then formatting, types and the quick tests: at most five minutes on two cores
+# make test-all   the same with the slow tests, a federation over TLS and Triton's kernels; about half an hour
+# make test-kernels   the kernels alone, without a GPU: interpreted, and compiled for one; a few minutes, Linux
 # make clean  remove the environment and the demonstration's runs
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 # Where there is none, as with torch for CPUs: its interpreter works with the NumPy of constraints.txt.
 TRITON := triton==3.8.0
 
-.PHONY: run test test-federation test-kernels check clean
+.PHONY: run test test-all test-kernels check clean
 
 run: .venv/.ready-run
 	@echo "1. Private: 100 clients, (8, 1e-5) for each client against a server that sees sums; non-private for comparison;"
@@ -24,15 +24,18 @@ run: .venv/.ready-run
 	$(BIN)/normec compare --quiet --config examples/digits.toml --by grad_norm --lr 0.05,0.2,1 --out runs/digits \
 		normec normec:server_norm=false clip21 ef21 dpsgd-norm dpsgd-clip gd
 
-test: check
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A file of tests stays in one process, because its tests share what they train; tests/conftest.py orders the files.
+PYTEST := $(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Each file of tests has federations of its own, of a dozen processes; two files side by side.
-test-federation: .venv/.ready-test
-	$(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/federation_network
+test: check
+	$(PYTEST) -m "not slow"
+
+test-all: check
+	$(PYTEST)
+	$(MAKE) test-kernels
 
 test-kernels: .venv/.ready-test .venv/.ready-kernels
-	PYTHONPATH=.venv/kernels NORMEC_KERNELS=1 $(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile tests/kernels
+	PYTHONPATH=.venv/kernels NORMEC_KERNELS=1 $(PYTEST) tests/kernels
 
 check: .venv/.ready-test
 	$(BIN)/ruff format --check src tests

@@ -1,23 +1,68 @@
-"""The real command in a real process."""
+"""The command in processes of its own: forked where Python and torch are already loaded, or started from nothing."""
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "normec"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# Forks a child for each request on its standard input, and answers with the exit code of the child. Most of the time
+# of a command would go into its imports; here they are made once.
+SERVER = """
+import json, os, sys
+import safetensors.torch, sklearn.datasets, tomli_w
+import normec.lab.compare, normec.lab.runs, normec.report.page
+from normec.__main__ import main
+
+def serve():
+    for line in sys.stdin:
+        asked = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            return asked
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])), flush=True)
+    os._exit(0)
+
+asked = serve()
+os.chdir(asked["cwd"])
+for number, name in enumerate((os.devnull, asked["out"], asked["err"])):
+    os.dup2(os.open(name, os.O_WRONLY if number else os.O_RDONLY), number)
+sys.argv = ["normec", *asked["arguments"]]
+main()
+"""
 
 
-def normec(*arguments: str, cwd: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    atexit.register(server.communicate)
+    return server
+
+
+def normec(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+        asked = {"arguments": arguments, "cwd": str(cwd), "out": out.name, "err": err.name}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        return subprocess.CompletedProcess(["normec", *arguments], code, out.read().decode(), err.read().decode())
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    """Start the command from nothing, as a user does."""
     return subprocess.Popen(
         [*COMMAND, *arguments],
         cwd=cwd,

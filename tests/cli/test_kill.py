@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from .command import ENVIRONMENT, contents, normec, start
+from ..waiting import LIMIT
+from .command import ENVIRONMENT, contents, normec
 
-RUN = ["train", "--rounds", "500", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
+RUN = ["train", "--rounds", "150", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -22,22 +24,58 @@ def results(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if name.endswith((".safetensors", ".jsonl", ".toml"))}
 
 
+# Runs the command; says on standard output that it has flushed so many files to the disk, goes on for twenty more, and
+# waits there for the end of its standard input: however slow the machine is, a signal reaches it while it trains.
+HELD = """
+import os, sys
+from normec.__main__ import main
+
+flush, done, said_at = os.fsync, 0, int(sys.argv[1])
+
+def counted(file):
+    global done
+    done += 1
+    if done == said_at:
+        print("training", flush=True)
+    if done == said_at + 20:
+        sys.stdin.read()
+    return flush(file)
+
+os.fsync = counted
+sys.argv = ["normec", *sys.argv[2:]]
+main()
+"""
+
+
+def held(flushes: int, *arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    """The command, which has flushed so much and will not end before its standard input does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HELD, str(flushes), *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "training\n", process.communicate()[1]
+    return process
+
+
+@pytest.mark.slow
 def test_sigkill_at_random_instants(tmp_path: Path) -> None:
     assert normec(*RUN, "--out", "whole", cwd=tmp_path).returncode == 0
     chance = random.Random(5)
-    progress = tmp_path / "killed" / "metrics.jsonl"
-    seen: set[int] = set()
-    for _ in range(8):
-        process = start(*RUN, "--out", "killed", cwd=tmp_path)
-        before = progress.stat().st_mtime_ns if progress.exists() else 0
-        while process.poll() is None and (not progress.exists() or progress.stat().st_mtime_ns == before):
-            time.sleep(0.005)  # the start-up takes its time; aim at the training
-        time.sleep(chance.uniform(0, 0.25))
+    rounds = [0]
+    for _ in range(6):
+        process = held(chance.randrange(4, 24), *RUN, "--out", "killed", cwd=tmp_path)
+        time.sleep(chance.uniform(0, 0.02))  # spreads the kills over a round; nothing depends on it
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
-        seen.add(len(progress.read_bytes()))
-    assert len(seen) > 4, "the kills did not fall on different instants"
+        assert process.returncode == -signal.SIGKILL
+        rounds.append(json.loads((tmp_path / "killed" / "checkpoint" / "latest.json").read_text())["round"])
+    assert rounds == sorted(set(rounds)), "a life that was killed brought the run no further"
     assert normec(*RUN, "--out", "killed", cwd=tmp_path).returncode == 0
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
@@ -85,6 +123,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--no-privacy", "--set", "sample_rate=0.6"]], ids=["private", "sampled"])
 def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> None:
     arguments = ["train", "--rounds", "2", "--clients", "5", "--set", "checkpoint_seconds=0.0", "--quiet", *words]
@@ -95,7 +134,7 @@ def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> No
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     runs = sorted(tmp_path.glob("nth-*"))
@@ -107,14 +146,11 @@ def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> No
 
 
 def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [*RUN[:-1], "--rounds", "300", "--out", "run"]
-    process = start(*command, cwd=tmp_path)
-    assert process.stderr is not None
-    first = process.stderr.readline()
-    assert "round" in first
+    command = [*RUN[:-1], "--out", "run"]
+    process = held(8, *command, cwd=tmp_path)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    _, said = process.communicate(timeout=LIMIT)  # which ends its standard input
+    assert process.returncode == 130, said
     assert "stopped after round" in said
     again = said[said.index("to go on: ") :].split()[3:]
     assert again == ["normec", *command]
@@ -127,12 +163,9 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
-    command = ["train", "--rounds", "5000", "--out", "run"]
-    first = start(*command, cwd=tmp_path)
-    assert first.stderr is not None
-    first.stderr.readline()
-    second = normec(*command, cwd=tmp_path)
-    first.send_signal(signal.SIGKILL)
+    first = held(8, *RUN, "--out", "run", cwd=tmp_path)
+    second = normec(*RUN, "--out", "run", cwd=tmp_path)
+    first.kill()
     first.communicate()
     assert second.returncode == 2
     assert "another process is training" in second.stderr

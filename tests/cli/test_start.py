@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .command import ENVIRONMENT, normec
+from ..waiting import LIMIT
+from .command import ENVIRONMENT, normec, start
 
 HELP = """
 import sys
@@ -57,7 +58,7 @@ print("TRAINED", len(run.history))
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -71,8 +72,8 @@ def test_the_library_trains_with_torch_and_numpy_alone() -> None:
 
 
 def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
-    done = normec("train", "--rounds", "4", "--json", cwd=tmp_path)
-    found = json.loads(done.stdout)
+    printed, _ = start("train", "--rounds", "4", "--json", cwd=tmp_path).communicate(timeout=LIMIT)
+    found = json.loads(printed)
     assert found["status"] == "finished"
     assert found["final"]["round"] == 4
     assert (tmp_path / found["folder"] / "config.toml").exists()

@@ -6,6 +6,7 @@ import csv
 import json
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from normec.cli.board import Tally, duration
 from normec.lab import grid, runs
 from normec.lab.sweep import Event, Outcome, run_cells
 
+from ..waiting import LIMIT, alive, wait_for
 from .command import contents, start
 
+ENDLESS = 10**8  # rounds
 GRID = """
 private = false
 clients = 10
@@ -37,9 +40,9 @@ def write(folder: Path, rounds: int, checkpoints: float = 30.0) -> None:
     (folder / "grid.toml").write_text(GRID.format(rounds=rounds, checkpoints=checkpoints))
 
 
-def numbers(cells: Path) -> dict[str, bytes]:
-    """What must not depend on how often a sweep was killed: iterates, memory and history of every cell."""
-    return {name: data for name, data in contents(cells).items() if name.endswith((".safetensors", ".jsonl", ".toml"))}
+def numbers(cell: Path) -> dict[str, bytes]:
+    """What must not depend on how often a sweep was killed: iterates, memory and history of a cell."""
+    return {name: data for name, data in contents(cell).items() if name.endswith((".safetensors", ".jsonl", ".toml"))}
 
 
 def finished(cells: Path) -> dict[str, int]:
@@ -51,67 +54,64 @@ def finished(cells: Path) -> dict[str, int]:
     }
 
 
-def workers(pid: int) -> list[Path]:
-    """The processes that a sweep has started, as places where the system says whether they live."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [Path("/proc") / child for child in found]
+def workers(pid: int) -> list[int]:
+    """The processes that a sweep has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def alive(process: Path) -> bool:
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def kill_after_a_cell(folder: Path, cells: Path, done: set[str], later: float) -> None:
+    """Start the sweep and kill it when it has done one more cell; its workers end too."""
+    process = start("sweep", "grid.toml", "--out", "killed", "--jobs", "2", "--quiet", cwd=folder)
+    wait_for(lambda: finished(cells).keys() - done, "another cell's end", lambda: goes_on(process))
+    time.sleep(later)  # spreads the kills over a cell; nothing depends on it
+    helpers = workers(process.pid)
+    process.kill()
+    process.communicate()
+    assert helpers
+    wait_for(lambda: not any(map(alive, helpers)), "the end of the workers")
 
 
+def goes_on(process: subprocess.Popen[str]) -> None:
+    assert process.poll() is None, process.communicate()[1]
+
+
+@pytest.mark.slow
 def test_a_sweep_killed_again_and_again_loses_no_cell_and_runs_none_twice(tmp_path: Path) -> None:
-    write(tmp_path, rounds=500, checkpoints=0.2)
+    """Behind the eight cells stand others that never end, so that the sweep cannot end before it is killed."""
+    write(tmp_path, rounds=60, checkpoints=0.0)
+    asked = grid.load(tmp_path / "grid.toml").cells
+    text = (tmp_path / "grid.toml").read_text()
+    endless = text.replace("rounds = 60\n", "").replace("[grid]", f"[grid]\nrounds = [60, {ENDLESS}]")
+    (tmp_path / "grid.toml").write_text(endless)
     chance = random.Random(3)
     cells = tmp_path / "killed" / "cells"
     done: dict[str, int] = {}
-    kills = 0
-    while kills < 3:
-        process = start("sweep", "grid.toml", "--out", "killed", "--jobs", "2", "--quiet", cwd=tmp_path)
-        before = {path: path.stat().st_mtime_ns for path in cells.glob("*/metrics.jsonl")}
-        while process.poll() is None and all(
-            before.get(path) == path.stat().st_mtime_ns for path in cells.glob("*/metrics.jsonl")
-        ):
-            time.sleep(0.01)  # the start-up takes its time; aim at the training
-        time.sleep(chance.uniform(0, 0.5))
-        helpers = workers(process.pid) if process.poll() is None else []
-        process.send_signal(signal.SIGKILL)
-        _, said = process.communicate()
-        assert process.returncode == -signal.SIGKILL, f"the sweep ended before it could be killed: {said}"
-        kills += 1
-        limit = time.monotonic() + 30
-        while any(map(alive, helpers)) and time.monotonic() < limit:
-            time.sleep(0.02)
-        assert not any(map(alive, helpers)), "workers outlived their parent"
+    for _ in range(3):
+        kill_after_a_cell(tmp_path, cells, set(done), chance.uniform(0, 0.3))
         now = finished(cells)
         assert {name: now.get(name) for name in done} == done, "a cell that was done was run again"
         done = now
-    asked = grid.load(tmp_path / "grid.toml").cells
     last = run_cells(asked, tmp_path / "killed", jobs=1)
     assert [outcome.status for outcome in last] == ["finished"] * 8
     assert {outcome.folder.name for outcome in last if outcome.skipped} == done.keys()
     assert {name: finished(cells)[name] for name in done} == done
-    run_cells(asked, tmp_path / "whole", jobs=1)
-    assert numbers(cells) == numbers(tmp_path / "whole" / "cells")
+    for outcome, alone in zip(last, run_cells(asked, tmp_path / "whole", jobs=1), strict=True):
+        assert numbers(outcome.folder) == numbers(alone.folder)
 
 
+@pytest.mark.slow
 def test_ctrl_c_then_the_same_command(tmp_path: Path) -> None:
-    write(tmp_path, rounds=1500)
+    write(tmp_path, rounds=ENDLESS)
     process = start("sweep", "grid.toml", "--jobs", "2", "--quiet", cwd=tmp_path)
     cells = tmp_path / "runs" / "grid" / "cells"
-    while process.poll() is None and not list(cells.glob("*/metrics.jsonl")):
-        time.sleep(0.01)
+    wait_for(lambda: list(cells.glob("*/metrics.jsonl")), "the first cell's first row", lambda: goes_on(process))
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert said == "error: interrupted; the same command goes on where it stopped\n"
     begun = list(cells.glob("*/summary.json"))
     assert begun
-    assert {json.loads(path.read_text())["status"] for path in begun} <= {"interrupted", "finished"}
+    assert {json.loads(path.read_text())["status"] for path in begun} == {"interrupted"}
     for path in begun:
         assert (path.parent / "checkpoint" / "latest.json").exists()
 

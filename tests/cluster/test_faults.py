@@ -55,11 +55,12 @@ def ranks_of(parent: int) -> dict[int, int]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    done = normec(*TWO, "--out", "run", cwd=folder, timeout=300)
+    done = normec(*TWO, "--out", "run", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_run_of_one(whole: Path, tmp_path: Path) -> None:
     assert normec(*RUN, "--out", "one", cwd=tmp_path).returncode == 0
     rows, alone = (
@@ -73,6 +74,7 @@ def test_two_processes_make_the_run_of_one(whole: Path, tmp_path: Path) -> None:
     assert json.loads((whole / "summary.json").read_text())["ranks"] == 2
 
 
+@pytest.mark.slow
 def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_path: Path) -> None:
     chance = random.Random(3)
     process = start(*TWO, "--out", "run", cwd=tmp_path)
@@ -89,6 +91,7 @@ def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_pa
     assert results(tmp_path / "run") == results(whole)
 
 
+@pytest.mark.slow
 def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path) -> None:
     process = start(*TWO, "--set", "noise=secure", "--set", "sigma=2.0", "--rounds", "40", "--out", "run", cwd=tmp_path)
     progressed(tmp_path / "run", process, 200)
@@ -103,6 +106,7 @@ def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["releases"] == len(releases)
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_it_too(whole: Path, tmp_path: Path) -> None:
     arguments = command(2, "-m", "normec", *RUN, "--out", "run", max_restarts=2)
     process = subprocess.Popen(
@@ -115,6 +119,7 @@ def test_torchrun_restarts_it_too(whole: Path, tmp_path: Path) -> None:
     assert results(tmp_path / "run") == results(whole)
 
 
+@pytest.mark.slow
 def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
     long = ["train", "--rounds", "1000000", "--batch-size", "16", "--quiet", "--processes", "2", "--timeout", "15"]
     process = start(*long, "--out", "run", cwd=tmp_path)
@@ -127,6 +132,7 @@ def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
     assert not Path(f"/proc/{hanging}").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
     process = start(*TWO, "--out", "run", cwd=tmp_path)
     progressed(tmp_path / "run", process, 200)
@@ -149,6 +155,7 @@ def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
     assert last["privacy"]["releases"] == 150, "no release counted twice, none left out"
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     process = start("train", "--rounds", "1000000", "--quiet", "--processes", "2", "--out", "run", cwd=tmp_path)
     progressed(tmp_path / "run", process)

@@ -15,6 +15,7 @@ import torch
 from .torchrun import ENVIRONMENT, ROOT, torchrun
 
 
+@pytest.mark.slow
 def test_the_example_learns_and_saves_one_state_a_rank(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "torchrun_cifar.py")
     assert len(Path(script).read_text().splitlines()) <= 60
@@ -29,6 +30,7 @@ def test_the_example_learns_and_saves_one_state_a_rank(tmp_path: Path) -> None:
         assert held["optimizer"]["normec"]["rank"] == rank
 
 
+@pytest.mark.slow
 def test_no_thread_outlives_the_process_group(tmp_path: Path) -> None:
     """One that does may ask for the interpreter when there is none any more, which aborts a rank that has done well."""
     example = str(ROOT / "examples" / "torchrun_cifar.py")
@@ -76,6 +78,7 @@ def two_hosts() -> Iterator[tuple[str, str]]:
             _ip("netns", "del", name)
 
 
+@pytest.mark.slow
 def test_two_hosts_make_one_run(two_hosts: tuple[str, str], tmp_path: Path) -> None:
     arguments = ["-m", "normec", "train", "--rounds", "20", "--quiet", "--no-privacy", "--method", "normec"]
     arguments += ["--alpha", "0.1", "--beta", "0.1", "--lr", "0.1"]

@@ -21,7 +21,9 @@ def alone(name: str) -> Run:
     return CASES[name].train()
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, trained by so many real ranks."""
     folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
@@ -52,6 +54,7 @@ def test_the_same_run(spread: Path, name: str) -> None:
         assert facts["privacy"]["releases"] == one.privacy.releases
 
 
+@pytest.mark.slow
 def test_secure_noise_is_added_on_each_rank_as_whole_numbers(tmp_path: Path) -> None:
     done = torchrun(2, "-m", "tests.cluster.jobs", "secure", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

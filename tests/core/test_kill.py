@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
 import resource
 import signal
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,21 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-class Ready(Callback):
-    """Tells when rounds are being done, by making a file."""
+class Reports(Callback):
+    """Sends a byte a round; after nine rounds the run waits to be killed, so that no kill can come too late."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.done = pipe, 0
 
     def round(self, round: int) -> None:  # noqa: ARG002
-        self.path.touch()
+        self.pipe.send_bytes(b".")
+        self.done += 1
+        if self.done == 9:
+            signal.pause()
 
 
-def child(out: Path, ready: Path) -> None:
-    train(problem("batchnorm"), Clip21(0.3), out=out, callbacks=[Ready(ready)], **OPTIONS)
+def child(out: Path, pipe: Connection) -> None:
+    train(problem("batchnorm"), Clip21(0.3), out=out, callbacks=[Reports(pipe)], **OPTIONS)
 
 
 def saver(folder: Path) -> None:
@@ -52,32 +55,31 @@ def saver(folder: Path) -> None:
     Checkpoints(folder, {}).save(2, {"memory": torch.zeros(2**21)}, {})
 
 
-def kill_when_ready(folder: Path, ready: Path, wait: float) -> bool:
-    """Train in a process that forks from a server with torch imported; SIGKILL it at that instant."""
+def kill_after(folder: Path, rounds: int, later: float) -> None:
+    """Train in a process that forks from a server with torch imported; SIGKILL it when so many rounds are done."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "normec.training", "normec.problem", "safetensors.torch"])
-    process = context.Process(target=child, args=(folder, ready))
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=child, args=(folder, writer))
     process.start()
-    while not ready.exists() and process.is_alive():
-        time.sleep(0.002)
-    time.sleep(wait)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    writer.close()
+    for _ in range(rounds):
+        reader.recv_bytes()
+    time.sleep(later)  # spreads the kills over a round; nothing depends on it
+    process.kill()
     process.join()
-    return process.exitcode == -signal.SIGKILL
+    assert process.exitcode == -signal.SIGKILL
 
 
 def test_a_run_killed_at_random_instants_ends_in_the_same_bits(tmp_path: Path) -> None:
     alone = train(problem("batchnorm"), Clip21(0.3), **OPTIONS)
-    instants, killed, rounds = random.Random(3), 0, [0]
-    for attempt in range(12):
-        killed += kill_when_ready(tmp_path / "run", tmp_path / f"ready-{attempt}", instants.uniform(0, 0.08))
+    chance, rounds = random.Random(3), [0]
+    for _ in range(12):
+        kill_after(tmp_path / "run", chance.randrange(1, 6), chance.uniform(0, 0.01))
         latest = tmp_path / "run/checkpoint/latest.json"
         rounds.append(json.loads(latest.read_text())["round"] if latest.exists() else 0)
-        if rounds[-1] == ROUNDS:
-            break
-    assert killed >= 1
     assert rounds == sorted(rounds)  # it never went back
+    assert 0 < rounds[-1] < ROUNDS
     resumed = train(problem("batchnorm"), Clip21(0.3), out=tmp_path / "run", **OPTIONS)
     same(alone, resumed)
     held = set(snapshot(tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""Every method, round by round, against the NumPy reference: quadratics and logistic regression, 200 rounds."""
+"""Every method, round by round, against the NumPy reference: quadratics and logistic regression, 100 rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import reference
 from .problems import PROBLEMS, quadratics
 from .reference import Logistic, Quadratics, Seen
 
-ROUNDS = 200
+ROUNDS = 100
 SEED = 11
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +13,11 @@ import pytest
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files of a folder; /short/… promises more than it sends, /hang/… stops half way and stays."""
+    """Files of a folder; /short/… promises more than it sends, /hang/… stops half way and stays until the test ends."""
+
+    def __init__(self, *arguments: Any, over: threading.Event, **named: Any) -> None:
+        self.over = over
+        super().__init__(*arguments, **named)
 
     def do_GET(self) -> None:
         if self.path.startswith(("/short/", "/hang/")):
@@ -24,7 +27,7 @@ class Handler(SimpleHTTPRequestHandler):
             self.wfile.write(b"x" * 1000)
             self.wfile.flush()
             if self.path.startswith("/hang/"):
-                time.sleep(20)
+                self.over.wait()
         else:
             super().do_GET()
 
@@ -36,10 +39,12 @@ class Handler(SimpleHTTPRequestHandler):
 def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     root = tmp_path / "site"
     root.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
+    over = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root), over=over))
     server.daemon_threads, server.block_on_close = True, False
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield root, f"http://127.0.0.1:{server.server_address[1]}"
+    over.set()
     server.shutdown()
     server.server_close()
 

@@ -15,6 +15,8 @@ from normec.federation.scaffold import app_name, write_app
 from normec.federation.settings import NAMES, OF_THE_LAB, read, to_toml
 from normec.lab.config import RunConfig, load
 
+from ..waiting import LIMIT
+
 
 def test_the_app_names_every_setting_and_its_settings_are_good(tmp_path: Path) -> None:
     write_app(tmp_path / "My App")
@@ -89,13 +91,13 @@ def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
 
 def test_other_commands_do_not_load_flower() -> None:
     code = "import sys, normec.cli.app, normec.federation; sys.exit('flwr' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=LIMIT, check=False).returncode == 0
 
 
 def test_without_flower_the_command_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['flwr'] = None; from normec.cli.app import run; sys.exit(run(['federation', 'local']))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], timeout=300, check=False, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", code], timeout=LIMIT, check=False, capture_output=True, text=True)
     assert ended.returncode == 2
     assert "pip install 'normec[federation]'" in ended.stderr

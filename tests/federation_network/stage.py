@@ -6,8 +6,6 @@ import importlib
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +25,11 @@ from normec.federation.settings import read
 from normec.history import History
 from normec.lab import methods
 
+from ..waiting import wait_for
+
 PARTS = Path(__file__).with_name("parts")
 PARTIES = 5
-PATIENCE = 900.0  # seconds; only a broken federation, or a very busy machine, needs more than a few
 WITHOUT_NOISE = {"private": False, "epsilon": "", "delta": "", "unit": "", "relation": "", "trust": "", "noise": ""}
-
-
-def wait_for(what: Callable[[], bool], name: str, check: Callable[[], None] = lambda: None, every: float = 0.2) -> None:
-    until = time.monotonic() + PATIENCE
-    while not what():
-        check()
-        assert time.monotonic() < until, f"waited {PATIENCE:g} s for {name}"
-        time.sleep(every)
 
 
 def write_test_app(folder: Path, task: str) -> None:
@@ -77,12 +68,13 @@ class Stage:
                 self.policy(i)
                 self.start(i)
         except BaseException:
-            self.federation.__exit__()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.federation.__exit__()
+        os.environ.pop("NORMEC_TEST_STAGE", None)
 
     def policy(self, i: int, epsilon: float = 1e6, **rules: object) -> None:
         """A party's own rules; for tests they allow all that a test does not look at."""

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from .stage import PATIENCE, wait_for
+from ..waiting import LIMIT, wait_for
+
+pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "normec", "federation", "local", "--parties", "2", "--quiet", "--json"]
 
@@ -41,7 +43,7 @@ def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
     process = started(tmp_path / "run")
     wait_for(lambda: (tmp_path / "run" / "federation" / "logs" / "superlink.log").exists(), "the SuperLink to start")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 130, errors
     assert running(tmp_path / "run") == []
 
@@ -53,11 +55,11 @@ def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
     wait_for(lambda: (rows.exists() and b"\n" in rows.read_bytes()) or process.poll() is not None, "the first row")
     assert process.poll() is None, process.communicate()[1]
     process.kill()
-    process.communicate(timeout=PATIENCE)
+    process.communicate(timeout=LIMIT)
     wait_for(lambda: running(out) == [], "every process of a killed federation to end")
 
     again = started(out, "--flower-nodes")
-    printed, errors = again.communicate(timeout=PATIENCE)
+    printed, errors = again.communicate(timeout=LIMIT)
     assert again.returncode == 0, errors
     summary = json.loads(printed)
     assert (summary["status"], summary["round"]) == ("finished", 3)
@@ -69,7 +71,7 @@ def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=PATIENCE,
+        timeout=LIMIT,
     )
     assert json.loads(spent.stdout)["releases"] >= 3
 
@@ -80,7 +82,7 @@ def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
 )
 def test_mistakes_are_said_before_anything_starts(tmp_path: Path, more: tuple[str, ...], word: str) -> None:
     process = started(tmp_path / "run", *more)
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 2
     assert word in errors
     assert not (tmp_path / "run" / "federation" / "logs").exists()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import normec
 
-from .stage import WITHOUT_NOISE, Stage, wait_for
+from ..waiting import wait_for
+from .stage import WITHOUT_NOISE, Stage
+
+pytestmark = pytest.mark.slow
 
 ROUNDS = 4
 

@@ -19,8 +19,11 @@ from normec.federation.journal import read_journal
 from normec.federation.server_state import TOKENS
 from normec.privacy.accounting import Event
 
+from ..waiting import wait_for
 from .parts.hostile import KINDS
-from .stage import PARTIES, WITHOUT_NOISE, Stage, wait_for
+from .stage import PARTIES, WITHOUT_NOISE, Stage
+
+pytestmark = pytest.mark.slow
 
 ROUNDS = 4
 

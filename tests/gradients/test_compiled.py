@@ -34,6 +34,7 @@ def test_all_is_the_loop_s(name: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="there is no compiler here")
+@pytest.mark.slow
 def test_a_compiled_run_ends_as_the_loop_s_dropout_and_statistics_too() -> None:
     torch.manual_seed(0)
     clients = [TensorDataset(torch.randn(9, 6).double(), torch.arange(9) % CLASSES) for _ in range(3)]

@@ -15,6 +15,8 @@ import pytest
 from normec.bench.shapes import NETWORKS
 from normec.kernels import tiles
 
+from ..waiting import LIMIT
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None and "NORMEC_KERNELS" not in os.environ,  # make test-kernels wants it
     reason="Triton is not installed",
@@ -78,7 +80,7 @@ def resources(binary: Any, folder: Path) -> tuple[int, int]:
     file = folder / "kernel.cubin"
     file.write_bytes(binary.asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
     assert found is not None, said
     return int(found[1]), int(found[2]) + int(found[3])

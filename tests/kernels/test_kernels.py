@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ..gradients.kernel_checks import CHECKS
+from ..waiting import LIMIT
 
 GPU = torch.cuda.is_available()
 
@@ -37,7 +38,9 @@ def said() -> list[str]:
     command = [sys.executable, "-m", "tests.gradients.kernel_checks", "cuda" if GPU else "cpu"]
     environment = os.environ | ({} if GPU else {"TRITON_INTERPRET": "1"})
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=6 * LIMIT, check=False
+    )
     return (done.stdout + done.stderr).split("\n")
 
 

@@ -11,6 +11,8 @@ import pytest
 from normec.errors import UsageError
 from normec.privacy import Privacy
 
+from ..waiting import LIMIT
+
 
 @pytest.mark.parametrize(
     ("words", "reason"),
@@ -82,6 +84,6 @@ def test_importing_needs_torch_and_numpy_only() -> None:
         "try: p.epsilon_of([p.Event(1.0)], 1e-5)\n"
         "except ValueError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("pip install 'normec[privacy]'") == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import dp_accounting
 import numpy as np
@@ -15,6 +14,8 @@ from hypothesis import strategies as st
 from normec.privacy import gaussian
 from normec.privacy.accounting import Account, Event, epsilon_of, sigma_for
 from normec.privacy.subsampled import Group, epsilon_pld, epsilon_rdp, interval
+
+from ..work import peak_bytes
 
 
 def by_dp_accounting(z: float, rate: float, rounds: int, delta: float) -> float:
@@ -100,10 +101,8 @@ def test_sampled_and_plain_releases_together() -> None:
 
 
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(0.001, 0.5, 300), (0.05, 0.5, 300), (1.0, 0.1, 42_300)])
-def test_hard_cases_stay_fast(z: float, rate: float, rounds: int) -> None:
-    start = time.perf_counter()
-    epsilon_of([Event(z, rate, rounds)], 1e-5)
-    assert time.perf_counter() - start < 10
+def test_hard_cases_stay_small(z: float, rate: float, rounds: int) -> None:
+    assert peak_bytes(lambda: epsilon_of([Event(z, rate, rounds)], 1e-5)) < 50e6
 
 
 @given(st.floats(0.5, 20), st.floats(1.02, 2), st.floats(0.005, 0.5), st.floats(1.05, 2), st.integers(1, 2000))

@@ -16,6 +16,8 @@ import torch
 from normec import Callback, NormEC, Privacy, Problem, train
 from normec.errors import UsageError
 
+from ..waiting import LIMIT
+
 RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "checkpoint_seconds": 1000.0}
 
 
@@ -87,7 +89,7 @@ def killed(folder: Path, at: int, noise: str) -> subprocess.CompletedProcess[str
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT,
     )
 
 

@@ -14,6 +14,8 @@ from normec.callbacks import Callback
 from normec.errors import Diverged
 from normec.lab import compare, config, runs
 
+from ..waiting import LIMIT
+
 SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 12, "evaluate_every": 3}
 GRID = {"beta": (0.01, 0.1), "lr": (0.05, 0.5)}
 
@@ -75,6 +77,7 @@ class Look:
 
     def __init__(self, browser: Any, **how: Any) -> None:
         self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how))
+        self.context.set_default_timeout(1000 * LIMIT)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []
@@ -89,7 +92,7 @@ class Look:
     def drawn(self, where: Path | str) -> Any:
         """Open, and wait for the curves."""
         self.open(where)
-        self.page.wait_for_selector("html[data-drawn]", timeout=20_000)
+        self.page.wait_for_selector("html[data-drawn]")
         return self.page
 
 

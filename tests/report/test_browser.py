@@ -50,7 +50,7 @@ def test_hovering_shows_the_measured_values(library: Path, look: Any) -> None:
     page.mouse.move(box["x"] + 5, box["y"] + box["height"] / 2)
     page.mouse.move(box["x"] + 1, box["y"] + box["height"] / 2)
     label = plot(page, "grad_norm").locator(".hoverlayer")
-    label.get_by_text("0", exact=True).first.wait_for(timeout=5000)
+    label.get_by_text("0", exact=True).first.wait_for()
     assert f"{history['grad_norm'][0]:.4g}" in label.text_content()
 
 

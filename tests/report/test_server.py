@@ -17,6 +17,7 @@ from normec.errors import UsageError
 from normec.report.server import Server
 
 from ..cli.command import start
+from ..waiting import LIMIT
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def server(copied: Path) -> Iterator[Server]:
 
 def get(server: Server, path: str, host: str | None = None) -> tuple[int, bytes, http.client.HTTPMessage]:
     port = int(server.server_address[1])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
     connection.putrequest("GET", path, skip_host=True)  # the path goes out as it is
     connection.putheader("Host", host or f"127.0.0.1:{port}")
     connection.endheaders()
@@ -143,26 +144,24 @@ def test_the_list_follows_a_run_that_trains(tmp_path: Path, look: Any) -> None:
         page = look().open(address)
         page.get_by_text("No runs here yet").wait_for()
         training = start(
-            *("train", "--data", "digits", "--rounds", "100000", "--out", "runs/live", "--quiet"), cwd=tmp_path
+            *("train", "--data", "digits", "--rounds", "100000000", "--out", "runs/live", "--quiet"), cwd=tmp_path
         )
         line = page.locator("tr", has_text="live")
-        line.get_by_text("training").wait_for(timeout=60_000)
+        line.get_by_text("training").wait_for()
         done = "bar => bar.value"
         before = line.locator("progress").evaluate(done)
-        page.wait_for_function(
-            "before => document.querySelector('tr progress').value > before", arg=before, timeout=60_000
-        )
+        page.wait_for_function("before => document.querySelector('tr progress').value > before", arg=before)
         line.get_by_role("link", name="live").click()
         page.wait_for_selector("html[data-followed]")
         count = "document.querySelector('#chart-loss .plot').data[0].x.length"
         drawn = page.evaluate(count)
-        page.wait_for_function(f"before => {count} > before", arg=drawn, timeout=60_000)
+        page.wait_for_function(f"before => {count} > before", arg=drawn)
         training.send_signal(signal.SIGINT)
-        training.communicate(timeout=60)
-        page.locator(".pill", has_text="interrupted").wait_for(timeout=30_000)
-        assert "of 100000 rounds, when it was interrupted," in page.locator("h1").text_content()
+        training.communicate(timeout=LIMIT)
+        page.locator(".pill", has_text="interrupted").wait_for()
+        assert "of 100000000 rounds, when it was interrupted," in page.locator("h1").text_content()
     finally:
         served.send_signal(signal.SIGINT)
-        _, said = served.communicate(timeout=20)
+        _, said = served.communicate(timeout=LIMIT)
     assert served.returncode == 0
     assert said == ""

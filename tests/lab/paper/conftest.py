@@ -92,7 +92,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
         fcntl.flock(lock, fcntl.LOCK_EX)
         printed = base / "paper.json"
         if not printed.exists():
-            done = normec("reproduce", "all", "--out", "paper", "--jobs", "2", "--json", cwd=base, timeout=600)
+            done = normec("reproduce", "all", "--out", "paper", "--jobs", "2", "--json", cwd=base)
             assert done.returncode == 0, done.stderr
             printed.write_text(done.stdout)
     folder = base / "paper" / "smoke"

@@ -107,6 +107,7 @@ def test_the_papers_numbers_are_the_defaults() -> None:
     assert (made.alphas, made.alpha, made.validation, made.round) == ((0.01, 0.1, 1.0), 0.01, 0.1, "epoch")
 
 
+@pytest.mark.slow
 def test_runs_that_diverge_are_told_as_such(tmp_path: Path) -> None:
     readings = {"model": "mlp", "betas": (0.1,), "lrs": (1e30, 0.1), "rounds": 1}
     figures.reproduce(figures.named(["tab-clip"]), protocol.make("smoke", readings), tmp_path, jobs=1)

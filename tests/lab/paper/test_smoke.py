@@ -19,6 +19,8 @@ from normec.lab.paper.figures import FIGURES
 
 from .conftest import ROUNDS, SHORT_ROUNDS, STEPS, Row, Smoke
 
+pytestmark = pytest.mark.slow
+
 ALPHAS, BETAS, LRS = (0.01, 0.1, 1.0), (0.01, 0.1, 1.0, 10.0), (0.01, 0.1, 1.0)
 PRIVATE_BETAS = (0.001, 0.01, 0.1, 1.0)
 NAMES = [figure.name for figure in FIGURES]

@@ -16,6 +16,8 @@ from normec.cli.app import run
 from normec.lab import build
 from normec.lab.paper import arms, protocol
 
+from ...waiting import LIMIT
+
 BARRED = ("matplotlib", "sklearn", "PIL", "pyarrow", "flwr", "mlflow", "cryptography", "opendp")
 TINY = ["--set", "records=40", "--set", "test_records=12", "--set", "rounds=1", "--set", "short_rounds=1"]
 TINY += ["--set", "clients=3", "--set", "precision=float32", "--set", "device=cpu"]
@@ -46,7 +48,7 @@ def test_cells_run_where_only_training_is_installed(images: Path, tmp_path: Path
     }
     words = [sys.executable, "-m", "normec", "replay", "run", *CELLS, *TINY, "--jobs", "1", "--quiet"]
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "done: 0 cells wait" in done.stdout
