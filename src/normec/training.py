@@ -16,8 +16,9 @@ import torch
 from .callbacks import Callback
 from .errors import UsageError, at_least, non_negative, one_of
 from .gradients.precision import PRECISIONS, Precision, products
+from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .memories import Home, MemoryTable
-from .methods import Method
+from .methods import CLIENT_STEPS, SERVER_STEPS, Method, identity_of, overridden, refuse_unused_overrides
 from .objective import Objective
 from .rounds import Rounds
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
@@ -91,6 +92,7 @@ def prepare(
     world = world or Alone()
     privacy = privacy.with_noise("seeded") if privacy is not None else None
     at_least(0, seed=seed)
+    refuse_unused_overrides(method)
     one_of(PRECISIONS, precision=precision)
     non_negative(checkpoint_seconds=checkpoint_seconds)
     if isinstance(lr, str):
@@ -127,10 +129,13 @@ def prepare(
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
     plan.participation.draw(problem.clients, 0, seed)  # refuses what cannot be drawn, before anything starts
     mechanism = _mechanism(problem, method, plan, privacy) if privacy is not None else None
+    if privacy is not None:  # before anything else runs the caller's code
+        refuse_mixing_methods(method, len(problem.x0))
+        refuse_coupled_clients(problem, seed, privacy.record_clip)
     kept, identity = out is not None, {}
     if kept or world.size > 1:  # else nobody asks, and checksums of large data take their time
         identity = {
-            "method": repr(method),
+            "method": identity_of(method),
             "dtype": str(problem.x0.dtype),
             "privacy": privacy.to_dict() if privacy is not None else None,
             **plan.identity(),
@@ -257,7 +262,12 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy)
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
     )
-    public = {"method": repr(method), "privacy": privacy.to_dict(), **plan.identity(), "clients": problem.clients}
+    public = {
+        "method": identity_of(method),
+        "privacy": privacy.to_dict(),
+        **plan.identity(),
+        "clients": problem.clients,
+    }
     public["dimension"] = len(problem.x0)  # not the engine or the device: the same run has the same noise
     name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
     given = ("the given initial memory is taken as public",) if not isinstance(plan.initial_memory, str) else ()
@@ -284,6 +294,11 @@ def _lr_by_theory(
         raise UsageError(
             "lr='theory' reads L and the first gradients from the data without noise, which privacy does not cover; "
             "plan on public data (`normec theory plan`) and give lr as a number"
+        )
+    changed = overridden(method, *CLIENT_STEPS, *SERVER_STEPS)
+    if changed:
+        raise UsageError(
+            f"lr='theory' is for the paper's methods, and {type(method).__name__} overrides {changed[0]}; give lr"
         )
     if not isinstance(initial_memory, str):
         raise UsageError("lr='theory' needs initial_memory 'zero' or 'gradient'")
