@@ -16,10 +16,12 @@ from . import update
 from .gradients import Block
 from .gradients.graphs import Graphs
 from .measure import Faults
-from .methods import Method
+from .methods import SERVER_STEPS, Method, overridden
 from .objective import Objective
+from .operators import Clip, Identity, SmoothedNorm
 from .run import Plan, State
 from .sampling import Everyone
+from .tensor_norm import TensorNorm
 
 if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
@@ -35,16 +37,17 @@ class Closing:
         problem: Objective,
         mechanism: Mechanism | None,
         faults: Faults,
+        bound: float,
         able: bool,
     ) -> None:
-        """`able`: all messages are made here, and only need scaling."""
-        self._method, self._plan, self._n, self._faults = method, plan, problem.clients, faults
+        """`bound`: of a message's norm. `able`: all messages are made here, and only need scaling."""
+        self._method, self._plan, self._n, self._faults, self._bound = method, plan, problem.clients, faults, bound
         self._mechanism, x = mechanism, problem.x0
         self._graphs = Graphs("the update") if x.is_cuda else None
         real = mechanism is not None and not mechanism.simulated  # then every round is looked at before it leaves
         # Clients that are not drawn forget by factors that the host makes.
         forgetting = method.decay > 0 and not isinstance(plan.participation, Everyone)
-        self.able = able and x.is_cuda and not real and not forgetting
+        self.able = able and x.is_cuda and not real and not forgetting and _replayable(method)
         self._round, self._lr = torch.zeros((), dtype=torch.int64, device=x.device), x.new_zeros(())
         self._known: tuple[int, float] | None = None  # what the two are
 
@@ -80,10 +83,16 @@ class Closing:
         block = Block(block.clients, block.grads, block.losses, rows, block.first)
         self._faults.note_losses(block, self._round)
         sent = update.scaled(self._method, block, state.memory, 0)  # the seed is for memories of another precision
-        self._faults.note_lengths(block, sent.lengths, self._method.operator.bound, self._round)
+        self._faults.note_lengths(block, sent.lengths, self._bound, self._round)
         total = sent.total if noise is None else sent.total + noise
         self._faults.note_sum(total, self._round)
         direction, estimate = self._method.server_step(total / self._n, state.estimate)
         state.x -= self._lr * direction
         state.estimate.copy_(estimate)
         self._round += 1
+
+
+def _replayable(method: Method) -> bool:
+    """Whether a recording may stand for the steps: it repeats their kernels, not the Python code of a subclass."""
+    server = type(method) is TensorNorm or not overridden(method, *SERVER_STEPS)
+    return server and type(method.operator) in (SmoothedNorm, Clip, Identity)

@@ -18,6 +18,9 @@ Every method is one line of this scheme:
     GD()           the identity, no error feedback
 
 All steps are pure and work row by row: gradients and memories ``[..., d]``, means ``[d]``.
+
+A subclass may override `message`, `remember`, `idle_step`, `carried` and `server_step`. Every training loop then calls
+them; the fused path (`update.scaled`) and recorded rounds (`closing`) serve only methods that keep the scheme's steps.
 """
 
 from __future__ import annotations
@@ -85,6 +88,33 @@ class Method:
         step = self.beta * mean_message
         estimate = self.carried(estimate) + step if self.feedback or self.momentum else step
         return (normalise(estimate) if self.server_norm else estimate), estimate
+
+
+CLIENT_STEPS = ("message", "remember", "idle_step")
+SERVER_STEPS = ("server_step", "carried")
+
+
+def overridden(method: Method, *steps: str) -> list[str]:
+    """Those of the named steps that a subclass, or the object itself, defines anew."""
+    return [name for name in steps if getattr(getattr(method, name), "__func__", None) is not getattr(Method, name)]
+
+
+def refuse_unused_overrides(method: Method) -> None:
+    """Refuse an override that no training loop would call.
+
+    Loops call `message` and `remember` one by one, because noise is added between the two.
+    """
+    if overridden(method, "client_step"):
+        raise UsageError(
+            f"{type(method).__name__} overrides client_step, which no training loop calls; "
+            "override message and remember, of which it is made"
+        )
+
+
+def identity_of(method: Method) -> str:
+    """The text that runs, checkpoints and noise know a method by; a subclass is not taken for its base."""
+    kinds = [kind for kind in (type(method), type(method.operator)) if kind.__module__.partition(".")[0] != __package__]
+    return repr(method) + "".join(f" ({kind.__module__}.{kind.__qualname__})" for kind in kinds)
 
 
 def NormEC(alpha: float, beta: float, server_norm: bool = True, decay: float = 0.0) -> Method:  # noqa: N802

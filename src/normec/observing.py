@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from . import update
 from .callbacks import Callback
 from .errors import Diverged
 from .gradients import Block, Engine
@@ -120,9 +121,8 @@ class Observer:
             if self._method.feedback:
                 meter.add_distances(away)
                 clients["memory error"] += away[:, 0].tolist()
-            factor = self._method.operator.scale(away)
-            if factor is not None:
-                meter.add_messages(factor * away)
+            if update.fits(self._method):
+                meter.add_messages(update.scale(self._method, away) * away)
             else:
                 key = Key(Stream(self._plan.seed, "operator"), state.round, block.clients)
                 meter.add_messages(norms(self._method.message(block.grads, own, key)))

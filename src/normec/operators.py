@@ -78,13 +78,43 @@ def shortest(dtype: torch.dtype) -> float:
     return math.sqrt(limits.tiny / limits.eps)
 
 
-class _Dense:
+class Scaling:
+    """An operator that multiplies a vector by a factor of its norm; it is defined by its `scale` alone.
+
+    Only operators that inherit this `__call__` take the fused path of `update`, which never calls it. An operator with
+    a `__call__` of its own is called, whatever its `scale` says.
+    """
+
+    def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
+        return _scaled(v, self.scale)
+
+    def scale(self, norm: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} defines no scale")
+
     def payload(self, dim: int, itemsize: int) -> int:
         return dim * itemsize
 
 
+def defined_by_scale(operator: Operator) -> bool:
+    """Whether `operator(v)` is `operator.scale(norm) * v` by definition, and not only by what the operator claims."""
+    return isinstance(operator, Scaling) and type(operator).__call__ is Scaling.__call__
+
+
+def proven_lipschitz(operator: Operator) -> float:
+    """The operator's `lipschitz`, or inf where a subclass changes the operator and inherits the constant.
+
+    A constant that was stated for another map says nothing of this one.
+    """
+    classes = type(operator).__mro__
+
+    def home(name: str) -> int:
+        return next((place for place, kind in enumerate(classes) if name in vars(kind)), len(classes))
+
+    return operator.lipschitz if home("lipschitz") <= min(home("__call__"), home("scale")) else math.inf
+
+
 @dataclass(frozen=True)
-class SmoothedNorm(_Dense):
+class SmoothedNorm(Scaling):
     """Norm_α(v) = v / (α + ‖v‖), eq. (5). Lemma 1: ‖Norm_α(v)‖ ≤ 1 and, exactly,
     ‖v − β Norm_α(v)‖² = (1 − β/(α+‖v‖))² ‖v‖². α = 0 is plain normalisation.
     """
@@ -97,9 +127,6 @@ class SmoothedNorm(_Dense):
     @property
     def bound(self) -> float:
         return 1.0
-
-    def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
-        return _scaled(v, self.scale)
 
     def scale(self, norm: Tensor) -> Tensor:
         length = self.alpha + norm
@@ -116,7 +143,7 @@ class SmoothedNorm(_Dense):
 
 
 @dataclass(frozen=True)
-class Clip(_Dense):
+class Clip(Scaling):
     """Clip_τ(v) = min(1, τ/‖v‖) v, eq. (4). ‖Clip_τ(v)‖ ≤ τ; ‖Clip_τ(v) − v‖ = max(0, ‖v‖ − τ)."""
 
     tau: float
@@ -127,9 +154,6 @@ class Clip(_Dense):
     @property
     def bound(self) -> float:
         return self.tau
-
-    def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
-        return _scaled(v, self.scale)
 
     def scale(self, norm: Tensor) -> Tensor:
         factor = (self.tau / norm).clamp(max=1.0)  # τ/0 = inf, clamped to 1
@@ -208,15 +232,12 @@ class RandK(_Sparse):
 
 
 @dataclass(frozen=True)
-class Identity(_Dense):
+class Identity(Scaling):
     """Sends v itself: unbounded, exact."""
 
     @property
     def bound(self) -> float:
         return math.inf
-
-    def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
-        return v
 
     def scale(self, norm: Tensor) -> Tensor:
         return torch.ones_like(norm)

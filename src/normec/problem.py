@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils.data import Dataset
 
 from . import kernels, records
-from .data.augment import Augment, Transform
+from .data.augment import Augment, Transform, treats_records_alone
 from .errors import UsageError
 from .functions import FunctionProblem
 from .objective import Buffers
@@ -263,6 +263,28 @@ class Problem:
         if inputs.is_floating_point():
             inputs = inputs.to(dtype)
         return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+
+    def augmented_by_client(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
+        """Records ``[c, B, ...]`` of several clients after the augmentation, which sees one client at a time.
+
+        One that is known to treat every record alone sees all at once.
+        """
+        augment = self.augment
+        if augment is None or uniforms is None:
+            return inputs
+        if treats_records_alone(augment):
+            return augment(inputs, uniforms)
+        return torch.stack([augment(own, drawn) for own, drawn in zip(inputs, uniforms, strict=True)])
+
+    def prepared_by_client(self, inputs: Tensor, uniforms: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Records ``[c, B, ...]`` augmented and `prepared`, one after another ``[c * B, ...]``.
+
+        A transform sees the records of one client at a time, so that no statistic of it couples clients.
+        """
+        inputs = self.augmented_by_client(inputs, uniforms)
+        if treats_records_alone(self.transform):
+            return self.prepared(inputs.flatten(0, 1), dtype)
+        return torch.cat([self.prepared(own, dtype) for own in inputs])
 
     def outputs(self, x: Tensor, inputs: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
         """The model's outputs at x; `buffers` in place of its own."""

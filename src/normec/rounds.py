@@ -68,7 +68,7 @@ class Rounds:
         self.payments = Payments(mechanism, world, problem.initial_buffers()) if mechanism is not None else None
         self.sending = Sending(method, plan.seed, mechanism, self.faults)
         able = self.sending.fused and world.size == 1
-        self.closing = Closing(method, plan, problem, mechanism, self.faults, able)
+        self.closing = Closing(method, plan, problem, mechanism, self.faults, self.sending.bound, able)
         self.begun = False
         self.faulty = self.stopping = self.saving = False  # what the ranks said when they were last heard
         self.asked: Callable[[], bool] = lambda: False
@@ -195,7 +195,7 @@ class Rounds:
         reason = self._released(state)  # noise leaves even where nobody was drawn
         if reason:
             return reason
-        if method.decay and drawn is not None:
+        if method.feedback and drawn is not None:
             seed = derive_seed(self.plan.seed, "forgetting", k)
             update.forget(method, state.memory, self._places(drawn), seed)
         total = torch.zeros_like(state.x) if total is None else total

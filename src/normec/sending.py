@@ -36,10 +36,11 @@ class Sending:
         faults: Faults,
     ) -> None:
         self._method, self._seed, self._mechanism, self._faults = method, seed, mechanism, faults
-        self._sparse = not math.isfinite(method.operator.bound)
-        scales = method.operator.scale(torch.ones(1)) is not None
+        # The bound that the noise was calibrated for, whatever the operator says later.
+        self.bound = mechanism.release.bound if mechanism is not None else method.operator.bound
+        self._sparse = not math.isfinite(self.bound)
         # Messages that are scaled differences need never be written out, where nobody looks at single ones.
-        self.fused = scales and (mechanism is None or mechanism.takes_sums)
+        self.fused = update.fits(method) and (mechanism is None or mechanism.takes_sums)
 
     def block(self, state: State, block: Block, meter: Meter | None, released: Released) -> Tensor | str:
         """What the block adds to the round's sum, or the reason why the round cannot be made.
@@ -55,7 +56,7 @@ class Sending:
             return reason
         seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
         sent = update.scaled(self._method, block, state.memory, seed)
-        self._faults.note_lengths(block, sent.lengths, self._method.operator.bound, state.round)
+        self._faults.note_lengths(block, sent.lengths, self.bound, state.round)
         if meter is not None:
             meter.add_messages(sent.lengths)
             if self._method.feedback:
@@ -66,6 +67,7 @@ class Sending:
         """The definition: each client's message, what leaves of it, what its memory takes."""
         k, method = state.round, self._method
         memory = rows_of(block, state.memory)
+        memory = memory.clone() if method.feedback else memory  # a method of the caller's own may write to it
         key = Key(Stream(self._seed, "operator"), k, block.clients)
         message = method.message(block.grads, memory, key)
         lengths = norms(message)
@@ -73,7 +75,7 @@ class Sending:
             meter.add_messages(lengths)
             if method.feedback:
                 meter.add_distances(norms(block.grads - memory))
-        self._faults.note_lengths(block, lengths, method.operator.bound, k)
+        self._faults.note_lengths(block, lengths, self.bound, k)
         self._faults.note_sum(block.grads if self._sparse else message, k)  # what is not sent may be broken too
         reason = released(state)
         if reason:

@@ -17,8 +17,9 @@ import torch
 from .callbacks import Callback
 from .errors import UsageError, at_least, non_negative, one_of
 from .gradients.precision import PRECISIONS, Precision, products
+from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .memories import Home, MemoryTable
-from .methods import Method
+from .methods import CLIENT_STEPS, SERVER_STEPS, Method, identity_of, overridden, refuse_unused_overrides
 from .objective import Objective
 from .rounds import Rounds
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
@@ -46,6 +47,7 @@ def prepare(
     batch_rate: float | None = None,
     warmup: int = 0,
     privacy: Privacy | None = None,
+    public_sizes: bool = False,
     seed: int | None = None,
     participation: Participation | None = None,
     initial_memory: InitialMemory = "zero",
@@ -76,7 +78,9 @@ def prepare(
     even where training uses batches or samples clients, at the cost of a pass over all data a row.
 
     With `privacy` every message leaves with noise, calibrated for all rounds, and paid for in a ledger; what no
-    rule covers is refused before anything is computed. `run.privacy` says what was spent.
+    rule covers is refused before anything is computed. `run.privacy` says what was spent. With `batch_size`,
+    `epochs` make the rounds depend on how many records the clients hold: where clients are protected, give `rounds`,
+    or declare these numbers public with `public_sizes`.
 
     `engine` says how gradients are computed (`gradients.choice`), `precision` how finely a GPU multiplies ("float32",
     "tf32", or "bf16" for forward and backward passes); x and messages keep their dtype. The table of memories may be
@@ -95,6 +99,7 @@ def prepare(
     world = world or Alone()
     privacy = privacy.with_noise("seeded") if privacy is not None else None
     at_least(0, seed=seed or 0)
+    refuse_unused_overrides(method)
     one_of(PRECISIONS, precision=precision)
     non_negative(checkpoint_seconds=checkpoint_seconds)
     if isinstance(lr, str):
@@ -109,6 +114,9 @@ def prepare(
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
     problem = _moved(problem, torch.device(device) if device is not None else problem.x0.device, dtype)
+    counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
+    if privacy is not None and counted:
+        refuse_private_sizes(privacy, public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
     if isinstance(lr, str):
         sampled = batch_size or batch_rate or participation
@@ -131,11 +139,14 @@ def prepare(
     )
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
     plan.participation.draw(problem.clients, 0, plan.coins)  # refuses what cannot be drawn, before anything starts
-    mechanism = _mechanism(problem, method, plan, privacy) if privacy is not None else None
+    mechanism = _mechanism(problem, method, plan, privacy, counted) if privacy is not None else None
+    if privacy is not None:  # before anything else runs the caller's code
+        refuse_mixing_methods(method, len(problem.x0))
+        refuse_coupled_clients(problem, plan.seed, privacy.record_clip)
     kept, identity = out is not None, {}
     if kept or world.size > 1:  # else nobody asks, and checksums of large data take their time
         identity = {
-            "method": repr(method),
+            "method": identity_of(method),
             "dtype": str(problem.x0.dtype),
             "privacy": privacy.to_dict() if privacy is not None else None,
             **plan.identity(),
@@ -210,6 +221,16 @@ def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_s
     return rounds_of(epochs or 0, problem.sizes, batch_size)
 
 
+def refuse_private_sizes(privacy: Privacy, public_sizes: bool) -> None:
+    """Refuse rounds, and with them the noise, that follow from how many records protected clients hold."""
+    if privacy.unit == "client" and not public_sizes:
+        raise UsageError(
+            "epochs of batches make the number of rounds, and with it the noise, a function of how many records the "
+            "clients hold, which unit='client' protects; give rounds, or declare these numbers public with "
+            "public_sizes=True"
+        )
+
+
 def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float | None) -> None:
     if batch_size is not None and batch_rate is not None:
         raise UsageError("give batch_size or batch_rate, not both")
@@ -227,7 +248,8 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     return claimed or given or Everyone()
 
 
-def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy) -> Mechanism:
+def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, counted: bool) -> Mechanism:
+    """`counted`: the rounds follow from how many records the clients hold."""
     from .privacy.mechanism import Mechanism
     from .privacy.setting import FULL, Sampling, Setting
 
@@ -269,11 +291,20 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy)
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
     )
-    public = {"method": repr(method), "privacy": privacy.to_dict(), **plan.identity(), "clients": problem.clients}
+    public = {
+        "method": identity_of(method),
+        "privacy": privacy.to_dict(),
+        **plan.identity(),
+        "clients": problem.clients,
+    }
     public["dimension"] = len(problem.x0)  # not the engine or the device: the same run has the same noise
     name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
-    given = ("the given initial memory is taken as public",) if not isinstance(plan.initial_memory, str) else ()
-    return Mechanism(privacy, method, setting, plan.coins, name, given)
+    notes = []
+    if not isinstance(plan.initial_memory, str):
+        notes.append("the given initial memory is taken as public")
+    if counted and privacy.unit == "client":
+        notes.append("how many records the clients hold is taken as public: the rounds follow from it")
+    return Mechanism(privacy, method, setting, plan.coins, name, tuple(notes))
 
 
 def _lr_by_theory(
@@ -296,6 +327,11 @@ def _lr_by_theory(
         raise UsageError(
             "lr='theory' reads L and the first gradients from the data without noise, which privacy does not cover; "
             "plan on public data (`normec theory plan`) and give lr as a number"
+        )
+    changed = overridden(method, *CLIENT_STEPS, *SERVER_STEPS)
+    if changed:
+        raise UsageError(
+            f"lr='theory' is for the paper's methods, and {type(method).__name__} overrides {changed[0]}; give lr"
         )
     if not isinstance(initial_memory, str):
         raise UsageError("lr='theory' needs initial_memory 'zero' or 'gradient'")

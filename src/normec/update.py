@@ -6,20 +6,22 @@ Where Ψ only scales (normalising, clipping, nothing at all) no table of message
     second pass   Σ s v, and g_i ← (1−λ) g_i + β s v in place
 
 so the memory is read twice and written once, which is the least possible. `Method` stays the definition; this is
-`client_step` with its sums taken in another order.
+`client_step` with its sums taken in another order. A method or operator that defines these steps anew is never passed
+here (`fits`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from . import kernels
 from .gradients import Block, upload
-from .methods import Method
-from .operators import norms
+from .methods import CLIENT_STEPS, Method, overridden
+from .operators import defined_by_scale, norms
 
 _TILE = 2**22  # numbers of a tile of rows: gradients and memory of a tile stay in the cache between the passes
 
@@ -33,11 +35,18 @@ class Sent:
     lengths: Tensor
 
 
+def fits(method: Method) -> bool:
+    """Whether `scaled` computes what the method defines: its client's steps are the scheme's, its operator scales."""
+    return defined_by_scale(method.operator) and not overridden(method, *CLIENT_STEPS)
+
+
 def scaled(method: Method, block: Block, memory: Tensor, seed: int) -> Sent:
-    """For an operator with a scale. Uses up the block's gradients; changes the block's rows of `memory` in place.
+    """For methods that fit. Uses up the block's gradients; changes the block's rows of `memory` in place.
 
     `seed` decides how a bfloat16 memory is rounded; pass another one for every block.
     """
+    if not fits(method):
+        raise TypeError(f"{method} does more than scale")
     if not method.feedback:
         return _update(method, block.grads, None, None, seed)
     if memory.device != block.grads.device:  # rows that live elsewhere come over, and go back
@@ -57,7 +66,7 @@ def _update(method: Method, grads: Tensor, memory: Tensor | None, index: Tensor 
         from .kernels import update
 
         distances = update.distances(grads, memory, index)
-        factor = _scale(method, distances)
+        factor = scale(method, distances)
         total = update.move(grads, memory, index, factor, method.beta, keep, seed)
         return Sent(total, distances, factor * distances)
     held = memory[index] if memory is not None and index is not None else memory
@@ -69,7 +78,7 @@ def _update(method: Method, grads: Tensor, memory: Tensor | None, index: Tensor 
         if held is not None:
             v -= held[tile]
         distances = norms(v)
-        factor = _scale(method, distances).to(v.dtype)
+        factor = scale(method, distances).to(v.dtype)
         if held is not None and held.dtype != v.dtype:
             kept = keep * held[tile].to(v.dtype)
             held[tile] = rounded(kept + method.beta * factor * v, held.dtype, seed + start)
@@ -88,6 +97,15 @@ def _update(method: Method, grads: Tensor, memory: Tensor | None, index: Tensor 
 
 def forget(method: Method, memory: Tensor, drawn: Tensor, seed: int) -> None:
     """What clients that were not drawn do, in place; `drawn` on the host."""
+    if overridden(method, "idle_step"):
+        away = torch.ones(len(memory), dtype=torch.bool)
+        away[drawn] = False
+        rows = away.nonzero()[:, 0].to(memory.device)
+        wide = torch.float32 if memory.dtype == torch.bfloat16 else memory.dtype
+        memory[rows] = rounded(method.idle_step(memory[rows].to(wide)), memory.dtype, seed)
+        return
+    if not method.decay:
+        return
     wide = torch.float32 if memory.dtype == torch.bfloat16 else memory.dtype
     factors = torch.full((len(memory), 1), 1 - method.decay, dtype=wide)
     factors[drawn] = 1.0
@@ -98,11 +116,9 @@ def forget(method: Method, memory: Tensor, drawn: Tensor, seed: int) -> None:
         memory.copy_(rounded(memory * factors, memory.dtype, seed))
 
 
-def _scale(method: Method, distances: Tensor) -> Tensor:
-    factor = method.operator.scale(distances)
-    if factor is None:
-        raise TypeError(f"{method.operator} does more than scale")
-    return factor
+def scale(method: Method, distances: Tensor) -> Tensor:
+    """The factors of messages, for methods that fit."""
+    return cast(Tensor, method.operator.scale(distances))
 
 
 def rounded(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:

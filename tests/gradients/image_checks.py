@@ -37,7 +37,7 @@ def check_inputs(device: str) -> None:
             of = of.to(torch.device(device), torch.float32)
             uniforms = drawn[:, : augment.draws] if augment is not None else None
             held = given.to(device)
-            found = inputs(of, held, numbers, uniforms, torch.float32)
+            found = inputs(of, held, numbers[None], uniforms[None] if uniforms is not None else None, torch.float32)
             expected = held[numbers]
             if augment is not None and uniforms is not None:
                 expected = augment(expected, uniforms)

@@ -41,6 +41,7 @@ from normec import (
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients import Block
 from normec.gradients.precision import products
+from normec.training import prepare, ready
 
 from ..core import closing_checks
 from ..core.runs import StopAt, same
@@ -109,7 +110,7 @@ def check_graphs() -> None:
 
 
 def check_closing() -> None:
-    """The rest of a round replayed is the rest of a round; and where an operator waits, it is not recorded."""
+    """The rest of a round replayed is the rest of a round; an operator of the caller's own is not recorded."""
     for name in closing_checks.CASES:
         closing_checks.compare(name, DEVICE)
     closing_checks.compare("normec", DEVICE, "batchnorm")
@@ -121,8 +122,11 @@ def check_closing() -> None:
 
     of = problem("norms", DEVICE, torch.float32, EQUAL_SIZES)
     options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "batch_size": BATCH, "engine": "shared", **QUIET}
-    with lines() as said:
-        waiting = train(of, Method("waits", Waits(0.1), 0.3), **options)
+    under_way = prepare(of, Method("waits", Waits(0.1), 0.3), **options)
+    assert not under_way.closing.able
+    under_way.closing.able = True  # one that waits would not be recorded even so
+    with lines() as said, ready("tf32"):
+        waiting = under_way.run()
     assert said == ["no CUDA graph for the update: it waits for the device"], said
     assert torch.equal(waiting.x, train(of, Method("plain", SmoothedNorm(0.1), 0.3), **options).x)
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .. import methods
 from ..errors import Diverged, UsageError, at_least, non_negative
 from ..measure import ROUNDING
 from ..methods import Method
@@ -59,6 +60,7 @@ class ClientOptimizer(Optimizer):
         non_negative(lr=lr)
         at_least(1, clients=clients)
         at_least(0, seed=seed)
+        methods.refuse_unused_overrides(method)
         self._ready = False
         super().__init__(params, {"lr": lr})
         self.method, self._seed = method, seed
@@ -170,7 +172,7 @@ class ClientOptimizer(Optimizer):
     def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None) -> None:
         """All ranks with one method, one model's sizes, one seed: else the sums mean nothing."""
         own = {
-            "method": repr(self.method),
+            "method": methods.identity_of(self.method),
             "parameters": [list(p.shape) for p in self._flat.parameters],
             "dtype": str(self._flat.like.dtype),
             "clients": clients,
@@ -187,7 +189,12 @@ class ClientOptimizer(Optimizer):
             self.state[p] = {"memory": memory, "estimate": estimate} if self.method.feedback else {"estimate": estimate}
 
     def _facts(self) -> dict[str, Any]:
-        return {"format": FORMAT, "method": repr(self.method), "rank": self.world.rank, "ranks": self.world.size}
+        return {
+            "format": FORMAT,
+            "method": methods.identity_of(self.method),
+            "rank": self.world.rank,
+            "ranks": self.world.size,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, its clients' memories included: save one file a rank."""

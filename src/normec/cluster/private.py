@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..methods import Method
+from ..independence import refuse_mixing_methods
+from ..methods import Method, identity_of
 from ..paying import Payments
 from ..privacy.ledger import BudgetSpent
 from ..privacy.mechanism import Mechanism, Spent
@@ -44,10 +45,11 @@ class Noise:
         if privacy.unit != "client" or privacy.sampling is not None:
             raise UsageError("the optimizer protects whole clients, all of which take part: unit='client', no sampling")
         privacy = privacy.with_noise("secure")
-        public = {"method": repr(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
+        public = {"method": identity_of(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
         public |= {"dimension": dimension, "seed": seed}
         name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
         self._mechanism = Mechanism(privacy, method, Setting(clients, rounds, dimension=dimension), seed, name, UNSEEN)
+        refuse_mixing_methods(method, dimension)
         self._world, self._rounds, self._clients = world, rounds, clients
         self._payments = Payments(self._mechanism, world, {})
         self._ledger = Path(ledger) if ledger is not None and world.rank == 0 else None

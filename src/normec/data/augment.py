@@ -115,6 +115,14 @@ class Scale(Normalize):
     std: tuple[float, ...] = (0.3081,)
 
 
+def treats_records_alone(part: Transform | Augment | None) -> bool:
+    """Whether a record's result is known to depend on that record alone, however many go through together.
+
+    Exact types only: a subclass, or a part of the caller's own, may take statistics of the whole batch.
+    """
+    return part is None or type(part) in (CropFlip, Flip, Normalize, Scale)
+
+
 @lru_cache(maxsize=64)
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     # Kept, because a copy from the host in every batch costs a synchronisation and may not be captured in a

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..errors import Diverged, UsageError
 from ..history import Row
-from ..methods import Method
+from ..methods import Method, identity_of
 from ..privacy.ledger import BudgetSpent
 from ..privacy.mechanism import Mechanism
 from ..privacy.statement import Privacy
@@ -110,7 +110,7 @@ class Coordinator:
         self._local = privacy is not None and privacy.trust == "local"
         limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
         identity = {
-            "method": repr(method),
+            "method": identity_of(method),
             "dtype": str(x0.dtype),
             "privacy": privacy.to_dict() if privacy is not None else None,
             **plan.identity(),

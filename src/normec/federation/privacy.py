@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from ..errors import UsageError
-from ..methods import Method
+from ..methods import Method, identity_of
 from ..privacy.mechanism import Mechanism
 from ..privacy.setting import FULL, Sampling, Setting
 from ..privacy.statement import Privacy
@@ -27,6 +27,6 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
         raise UsageError("record_clip is not for federations yet; leave it out, a record then counts as a whole client")
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
     setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension)
-    public = {"method": repr(method), "privacy": privacy.to_dict(), **plan.identity(), "clients": parties}
+    public = {"method": identity_of(method), "privacy": privacy.to_dict(), **plan.identity(), "clients": parties}
     name = hashlib.sha256(json.dumps({**public, "dimension": dimension}, sort_keys=True).encode()).hexdigest()[:16]
     return Mechanism(privacy, method, setting, plan.seed, name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
-from ..methods import Method
+from ..methods import CLIENT_STEPS, Method, overridden
 from ..operators import Clip, Identity, Operator, RandK, SmoothedNorm, TopK
 from ..privacy.statement import Privacy
 
@@ -23,6 +23,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dpsgd": ("SmoothedNorm", "Clip"),
     "gd": ("Identity",),
 }
+OPERATORS = (SmoothedNorm, Clip, TopK, RandK, Identity)  # exactly these: a subclass is another operator
 NOISES = ("none", "seeded", "secure", "exact")
 LATER = (
     "trust='secure-sum' over a network is a later piece of work: the server would still see each message; "
@@ -47,7 +48,18 @@ class MethodTerms:
 
     @staticmethod
     def of(method: Method) -> MethodTerms:
+        changed = overridden(method, "client_step", *CLIENT_STEPS)
+        if changed:
+            raise UsageError(
+                f"{type(method).__name__} overrides {changed[0]}, which a federation cannot describe to its parties: "
+                "they would run the base method; use one of normec's methods"
+            )
         operator = method.operator
+        if type(operator) not in OPERATORS:
+            raise UsageError(
+                f"a federation cannot describe the operator {operator} to its parties; "
+                f"use {', '.join(kind.__name__ for kind in OPERATORS)}"
+            )
         match operator:
             case SmoothedNorm(alpha):
                 parameter = alpha
@@ -55,10 +67,8 @@ class MethodTerms:
                 parameter = tau
             case TopK(k) | RandK(k):
                 parameter = float(k)
-            case Identity():
-                parameter = 0.0
             case _:
-                raise UsageError(f"a federation cannot describe the operator {operator} to its parties; use ours")
+                parameter = 0.0
         terms = MethodTerms(
             name=method.name,
             operator=type(operator).__name__,

@@ -53,8 +53,7 @@ class Batched:
         for group in self._feed.groups(everyone, self._block, full=full) if len(everyone) else ():
             numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
             inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
-            if self._problem.augment is not None and uniforms is not None:
-                inputs = self._problem.augment(inputs, uniforms)
+            inputs = self._problem.augmented_by_client(inputs, uniforms)
             block = Block.of(group, x.new_empty(0), x.new_empty(0))
             own = {name: rows[block.rows].clone() for name, rows in buffers.items()}
             self._problem.model.train()

@@ -27,7 +27,7 @@ ENGINES = ("auto", "loop", "compiled", "batched", "shared", "linear")
 _HEAVY = 3e6
 
 
-Kind = Literal["compiled", "batched", "shared"]
+Kind = Literal["compiled", "batched", "shared", "linear"]
 
 
 def choose(
@@ -50,41 +50,61 @@ def choose(
         return loop
     if not isinstance(problem, Problem) or not isinstance(problem.records, ResidentRecords):
         return _instead(name, loop, "it needs a model and its records in tensors")
+    kinds: tuple[Kind, ...]
     if name in ("auto", "linear") and fits(problem):
-        return Linear(problem, problem.records, batches, record_clip)
-    if name == "linear":
+        kinds = ("linear",)
+    elif name == "linear":
         raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
-    if record_clip is not None:
+    elif record_clip is not None:
         return _instead(name, loop, "only the loop clips record by record")
-    if batches is not None and not isinstance(batches, Batches):
+    elif batches is not None and not isinstance(batches, Batches):
         return _instead(name, loop, "batches of one's records drawn by coins differ in length from client to client")
-    kinds: tuple[Kind, ...] = (cast(Kind, name),) if name != "auto" else ("shared", "batched")
-    if name == "auto" and not (problem.x0.is_cuda or _light(problem, loop)):
-        if not pays_back(problem, float(loop.divisors.mean()), rounds):
-            return loop
+    elif name != "auto":
+        kinds = (cast(Kind, name),)
+    elif problem.x0.is_cuda or _light(problem, loop):
+        kinds = ("shared", "batched")
+    elif pays_back(problem, float(loop.divisors.mean()), rounds):
         kinds = ("compiled",)
+    else:
+        return loop
     why = ""
     for kind in kinds:
 
         def make(of: Problem, kind: Kind = kind) -> Fast:
-            records, fine = of.records, of is not problem
-            if not isinstance(records, ResidentRecords):
-                raise TypeError("records that were resident are so in every precision")
-            settings = (of, records, batches, seed, "float32" if fine else precision)
-            match kind:
-                case "shared":
-                    return Shared(*settings)
-                case "batched":
-                    return Batched(*settings)
-                case _:  # what is compiled is checked as it is, for compiling twice takes twice the time
-                    return Compiled(*settings, compiling=not fine)
+            return _fast(kind, of, batches, seed, record_clip, "float32" if of is not problem else precision, problem)
 
         try:
-            length = batches.batch_size if batches is not None else None
-            return Guarded(problem, make, loop, (kind, precision, length))
+            drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
+            return Guarded(problem, make, loop, (kind, precision, record_clip, drawn))
         except NoRule as reason:
             why = str(reason)
     return _instead(name, loop, why)
+
+
+def _fast(
+    kind: Kind,
+    problem: Problem,
+    batches: BatchSource | None,
+    seed: int,
+    record_clip: float | None,
+    precision: Precision,
+    original: Problem,
+) -> Fast:
+    """The engine of that kind; `original` is the run's problem, `problem` that one or a copy to compare engines on."""
+    records = problem.records
+    if not isinstance(records, ResidentRecords):
+        raise TypeError("records that were resident are so in every precision")
+    if kind == "linear":
+        return Linear(problem, records, batches, record_clip)
+    if batches is not None and not isinstance(batches, Batches):
+        raise TypeError("batches of other kinds are left to the loop")
+    match kind:
+        case "shared":
+            return Shared(problem, records, batches, seed, precision)
+        case "batched":
+            return Batched(problem, records, batches, seed, precision)
+        case _:  # what is compiled is checked as it is, for compiling twice takes twice the time
+            return Compiled(problem, records, batches, seed, precision, compiling=problem is original)
 
 
 def _light(problem: Problem, loop: Loop) -> bool:

@@ -22,17 +22,23 @@ def clipped_gradient(
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
     total, losses = torch.zeros_like(x), x.new_zeros(())
-    problem.model.train()
-
-    def one(point: Tensor, item: Tensor, target: Tensor) -> Tensor:
-        return problem.loss(problem.outputs(point, item[None]), target[None])
-
-    each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")
     for start in range(0, len(inputs), size := max(1, _CHUNK_FLOATS // len(x))):
-        grads, values = each(x, inputs[start : start + size], targets[start : start + size])
+        grads, values = record_gradients(problem, x, inputs[start : start + size], targets[start : start + size])
         total += Clip(clip)(grads).sum(0)
         losses += values.sum()
     total /= divisor
     loss = losses / divisor
     base, slope = problem.penalised(x)
     return loss + base, total if slope is None else total + slope
+
+
+def record_gradients(problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Every record's gradient ``[B, d]`` and loss ``[B]``; the model and the transform see one record at a time."""
+    problem.model.train()
+
+    def one(point: Tensor, item: Tensor, target: Tensor) -> Tensor:
+        return problem.loss(problem.outputs(point, item[None]), target[None])
+
+    each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")
+    grads, values = each(x, inputs, targets)
+    return grads, values

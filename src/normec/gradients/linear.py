@@ -8,11 +8,14 @@ block of clients are one product over padded records [c, B, features]. A record'
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn import functional as F
 
+from ..data.augment import Transform, treats_records_alone
 from ..models import Logistic, Softmax, binary_loss
 from ..objective import Buffers
 from ..problem import Problem
@@ -46,6 +49,12 @@ class Linear:
         self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
         self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
         self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of a block of clients, padded
+
+    def shrink(self) -> bool:
+        """After running out of memory: smaller blocks, or False if they cannot be smaller."""
+        self._whole.clear()
+        self._block //= 2
+        return self._block > 0
 
     @property
     def threads(self) -> int:
@@ -87,12 +96,30 @@ class Linear:
             table, lengths = rows
             numbers = owned.gather(1, upload(table, owned.device))
         present = torch.arange(numbers.shape[1], device=owned.device) < upload(lengths, owned.device)[:, None]
-        inputs = self._records.inputs[numbers]
-        if self._problem.transform is not None:
-            inputs = self._problem.transform(inputs.flatten(0, 1)).view(*inputs.shape[:2], *inputs.shape[2:])
-        inputs = inputs.flatten(2).to(self._problem.x0.dtype)
+        inputs = self._transformed(self._records.inputs[numbers], lengths).flatten(2).to(self._problem.x0.dtype)
+        if int(lengths.min()) < numbers.shape[1]:  # the table is filled up with a record of somebody else
+            inputs = inputs.masked_fill(~present[..., None], 0)
         weights = present / divisors.to(inputs.device)[:, None]
         return inputs, self._records.targets[numbers], weights.to(inputs.dtype)
+
+    def _transformed(self, inputs: Tensor, lengths: Tensor) -> Tensor:
+        """Records ``[c, B, ...]`` as the model takes them, zero beyond a client's length.
+
+        A transform sees one client's own records; where records are clipped, one record at a time.
+        """
+        transform = self._problem.transform
+        if transform is None:
+            return inputs
+        if treats_records_alone(transform):
+            return transform(inputs.flatten(0, 1)).view(*inputs.shape[:2], -1)
+        one: Transform = transform
+        if self._clip is not None:
+            one = vmap(lambda item: transform(item[None])[0], randomness="different")
+        held = self._problem.x0.new_zeros(*inputs.shape[:2], cast(nn.Linear, self._problem.model).in_features)
+        for client, length in enumerate(lengths.tolist()):
+            if length:
+                held[client, :length] = one(inputs[client, :length]).flatten(1)
+        return held
 
     def _gradients(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         features = inputs.shape[-1]

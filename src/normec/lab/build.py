@@ -13,6 +13,7 @@ from ..errors import UsageError, at_least
 from ..problem import Problem
 from ..sampling import FixedSize, Participation, Poisson
 from ..streams import derive_seed
+from ..training import refuse_private_sizes
 from . import methods
 from .config import RunConfig
 
@@ -28,7 +29,7 @@ DEFAULT_CLIENTS = 100
 DEFAULT_EPSILON = 8.0
 PRIVATE_SETTINGS = (
     *("epsilon", "delta", "unit", "relation", "trust", "honest"),
-    *("sigma", "noise", "memory", "replay", "record_clip"),
+    *("sigma", "noise", "memory", "replay", "record_clip", "public_sizes"),
 )
 
 
@@ -115,6 +116,9 @@ def held_out(count: int, share: float) -> int:
 
 def training(config: RunConfig) -> dict[str, Any]:
     """The keyword arguments of `train` that a configuration states."""
+    promised = privacy(config)
+    if promised is not None and config.epochs is not None and config.batch_size is not None:
+        refuse_private_sizes(promised, config.public_sizes)  # before any data are read
     return {
         "lr": methods.step_size(config),
         "rounds": methods.rounds(config),
@@ -122,7 +126,8 @@ def training(config: RunConfig) -> dict[str, Any]:
         "warmup": config.warmup,
         "batch_size": config.batch_size,
         "batch_rate": config.batch_rate,
-        "privacy": privacy(config),
+        "privacy": promised,
+        "public_sizes": config.public_sizes,
         "seed": config.seed,
         "participation": _participation(config),
         "initial_memory": config.initial_memory,

@@ -63,6 +63,7 @@ class RunConfig(BaseModel):
     memory: Literal["clean", "noisy"] = "clean"
     replay: Literal["per-coordinate", "total-norm", "variance"] | None = None
     record_clip: float | None = None
+    public_sizes: bool = False
 
     lr: float | Literal["theory"] | None = None
     rounds: int | None = None
@@ -102,8 +103,9 @@ class RunConfig(BaseModel):
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-# Where and how a run is computed, not what: no part of its name or identity.
-ELSEWHERE = ("data_dir", "device", "engine", "memory_home", "checkpoint_seconds")
+# Where and how a run is computed, and what is declared of its data, not what is computed: no part of its name or
+# identity.
+ELSEWHERE = ("data_dir", "device", "engine", "memory_home", "checkpoint_seconds", "public_sizes")
 
 
 def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:

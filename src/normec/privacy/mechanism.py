@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..methods import Method
+from ..methods import CLIENT_STEPS, Method, overridden
+from ..operators import proven_lipschitz
 from .accounting import Account
 from .grid import from_grid, grid_step, snap
 from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse
@@ -55,8 +56,10 @@ class Spent:
 
 def facts_of(method: Method) -> Facts:
     """A method as the rules see it."""
-    operator = method.operator
-    return Facts(method.name, operator.bound, method.feedback, operator.lipschitz, method.beta, method.decay)
+    # The record rule is proved for the scheme's own messages and memories, and for the operator that states L.
+    usual = not overridden(method, *CLIENT_STEPS)
+    lipschitz = proven_lipschitz(method.operator) if usual else math.inf
+    return Facts(method.name, method.operator.bound, method.feedback, lipschitz, method.beta, method.decay)
 
 
 class Mechanism:
@@ -155,12 +158,12 @@ class Mechanism:
         if self.privacy.trust != "local":
             if isinstance(self._source, GridNoise):
                 step = grid_step(self.release.sum_sigma(self.sigma))
-                self._add(snap(messages, step, self.method.operator.bound).sum(0))
+                self._add(snap(messages, step, self.release.bound).sum(0))
             else:
                 self._add(messages.sum(0))
             return messages
         if isinstance(self._source, GridNoise):
-            sent = privatise(messages, self.sigma, self._source, bound=self.method.operator.bound)
+            sent = privatise(messages, self.sigma, self._source, bound=self.release.bound)
         else:
             sent = messages + torch.stack(
                 [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]

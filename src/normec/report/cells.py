@@ -11,7 +11,7 @@ from typing import Any
 from . import words
 from .reading import RunView
 
-ELSEWHERE = ("data_dir", "device", "engine", "checkpoint_seconds")  # where a run is computed, not what
+ELSEWHERE = ("data_dir", "device", "engine", "checkpoint_seconds", "public_sizes")  # where a run is computed, not what
 ENDED = ("finished", "stopped")  # how a run ends that has a result
 
 

@@ -81,7 +81,7 @@ class Shared:
             block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
             ready = None
             if clients is None and len(groups) <= MOST:  # each has a graph of its own
-                make = partial(inputs, self._problem, self._records.inputs, numbers.flatten(), None, x.dtype)
+                make = partial(inputs, self._problem, self._records.inputs, numbers, None, x.dtype)
                 ready = self._kept.of(group, numbers.numel(), x.dtype, make)
             losses = self._run(x, buffers, block, numbers, uniforms, ready)
             yield Block(block.clients, block.grads, losses, block.rows)
@@ -143,8 +143,7 @@ class Shared:
         problem, sink = self._problem, self._sink
         c = len(numbers)
         if ready is None:
-            drawn = uniforms.flatten(0, 1) if uniforms is not None else None
-            ready = inputs(problem, self._records.inputs, numbers.flatten(), drawn, x.dtype)
+            ready = inputs(problem, self._records.inputs, numbers, uniforms, x.dtype)
         targets = self._records.targets[numbers]
         own = {name: values[rows] for name, values in buffers.items()}
         sink.fill(x, grads, own)

@@ -20,17 +20,16 @@ _BYTES, _PART = 2**28, 16  # kept at most; or that part of a GPU's memory
 
 
 def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Records of these numbers, one after another; `uniforms` ``[len(numbers), draws]`` for the augmentation."""
+    """Records of the numbers ``[c, B]``, one after another; `uniforms` ``[c, B, draws]`` for the augmentation."""
     if dtype == torch.float32 and _known(problem, uniforms) and _bytes(records, problem):
         from ...kernels.images import prepare
 
         mean, std = cast(Normalize, problem.transform).constants(torch.float32, records.device)
         padding = cast(CropFlip, problem.augment).padding if uniforms is not None else 0
-        return prepare(records, numbers, mean, std, uniforms, padding)
-    found = records.index_select(0, numbers)
-    if uniforms is not None and problem.augment is not None:
-        found = problem.augment(found, uniforms)
-    return problem.prepared(found, dtype)
+        drawn = uniforms.flatten(0, 1) if uniforms is not None else None
+        return prepare(records, numbers.flatten(), mean, std, drawn, padding)
+    found = records.index_select(0, numbers.flatten()).view(*numbers.shape, *records.shape[1:])
+    return problem.prepared_by_client(found, uniforms, dtype)
 
 
 class Kept:

@@ -82,4 +82,6 @@ def _noise(protocol: Protocol, bound: float, rounds: int) -> dict[str, Any]:
         "delta": protocol.delta,
         "trust": protocol.trust,
         "relation": protocol.relation,
+        # The paper's epochs are of a public data set, dealt in equal parts.
+        "public_sizes": protocol.round == "epoch",
     }
