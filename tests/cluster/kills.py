@@ -9,111 +9,52 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import random
-import re
 import signal
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
-from ..cli.command import COMMAND
-from .processes import ranks_of, wait_for_end, wait_until
-from .torchrun import ENVIRONMENT
+from .processes import Job, wait_for_end
 
-RUN = ["train", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet", "--seed", "0"]
 RANKS = 3
-
-
-class Job:
-    """One launcher, and the lines that it prints, as they come."""
-
-    def __init__(self, folder: Path, rounds: int) -> None:
-        flags = [*RUN, "--rounds", str(rounds), "--processes", str(RANKS), "--max-restarts", "100000", "--out", "run"]
-        self.process = subprocess.Popen(
-            [*COMMAND, *flags],
-            cwd=folder,
-            env=ENVIRONMENT,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        self.folder = folder
-        self.lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def wait_until_started(self) -> None:
-        """Until all ranks of a life are there, or the run has ended."""
-        wait_until(lambda: len(ranks_of(self.process.pid)) == RANKS or self.process.poll() is not None)
-
-    def wait_for_progress(self) -> None:
-        """Until the history changes, or the run has ended."""
-        before = self._history()
-        wait_until(lambda: self._history() != before or self.process.poll() is not None)
-
-    def _history(self) -> int:
-        metrics = self.folder / "run" / "metrics.jsonl"
-        return metrics.stat().st_size if metrics.exists() else 0
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.put(line.rstrip())
-        self.lines.put(None)
-
-    def blamed(self) -> int | None:
-        """The rank that the launcher says was killed; None where the run ended instead."""
-        while True:
-            line = self.lines.get(timeout=600)
-            if line is None:
-                return None
-            found = re.match(r"rank (\d+) was killed by SIGKILL; starting all ranks again", line)
-            if found:
-                return int(found[1])
+RUN = ["train", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet", "--seed", "0"]
+RUN += ["--processes", str(RANKS), "--max-restarts", "100000"]
 
 
 def kill_again_and_again(kills: int, seed: int, folder: Path, rounds: int) -> list[float]:
     """Kill `kills` times, then let the run end; returns how long each recovery took, in seconds."""
     chance = random.Random(seed)
     took: list[float] = []
-    job = Job(folder, rounds)
-    while len(took) < kills:
-        job.wait_until_started()
-        if chance.random() < 0.6:  # let the ranks get somewhere: the run is in its rounds
-            job.wait_for_progress()
+
+    def started() -> Job:
+        return Job.of_normec(*RUN, "--rounds", str(rounds), cwd=folder)
+
+    job = started()
+    while len(took) < kills and not job.over:
+        job.wait_for_ranks(RANKS)
+        if chance.random() < 0.6:
+            job.wait_for_rounds()
         time.sleep(chance.uniform(0, chance.choice((0.0, 0.05, 0.5, 3.0))))  # where the kill falls is left to chance
-        ranks = ranks_of(job.process.pid)
-        if job.process.poll() is not None:
-            break
+        ranks = job.ranks
         begun = time.monotonic()
         if chance.random() < 0.15:
             job.process.kill()
-            job.process.wait()
+            job.ended()
             for process in ranks.values():
                 wait_for_end(process)
-            job = Job(folder, rounds)
-        else:
+            job = started()
+        elif ranks:
             victims = chance.sample(sorted(ranks), min(len(ranks), chance.choice((1, 1, 2))))
             for victim in victims:
-                _kill(ranks[victim])
-            if victims:
-                blamed = job.blamed()
-                if blamed is None:
-                    break
-                assert blamed in victims, f"rank {blamed} is blamed, ranks {victims} were killed"
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(ranks[victim], signal.SIGKILL)
+            blamed = job.blamed()
+            assert blamed in victims or blamed is None, f"rank {blamed} is blamed, ranks {victims} were killed"
         took.append(time.monotonic() - begun)
         print(f"kill {len(took)}: {took[-1]:.1f} s", flush=True)
-    while job.blamed() is not None:
-        pass
-    assert job.process.wait(600) == 0
+    assert job.ended() == 0, job.errors
     return took
-
-
-def _kill(process: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
 
 
 if __name__ == "__main__":

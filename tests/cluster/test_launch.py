@@ -22,7 +22,8 @@ Ranks = Callable[..., list[str]]
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     """A command whose ranks do what the words say; each writes its number and life down before it begins."""
-    monkeypatch.setattr(launch, "_PATIENCE", 0.2)
+    for name in ("_PATIENCE", "_PATIENCE_AFTER_KILL"):
+        monkeypatch.setattr(launch, name, 0.2)
 
     def command(*what: str) -> list[str]:
         for rank, words in enumerate(what):
@@ -101,8 +102,10 @@ def test_a_job_that_is_told_to_stop_is_not_started_again(
 
 
 def test_a_store_listens_on_the_loopback_interface_alone() -> None:
-    with launch._store() as port:
-        assert _listening()[port] == {"0100007F"}
+    store = launch._store()
+    port = store.port
+    assert _listening()[port] == {"0100007F"}
+    del store
     assert port not in _listening(), "the port is given back"
 
 

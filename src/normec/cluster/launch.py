@@ -17,18 +17,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import IO
 
 import torch.distributed as dist
 
-_PATIENCE = 20.0  # seconds for the ranks to end by themselves once one has failed
+from .failures import Meeting, of_this_life
+
+_PATIENCE = 20.0  # seconds for the ranks to end by themselves, and say why, once one has failed
+_PATIENCE_AFTER_KILL = 5.0  # the same where all are started again anyway
 _AFTER_KILL = 60.0  # seconds for the system to end a process that was killed
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _PR_SET_PDEATHSIG = 1
 _PARENT = "NORMEC_LAUNCHER"
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGPIPE, signal.SIGSEGV)
 _ASKED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -43,6 +47,10 @@ class _Ending:
     @property
     def killed(self) -> bool:
         return self.code < 0 and not self.by_us
+
+    @property
+    def crashed(self) -> bool:
+        return -self.code in _CRASHES
 
     @property
     def exit_code(self) -> int:
@@ -63,7 +71,7 @@ def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
         killed = [ending for ending in failed if ending.killed]
         if asked or not killed:
             return next((ending.exit_code for ending in failed), 0)
-        first = killed[0]
+        first = min(killed, key=lambda ending: ending.crashed)  # others may crash because of it
         word = f"rank {first.rank} was killed by {signal.Signals(-first.code).name}"
         if attempt < max_restarts:
             print(f"{word}; starting all ranks again from the last checkpoint", file=sys.stderr, flush=True)
@@ -74,11 +82,12 @@ def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
 def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list[_Ending], bool]:
     """One life of the job: how the ranks ended, first to last, and whether somebody asked them to stop."""
     with contextlib.ExitStack() as stack:
-        port = stack.enter_context(_store())
+        store = _store()
         notes = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
-        job = stack.enter_context(_Job())
+        life = of_this_life(store, str(attempt))
+        job = stack.enter_context(_Job([Meeting(life, rank, processes, None) for rank in range(processes)]))
         for rank in range(processes):
-            job.start(command, _environment(rank, processes, attempt, port), None if rank == 0 else notes[rank])
+            job.start(command, _environment(rank, processes, attempt, store.port), None if rank == 0 else notes[rank])
         endings = job.wait()
         silent = all(ending.by_us or not ending.code for ending in endings if ending.rank == 0)
         for ending in endings:
@@ -87,14 +96,12 @@ def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list
         return endings, job.asked
 
 
-@contextlib.contextmanager
-def _store() -> Iterator[int]:
-    """The port of a store that this process keeps, on the loopback interface; the last life's knows old addresses."""
+def _store() -> dist.TCPStore:
+    """A store on the loopback interface, for one life of the job: the last one's knows old addresses."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    yield port
-    del store
+    # The store listens on a socket of ours, because it would bind one of its own to all interfaces.
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _environment(rank: int, processes: int, attempt: int, port: int) -> dict[str, str]:
@@ -119,8 +126,10 @@ def _environment(rank: int, processes: int, attempt: int, port: int) -> dict[str
 class _Job:
     """The ranks of one life. While entered, SIGINT and SIGTERM go on to them; whatever ends this process ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, meetings: Sequence[Meeting]) -> None:
+        """`meetings`: where to leave word of a rank that was killed, for each rank."""
         self.asked = False
+        self._meetings = meetings
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._endings: dict[int, _Ending] = {}  # in the order in which they were noticed
         self._killed: set[int] = set()
@@ -162,7 +171,8 @@ class _Job:
         """Until all have ended; once one has failed, the others have a moment before they are killed."""
         while self._living() and not any(ending.code for ending in self._endings.values()):
             self._sleep(None)
-        deadline = time.monotonic() + _PATIENCE
+        killed = any(ending.killed for ending in self._endings.values())
+        deadline = time.monotonic() + (_PATIENCE_AFTER_KILL if killed else _PATIENCE)
         while self._living() and time.monotonic() < deadline:
             self._sleep(deadline - time.monotonic())
         self._kill_the_living()
@@ -174,7 +184,9 @@ class _Job:
         for number, rank in enumerate(self._ranks):
             code = rank.poll()
             if code is not None and number not in self._endings:
-                self._endings[number] = _Ending(number, code, by_us=number in self._killed)
+                ending = self._endings[number] = _Ending(number, code, by_us=number in self._killed)
+                if ending.killed:
+                    self._meetings[number].leave(f"killed by {signal.Signals(-code).name}")
         return [number for number in range(len(self._ranks)) if number not in self._endings]
 
     def _sleep(self, seconds: float | None) -> None:
