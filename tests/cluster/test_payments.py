@@ -206,6 +206,21 @@ def test_an_optimizer_cannot_be_copied(private: tuple[nn.Parameter, ClientOptimi
             copied(private[1])
 
 
+def test_a_client_s_data_are_in_its_own_message_alone() -> None:
+    """Two clients of one rank, and zero_grad forgotten between them: gradients would add up over clients."""
+    sums = []
+    for first in (1.0, 100.0):
+        x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizer = cluster.GD([x], lr=1.0, clients=2)
+        (first * x).sum().backward()
+        optimizer.add_client()
+        (-x).sum().backward()
+        optimizer.add_client()
+        optimizer.step()
+        sums.append(-2 * x.item())
+    assert sums == [0.0, 99.0]
+
+
 def test_what_is_not_covered_is_listed(tmp_path: Path) -> None:
     _, simulated = made(SEEDED, None)
     _, kept = made(SECURE, tmp_path / "ledger")

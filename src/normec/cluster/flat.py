@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 
@@ -57,6 +59,16 @@ class Flat:
         return torch.cat(
             [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
         )
+
+    def refuse_averaging(self) -> None:
+        """Refuse parameters of a model under DDP, whose gradients are the mean over all ranks."""
+        own = {id(p) for p in self.parameters}
+        for thing in gc.get_objects():
+            if issubclass(type(thing), DistributedDataParallel) and own & {id(p) for p in thing.parameters()}:
+                raise UsageError(
+                    "the model is wrapped in DistributedDataParallel, which averages the gradients of all ranks before "
+                    "any message is made; pass the model itself"
+                )
 
     def refuse_changes(self) -> None:
         """Refuse parameters that were frozen or unfrozen since."""

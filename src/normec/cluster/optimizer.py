@@ -92,6 +92,7 @@ class ClientOptimizer(Optimizer):
         self._grads = self._flat.like.new_zeros(clients, d)
         self._missing = torch.ones(clients, dtype=torch.bool)
         self._taken = 0
+        self._looked = False  # whether the model was looked at: it may be wrapped after this
         self.round = 0
         self._noise = Noise(privacy, method, self.n, d, rounds, seed, self.world, ledger) if privacy else None
         with torch.no_grad():  # all begin where rank 0 does, as under DDP
@@ -144,6 +145,9 @@ class ClientOptimizer(Optimizer):
         if closure is not None:
             raise UsageError("closures are not taken: a round has one gradient; call backward, then step()")
         self._flat.refuse_changes()
+        if not self._looked:
+            self._flat.refuse_averaging()
+            self._looked = True
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
         messages, faults = self._messages()
