@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from normec.cluster import launch
+from normec.parent import PARENT
+
+from .torchrun import ENVIRONMENT
 
 FOREVER = "signal.pause()"
 DIE = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -99,6 +103,18 @@ def test_a_job_that_is_told_to_stop_is_not_started_again(
     thread.join()
     assert begun(tmp_path) == ["0 in life 0", "1 in life 0"]
     assert capfd.readouterr().err == ""
+
+
+def test_a_rank_whose_launcher_is_gone_ends_before_it_imports_anything_heavy() -> None:
+    """Imports take seconds, and a rank that is killed with its launcher must not outlive it for so long."""
+    environment = {**ENVIRONMENT, PARENT: "1", "RANK": "0", "WORLD_SIZE": "2"}
+    command = [sys.executable, "-X", "importtime", "-m", "normec", "train"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "the process that started this rank is gone"
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "normec.parent" in imported
+    assert not imported & {"torch", "numpy"}
 
 
 def test_a_store_listens_on_the_loopback_interface_alone() -> None:

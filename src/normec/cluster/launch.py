@@ -8,7 +8,6 @@ exit code is that of the ranks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -24,14 +23,13 @@ from typing import IO
 
 import torch.distributed as dist
 
+from ..parent import PARENT
 from .failures import Meeting, of_this_life
 
 _PATIENCE = 20.0  # seconds for the ranks to end by themselves, and say why, once one has failed
 _PATIENCE_AFTER_KILL = 5.0  # the same where all are started again anyway
 _AFTER_KILL = 60.0  # seconds for the system to end a process that was killed
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-_PR_SET_PDEATHSIG = 1
-_PARENT = "NORMEC_LAUNCHER"
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGPIPE, signal.SIGSEGV)
 _ASKED = (signal.SIGINT, signal.SIGTERM)
 
@@ -119,7 +117,7 @@ def _environment(rank: int, processes: int, attempt: int, port: int) -> dict[str
         "GLOO_SOCKET_IFNAME": _LOOPBACK,  # ranks of one machine need no other, and nobody else can connect
         "NCCL_SOCKET_IFNAME": _LOOPBACK,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        _PARENT: str(os.getpid()),
+        PARENT: str(os.getpid()),
     }
 
 
@@ -222,14 +220,3 @@ def _relay(rank: int, notes: IO[bytes]) -> None:
     text = notes.read().decode(errors="replace").strip()
     if text:
         print(f"rank {rank}: {text.splitlines()[-1]}", file=sys.stderr)
-
-
-def tie_to_parent() -> None:
-    """In a rank: end when the process that started it does, however that comes about."""
-    parent = os.environ.get(_PARENT)
-    if parent is None:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        sys.exit("the process that started this rank is gone")
