@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from .parent import tie_to_parent
+
 
 def main() -> None:
+    tie_to_parent()  # before the imports, which take seconds
     try:
         from .cli.app import run
         from .heap import keep_freed_memory

@@ -20,26 +20,35 @@ class Payments:
 
     def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers) -> None:
         self._mechanism, self._world, self._first_buffers = mechanism, world, first_buffers
-        self._answer: tuple[int, str | None] | None = None
+        self._asked = False
+        self._refused: str | None = None
 
     def open(self, folder: Path | None, head: list[Any] | None) -> None:
         """Keep the account in the run's folder, if this rank has it; `head`: the ledger as a checkpoint knew it."""
         if folder is not None:
             self._mechanism.open(folder / "ledger.jsonl", head)
 
-    def asked(self, round: int) -> bool:
-        """Whether `round` was paid for or refused already."""
-        return self._answer is not None and self._answer[0] == round
+    def begin(self) -> None:
+        """A round begins, for the first time or again: nothing of it is paid for yet."""
+        self._asked, self._refused = False, None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the round that has begun was paid for or refused already."""
+        return self._asked
 
     def pay(self, round: int) -> str | None:
-        """Why `round` may not be made, or None: it is paid for. All ranks ask together; once a round."""
-        if self._answer is not None and self._answer[0] == round:
-            return self._answer[1]
+        """Why `round` may not be made, or None: it is paid for. All ranks ask together.
+
+        The first call after `begin` pays for one release; the others repeat its answer.
+        """
+        if self._asked:
+            return self._refused
         said = self._world.first(lambda: self._paid(round))
         if said["refused"] is None and self._world.rank:
-            self._mechanism.paid_elsewhere(round, said["attempt"])
-        self._answer = round, said["refused"]
-        return self._answer[1]
+            self._mechanism.paid_elsewhere(said["round"], said["attempt"])
+        self._asked, self._refused = True, said["refused"]
+        return self._refused
 
     def _paid(self, round: int) -> dict[str, Any]:
         from .privacy.ledger import BudgetSpent
@@ -47,8 +56,8 @@ class Payments:
         try:
             self._mechanism.pay(round)
         except BudgetSpent as spent:
-            return {"refused": str(spent), "attempt": 0}
-        return {"refused": None, "attempt": self._mechanism.attempt}
+            return {"refused": str(spent), "round": round, "attempt": 0}
+        return {"refused": None, "round": round, "attempt": self._mechanism.attempt}
 
     def refuse_moving_buffers(self, buffers: Buffers) -> None:
         """A buffer that a forward pass changes is a function of the data that no noise covers."""

@@ -166,6 +166,8 @@ class Rounds:
     def step(self, state: State) -> str | None:
         """Round k: every drawn client one message, the server one step; or the reason why there is no more."""
         k, method, n = state.round, self.method, self.problem.clients
+        if self.payments is not None:
+            self.payments.begin()
         drawn = self.plan.participation.draw(n, k, self.plan.coins)
         row, meter = None, None
         if self.observer.due(k):
@@ -245,7 +247,7 @@ class Rounds:
         """Before anything of this round leaves: all finite, the folder taken, the ledger paid. Else the reason."""
         if self.mechanism is None or self.payments is None:
             return None
-        if self.world.size > 1 and self.payments.asked(state.round):
+        if self.world.size > 1 and self.payments.asked:
             return self.payments.pay(state.round)
         if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error

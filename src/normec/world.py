@@ -60,7 +60,7 @@ class World(Protocol):
         ...
 
 
-def agree(world: World, told: dict[str, Any]) -> None:
+def agree(world: World, told: dict[str, Any], cure: str = "start all with the same settings and data") -> None:
     """All ranks say the same of what their sums rest on, plain JSON; else every one raises the same UsageError."""
     said = world.gather(json.loads(json.dumps(told)))
     for key in sorted(set().union(*said)):
@@ -69,7 +69,7 @@ def agree(world: World, told: dict[str, Any]) -> None:
         if unlike:
             raise UsageError(
                 f"the ranks do not agree: {key} is {values[0]!r} on rank 0 and {values[unlike[0]]!r} on rank "
-                f"{unlike[0]}; start all with the same settings and data"
+                f"{unlike[0]}; {cure}"
             )
 
 

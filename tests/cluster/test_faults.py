@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from ..cli.command import contents, normec, start
+from ..cli.command import contents, normec
+from .kills import kill_again_and_again
+from .processes import HANG, Job, wait_for_end
 from .torchrun import ENVIRONMENT, command
 
-RUN = ["train", "--rounds", "150", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
+RUN = ["train", "--rounds", "150", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet", "--seed", "0"]
 TWO = [*RUN, "--processes", "2"]
+ENDLESS = ["train", "--rounds", "1000000", "--batch-size", "16", "--quiet", "--processes", "2"]
+
+pytestmark = pytest.mark.slow
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -25,44 +27,17 @@ def results(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in contents(folder).items() if name.endswith((".safetensors", ".jsonl"))}
 
 
-def progressed(folder: Path, process: subprocess.Popen[str], more: int = 1) -> None:
-    """Wait until the run has written `more` bytes of history."""
-    metrics = folder / "metrics.jsonl"
-    before = metrics.stat().st_size if metrics.exists() else 0
-    deadline = time.monotonic() + 200
-    while not metrics.exists() or metrics.stat().st_size < before + more:
-        assert process.poll() is None, process.communicate()[1][-2000:]
-        assert time.monotonic() < deadline, "the run does not go on"
-        time.sleep(0.01)
-
-
-def ranks_of(parent: int) -> dict[int, int]:
-    """Rank → process number, of the processes below `parent`."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            parts = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            above = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) if parts else 0
-        except (OSError, ValueError):
-            continue
-        rank = next((part[5:] for part in parts if part.startswith(b"RANK=")), None)
-        if rank is not None and above == parent:
-            found[int(rank)] = int(entry.name)
-    return found
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    done = normec(*TWO, "--out", "run", cwd=folder)
+    done = normec(*TWO, "--out", "run", cwd=folder, timeout=HANG)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
 
-@pytest.mark.slow
 def test_two_processes_make_the_run_of_one(whole: Path, tmp_path: Path) -> None:
-    assert normec(*RUN, "--out", "one", cwd=tmp_path).returncode == 0
+    assert normec(*RUN, "--out", "one", cwd=tmp_path, timeout=HANG).returncode == 0
     rows, alone = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (whole, tmp_path / "one")
@@ -74,30 +49,36 @@ def test_two_processes_make_the_run_of_one(whole: Path, tmp_path: Path) -> None:
     assert json.loads((whole / "summary.json").read_text())["ranks"] == 2
 
 
-@pytest.mark.slow
 def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_path: Path) -> None:
-    chance = random.Random(3)
-    process = start(*TWO, "--out", "run", cwd=tmp_path)
+    job = Job.of_normec(*TWO, cwd=tmp_path)
     for victim in (1, 0, 1):
-        progressed(tmp_path / "run", process, 200)
-        time.sleep(chance.uniform(0, 0.2))
-        os.kill(ranks_of(process.pid)[victim], signal.SIGKILL)
-        deadline = time.monotonic() + 100
-        while len(ranks_of(process.pid)) == 2 and time.monotonic() < deadline:
-            time.sleep(0.05)  # until the old ranks have noticed: the next victim is a new one
-    errors = process.communicate(timeout=300)[1]
-    assert process.returncode == 0, errors
-    assert errors.count("was killed by SIGKILL; starting all ranks again") == 3
+        job.wait_for_ranks(2)
+        job.wait_for_rounds(200)
+        os.kill(job.ranks[victim], signal.SIGKILL)
+        assert job.blamed() == victim, job.errors  # all of the old ranks have ended: the next victim is a new one
+    assert job.ended() == 0, job.errors
     assert results(tmp_path / "run") == results(whole)
 
 
-@pytest.mark.slow
+def test_a_rank_killed_before_the_ranks_have_met_is_noticed(whole: Path, tmp_path: Path) -> None:
+    job = Job.of_normec(*TWO, cwd=tmp_path)
+    for victim in (1, 0):
+        job.wait_for_ranks(2)
+        os.kill(job.ranks[victim], signal.SIGKILL)
+        assert job.blamed() == victim, job.errors
+    assert job.ended() == 0, job.errors
+    assert results(tmp_path / "run") == results(whole)
+
+
+def test_kills_at_any_moment_of_any_process(tmp_path: Path) -> None:
+    assert len(kill_again_and_again(6, seed=5, folder=tmp_path, rounds=600)) == 6
+
+
 def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path) -> None:
-    process = start(*TWO, "--set", "noise=secure", "--set", "sigma=2.0", "--rounds", "40", "--out", "run", cwd=tmp_path)
-    progressed(tmp_path / "run", process, 200)
-    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
-    errors = process.communicate(timeout=300)[1]
-    assert process.returncode == 0, errors
+    job = Job.of_normec(*TWO, "--set", "noise=secure", "--set", "sigma=2.0", "--rounds", "40", cwd=tmp_path)
+    job.wait_for_rounds(200)
+    os.kill(job.ranks[1], signal.SIGKILL)
+    assert job.ended() == 0, job.errors
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
     releases = [line["round"] for line in lines if line["kind"] == "release"]
     assert set(releases) == set(range(40))
@@ -106,74 +87,74 @@ def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["releases"] == len(releases)
 
 
-@pytest.mark.slow
 def test_torchrun_restarts_it_too(whole: Path, tmp_path: Path) -> None:
-    arguments = command(2, "-m", "normec", *RUN, "--out", "run", max_restarts=2)
-    process = subprocess.Popen(
-        arguments, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    progressed(tmp_path / "run", process, 200)
-    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
-    errors = process.communicate(timeout=300)[1]
-    assert process.returncode == 0, errors[-3000:]
+    job = Job(command(2, "-m", "normec", *RUN, "--out", "run", max_restarts=2), tmp_path, ENVIRONMENT)
+    job.wait_for_rounds(200)
+    os.kill(job.ranks[1], signal.SIGKILL)
+    assert job.ended() == 0, job.errors
     assert results(tmp_path / "run") == results(whole)
 
 
-@pytest.mark.slow
 def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
-    long = ["train", "--rounds", "1000000", "--batch-size", "16", "--quiet", "--processes", "2", "--timeout", "15"]
-    process = start(*long, "--out", "run", cwd=tmp_path)
-    progressed(tmp_path / "run", process, 200)
-    hanging = ranks_of(process.pid)[1]
+    job = Job.of_normec(*ENDLESS, "--timeout", "40", cwd=tmp_path)
+    job.wait_for_rounds(200)
+    hanging = job.ranks[1]
     os.kill(hanging, signal.SIGSTOP)
-    errors = process.communicate(timeout=200)[1]
-    assert process.returncode == 1, errors
-    assert "rank 1 did not answer within 15 s: hanging, or cut off" in errors
+    assert job.ended() == 1, job.errors
+    assert any("rank 1 did not answer within 40 s: hanging, or cut off" in line for line in job.errors), job.errors
     assert not Path(f"/proc/{hanging}").exists()
 
 
-@pytest.mark.slow
+def test_a_job_listens_on_the_loopback_interface_alone(tmp_path: Path) -> None:
+    job = Job.of_normec(*ENDLESS, cwd=tmp_path)
+    job.wait_for_rounds(200)  # the ranks are connected
+    sockets = [address for process in (job.process.pid, *job.ranks.values()) for address in _listening(process)]
+    job.process.send_signal(signal.SIGINT)
+    assert job.ended() == 130, job.errors
+    assert sockets
+    assert set(sockets) <= {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+def _listening(process: int) -> list[str]:
+    """The addresses of all sockets that a process listens on, as the kernel writes them."""
+    own = {str(link.readlink()) for link in Path(f"/proc/{process}/fd").iterdir() if link.is_symlink()}
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]
+    ]
+    return [line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+
+
 def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
-    process = start(*TWO, "--out", "run", cwd=tmp_path)
-    progressed(tmp_path / "run", process, 200)
-    process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=200)[1]
-    assert process.returncode == 130, errors
-    assert "to go on: normec train" in errors
+    job = Job.of_normec(*TWO, cwd=tmp_path)
+    job.wait_for_rounds(200)
+    job.process.send_signal(signal.SIGINT)
+    assert job.ended() == 130, job.errors
+    assert any("to go on: normec train" in line for line in job.errors)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert load_file(next((tmp_path / "run" / "checkpoint").glob("*.safetensors")))["memory"].shape[0] == 100
 
-    process = start(*RUN, "--processes", "3", "--out", "run", cwd=tmp_path)
-    progressed(tmp_path / "run", process, 200)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(200) == 130
-    assert normec(*RUN, "--out", "run", cwd=tmp_path).returncode == 0
+    job = Job.of_normec(*RUN, "--processes", "3", cwd=tmp_path)
+    job.wait_for_rounds(200)
+    job.process.send_signal(signal.SIGINT)
+    assert job.ended() == 130, job.errors
+    assert normec(*RUN, "--out", "run", cwd=tmp_path, timeout=HANG).returncode == 0
     rows = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows == list(range(151))
     last = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert last["privacy"]["releases"] == 150, "no release counted twice, none left out"
 
 
-@pytest.mark.slow
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    process = start("train", "--rounds", "1000000", "--quiet", "--processes", "2", "--out", "run", cwd=tmp_path)
-    progressed(tmp_path / "run", process)
-    ranks = ranks_of(process.pid).values()
+    job = Job.of_normec(*ENDLESS, cwd=tmp_path)
+    job.wait_for_rounds()
+    ranks = job.ranks
     assert len(ranks) == 2
-    process.kill()
-    process.communicate()
-    deadline = time.monotonic() + 60
-    while any(_alive(rank) for rank in ranks):
-        assert time.monotonic() < deadline, "a rank outlived its parent"
-        time.sleep(0.05)
-
-
-def _alive(process: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
+    job.process.kill()
+    for process in ranks.values():
+        wait_for_end(process)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +167,8 @@ def _alive(process: int) -> bool:
     ],
 )
 def test_mistakes_end_in_one_line(flags: list[str], words: str, tmp_path: Path) -> None:
-    done = normec("train", "--rounds", "3", "--quiet", "--no-privacy", *flags, "--out", "run", cwd=tmp_path)
+    arguments = ["train", "--rounds", "3", "--quiet", "--no-privacy", *flags, "--out", "run"]
+    done = normec(*arguments, cwd=tmp_path, timeout=HANG)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

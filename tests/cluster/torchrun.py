@@ -18,7 +18,7 @@ def command(ranks: int, *arguments: str, max_restarts: int = 0) -> list[str]:
 
 
 def torchrun(
-    ranks: int, *arguments: str, cwd: Path, max_restarts: int = 0, timeout: float = 400
+    ranks: int, *arguments: str, cwd: Path, max_restarts: int = 0, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(ranks, *arguments, max_restarts=max_restarts),

@@ -21,9 +21,10 @@ import normec
 
 from ..cluster import join
 from ..cluster.joining import launched
-from ..cluster.launch import launch, tie_to_parent
+from ..cluster.launch import launch
 from ..errors import UsageError, at_least
 from ..heap import keep_freed_memory
+from ..parent import tie_to_parent
 from ..world import World
 from .workloads import ALPHA, BETA, LR, Case, Material
 

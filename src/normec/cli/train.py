@@ -97,7 +97,6 @@ def train(
         at_least(0, max_restarts=max_restarts)
         if processes > 1:
             return launch.launch([sys.executable, "-m", "normec", *sys.argv[1:]], processes, max_restarts)
-    launch.tie_to_parent()
     with ExitStack() as stack:
         world = stack.enter_context(joining.join(build.device(chosen.device), timeout))
         asked = _trackers(track, folder, chosen.known_by()) if world.rank == 0 else []

@@ -1,7 +1,8 @@
 """When a collective call fails: which rank hangs, which one is gone, and what it said before it went.
 
-Ranks that are left waiting say so in the job's store, and a rank that goes leaves its reason there. Who has said
-neither within a moment is the one that hangs or was killed. Nothing is written while all is well.
+Ranks that are left waiting say so in the job's store, and a rank that goes leaves its reason there; for a rank that was
+killed the launcher does so. Who has said neither within a moment is the one that hangs or was killed. Nothing is
+written while all is well.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import contextlib
 import time
 
-from torch.distributed import Store
+from torch.distributed import PrefixStore, Store
 
 from ..errors import RankLost
 
-_GRACE = 3.0  # seconds for the others to notice and say that they wait, too
+_GRACE = 10.0  # seconds for the others to notice and say that they wait, too
+
+
+def of_this_life(store: Store, life: str) -> Store:
+    """The part of a job's store that belongs to one life of its ranks; torchrun may keep its store over restarts."""
+    return PrefixStore(f"life-{life}", store)
 
 
 class Meeting:
     """What ranks leave word of in the job's store."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float | None) -> None:
-        """`timeout`: how long a collective call waits, where it is known."""
+        """`store`: of this life of the ranks. `timeout`: how long a collective call waits, where it is known."""
+        store = PrefixStore("meeting", store)
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
 
     def leave(self, reason: str) -> None:

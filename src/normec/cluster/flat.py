@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 
@@ -14,12 +16,16 @@ Groups = Sequence[dict[str, Any]]
 
 
 class Flat:
-    """The order of parameters in the vector is that of the groups; each group moves by its own lr."""
+    """The order of parameters in the vector is that of the groups; each group moves by its own lr.
+
+    Parameters that are frozen (`requires_grad` is False) when this is made are no part of it.
+    """
 
     def __init__(self, groups: Groups) -> None:
-        self.parameters: list[Tensor] = [p for group in groups for p in group["params"]]
+        self._all: list[Tensor] = [p for group in groups for p in group["params"]]
+        self.parameters: list[Tensor] = [p for p in self._all if p.requires_grad]
         if not self.parameters:
-            raise UsageError("there are no parameters to optimise")
+            raise UsageError("there are no parameters to optimise: none has requires_grad")
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) > 1:
             raise UsageError(f"all parameters must have one dtype and device, got {sorted(map(str, kinds))}")
@@ -28,6 +34,7 @@ class Flat:
             raise UsageError(
                 f"parameters must be float32 or float64, got {first.dtype}; use autocast for computing in {first.dtype}"
             )
+        self.frozen = [p for p in self._all if not p.requires_grad]
         self.sizes = [p.numel() for p in self.parameters]
         self.like = first.detach().new_zeros(())
 
@@ -53,12 +60,31 @@ class Flat:
             [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
         )
 
+    def refuse_averaging(self) -> None:
+        """Refuse parameters of a model under DDP, whose gradients are the mean over all ranks."""
+        own = {id(p) for p in self.parameters}
+        for thing in gc.get_objects():
+            if issubclass(type(thing), DistributedDataParallel) and own & {id(p) for p in thing.parameters()}:
+                raise UsageError(
+                    "the model is wrapped in DistributedDataParallel, which averages the gradients of all ranks before "
+                    "any message is made; pass the model itself"
+                )
+
+    def refuse_changes(self) -> None:
+        """Refuse parameters that were frozen or unfrozen since."""
+        if [id(p) for p in self._all if p.requires_grad] != [id(p) for p in self.parameters]:
+            raise UsageError(
+                "parameters were frozen or unfrozen after the optimizer was made: its memories have no place for that; "
+                "make a new optimizer"
+            )
+
     def move(self, direction: Tensor, groups: Groups) -> None:
         """x ← x − lr · direction, group by group."""
         parts = iter(direction.split(self.sizes))
         for group in groups:
             for p in group["params"]:
-                p.add_(next(parts).view_as(p), alpha=-group["lr"])
+                if p.requires_grad:
+                    p.add_(next(parts).view_as(p), alpha=-group["lr"])
 
     def split(self, rows: Tensor) -> list[Tensor]:
         """``[..., d]`` as one view a parameter, of shape ``[..., *p.shape]``."""

@@ -17,7 +17,7 @@ import torch.distributed.nn.functional
 
 from ..errors import RankLost, UsageError, positive
 from ..world import Alone, World
-from .failures import Meeting
+from .failures import Meeting, of_this_life
 from .ranks import Ranks
 
 DEFAULT_TIMEOUT = 600.0
@@ -51,8 +51,7 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
     patience = timedelta(seconds=max(timeout, DEFAULT_TIMEOUT))  # hosts start at their own pace
     try:
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience)))
-        # torchrun may keep its store over restarts, with the addresses of ranks that are gone.
-        store = dist.PrefixStore(f"life-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store = of_this_life(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit
@@ -60,7 +59,7 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
         store.set_timeout(limit)
     except (RuntimeError, ValueError) as error:
         raise RankLost(f"the ranks did not find one another: {' '.join(str(error).split())[:300]}") from error
-    meeting = Meeting(dist.PrefixStore("meeting", store), rank, size, timeout)
+    meeting = Meeting(store, rank, size, timeout)
     _meetings.append(meeting)
     try:
         yield Ranks(device, meeting)
@@ -76,5 +75,4 @@ def meeting() -> Meeting:
     """Of the job this process is in, joined here or by the user's own `init_process_group`."""
     if _meetings:
         return _meetings[-1]
-    store = dist.PrefixStore("meeting", dist.distributed_c10d._get_default_store())
-    return Meeting(store, dist.get_rank(), dist.get_world_size(), None)
+    return Meeting(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), None)

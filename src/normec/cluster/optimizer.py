@@ -7,13 +7,19 @@
 
 It replaces SGD under DDP. Every rank holds the same x, begun from rank 0's; what differs is its clients' memories, so
 every rank saves its own `state_dict`. The steps are `Method`'s, as in the round loop.
+
+In a private run no rank learns of another's data except through sums that carry noise and were paid for. So a client
+whose gradient is missing or broken sends zero, with noise, like everybody else; its own rank alone warns of it.
 """
 
 from __future__ import annotations
 
+import json
+import warnings
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,6 +31,7 @@ from ..errors import Diverged, UsageError, at_least, non_negative
 from ..measure import ROUNDING
 from ..methods import Method
 from ..operators import norms
+from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
 from ..streams import Key, Stream
 from ..world import Alone, World, agree
@@ -33,8 +40,8 @@ from .joining import meeting
 from .private import Noise
 from .ranks import Ranks
 
-FORMAT = 1
-_BROKEN = 2**61  # in a sum of whole numbers, which has no NaN: far above any sum of messages and noise
+FORMAT = 2
+POSITION = 8  # numbers beside the sum that say where a rank is; exact in float32 on up to 70,000 ranks
 
 
 class ClientOptimizer(Optimizer):
@@ -52,10 +59,21 @@ class ClientOptimizer(Optimizer):
         ledger: str | Path | None = None,
         seed: int = 0,
     ) -> None:
-        """`clients`: how many this rank hosts, the same on every rank; see `add_client`.
+        """Make the optimizer of this rank's clients. Collective: all ranks make theirs at the same point.
 
-        With `privacy` every message leaves this rank with noise, calibrated for `rounds` steps, and paid for in the
-        file `ledger` on rank 0. Collective: all ranks make their optimizer at the same point.
+        Args:
+            params: Parameters or parameter groups, as every torch optimizer takes them. Frozen ones are left alone.
+            method: What clients send, and what the server does with the sum.
+            lr: The step size; a parameter group may have its own.
+            clients: How many clients this rank hosts, the same number on every rank; see `add_client`.
+            privacy: Every message then leaves this rank with noise, and every release is paid for.
+            rounds: How many steps the noise is calibrated for; only with privacy.
+            ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates,
+                can do without: the account is then part of `state_dict`.
+            seed: Of seeded noise and of random operators.
+
+        Raises:
+            UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
         """
         non_negative(lr=lr)
         at_least(1, clients=clients)
@@ -67,21 +85,27 @@ class ClientOptimizer(Optimizer):
         self._flat = Flat(self.param_groups)
         device = self._flat.like.device
         self.world: World = Ranks(device, meeting()) if dist.is_available() and dist.is_initialized() else Alone()
-        self._agree(clients, privacy, rounds)
+        self._agree(clients, privacy, rounds, ledger is not None)
         self.n = clients * self.world.size
         self._clients = torch.arange(clients) + clients * self.world.rank
         d = self._flat.dimension
         self._memory = self._flat.like.new_zeros(clients, d) if method.feedback else self._flat.like.new_zeros(1, d)
         self._estimate = self._flat.like.new_zeros(d)
         self._grads = self._flat.like.new_zeros(clients, d)
+        self._missing = torch.ones(clients, dtype=torch.bool)
         self._taken = 0
+        self._looked = False  # whether the model was looked at: it may be wrapped after this
         self.round = 0
         self._noise = Noise(privacy, method, self.n, d, rounds, seed, self.world, ledger) if privacy else None
         with torch.no_grad():  # all begin where rank 0 does, as under DDP
-            x = self._flat.values()
-            self._flat.set(self.world.sum(x if self.world.rank == 0 else torch.zeros_like(x)))
+            self._flat.set(self._of_rank_0(self._flat.values()))
+            for p in self._flat.frozen:
+                p.copy_(self._of_rank_0(p.detach().clone()))
         self._show_state()
         self._ready = True
+
+    def _of_rank_0(self, values: Tensor) -> Tensor:
+        return self.world.sum(values if self.world.rank == 0 else torch.zeros_like(values))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_ready", False):
@@ -95,33 +119,55 @@ class ClientOptimizer(Optimizer):
 
     @torch.no_grad()
     def add_client(self) -> None:
-        """Take the present gradients as those of this rank's next client; only where it hosts several."""
+        """Take the present gradients as those of this rank's next client, and clear them; only where it hosts several.
+
+        The next client begins without gradients, so that one client's data are in one message only.
+        """
         if self._taken == len(self._clients):
             raise UsageError(f"this rank hosts {len(self._clients)} clients, and all have their gradients; call step")
+        self._take_gradient()
+        self.zero_grad(set_to_none=True)
+
+    def _take_gradient(self) -> None:
         gradient = self._flat.gradient()
-        if gradient is None:
-            gradient = torch.full_like(self._estimate, torch.nan)
-        self._grads[self._taken] = gradient
+        if gradient is not None:
+            self._grads[self._taken] = gradient
+        self._missing[self._taken] = gradient is None
         self._taken += 1
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """A round: every client a message, the server's step on every rank alike. Collective."""
+        """Make one round: each client sends one message, and every rank makes the same server step. Collective.
+
+        Raises:
+            UsageError: The ranks are not at the same round with the same step sizes.
+            Diverged: Without privacy: a gradient is missing or not finite, or a message is longer than its bound.
+            BudgetSpent: With privacy: the budget does not allow another release.
+        """
         if closure is not None:
             raise UsageError("closures are not taken: a round has one gradient; call backward, then step()")
+        self._flat.refuse_changes()
+        if not self._looked:
+            self._flat.refuse_averaging()
+            self._looked = True
         if self._taken == 0 and len(self._clients) == 1:
-            self.add_client()
-        fault = self._message_of_all()
-        if self._noise is not None:
-            self._noise.pay(self.round)
-        if fault is not None:
-            part, kept = self._nothing(), self._memory
+            self._take_gradient()
+        messages, faults = self._messages()
+        if self._noise is None:
+            sent, kept = messages.sum(0), messages
+            if faults:
+                sent = torch.full_like(sent, torch.nan)  # so that all ranks see that there is no sum
         else:
-            part, kept = self._outgoing()
-        wait = self.world.sum_later(part)
-        memory = self.method.remember(self._memory, kept) if fault is None else self._memory  # while the sum is made
+            self._warn(faults)
+            self._noise.pay(self.round)
+            sent, kept = self._noise.outgoing(messages, self._clients)
+        wait = self.world.sum_later(torch.cat([sent, self._position().to(sent.dtype)]))
+        memory = self.method.remember(self._memory, kept)  # while the sum is made
         total = wait()
-        self._stop_if_broken(total, fault)
+        self._refuse_other_positions(total[-POSITION:])
+        total = total[:-POSITION]
+        if total.is_floating_point() and not bool(torch.isfinite(total.sum())):
+            self._stop(faults)
         if self._noise is not None:
             total = self._noise.received(total, self._estimate)
         if self.method.feedback:
@@ -131,53 +177,59 @@ class ClientOptimizer(Optimizer):
         self._flat.move(direction, self.param_groups)
         self.round += 1
 
-    def _message_of_all(self) -> str | None:
-        """The messages of this rank's clients; or what is wrong with one of them, and whose it is."""
-        taken, self._taken = self._taken, 0
-        if taken < len(self._clients):
-            return f"{len(self._clients) - taken} of its {len(self._clients)} clients have no gradient"
+    def _messages(self) -> tuple[Tensor, list[str]]:
+        """The messages of this rank's clients, zero where one has none that may be sent; and why, client by client."""
+        self._missing[self._taken :] = True
+        self._taken = 0
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
-        self._messages = self.method.message(self._grads, self._memory, key)
-        lengths, bound = norms(self._messages)[:, 0], self.method.operator.bound
+        messages = self.method.message(self._grads, self._memory, key)
+        lengths, bound = norms(messages)[:, 0], self.method.operator.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
-        if not bool(finite.all()):
-            return f"the gradient of client {int(self._clients[int((~finite).nonzero()[0])])} is missing or not finite"
-        longest = float(lengths.max())
-        if longest > bound * (1 + ROUNDING):
-            whose = int(self._clients[int(lengths.argmax())])
-            return f"the message of client {whose} has norm {longest:.6g}, past its operator's bound {bound:g}"
-        return None
+        rows = zip(self._clients.tolist(), self._missing.tolist(), finite.tolist(), lengths.tolist(), strict=True)
+        faults = {place: why for place, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
+        messages[list(faults)] = 0.0
+        return messages, list(faults.values())
 
-    def _outgoing(self) -> tuple[Tensor, Tensor]:
-        """What leaves this rank, noise included, and what the memories take."""
-        if self._noise is None:
-            return self._messages.sum(0), self._messages
-        return self._noise.outgoing(self._messages, self._clients)
+    def _warn(self, faults: list[str]) -> None:
+        for fault in faults:
+            warnings.warn(f"{fault} in round {self.round}; it sends zero, with noise", stacklevel=3)
 
-    def _nothing(self) -> Tensor:
-        """What a rank sends instead of something broken: all others see that there is no sum."""
-        if self._noise is not None and self._noise.on_grid:
-            return torch.full_like(self._estimate, _BROKEN, dtype=torch.int64)
-        return torch.full_like(self._estimate, torch.nan)
+    def _stop(self, faults: list[str]) -> None:
+        """Raise the same error on every rank, which all have seen that there is no sum."""
+        said = [f"rank {rank}: {'; '.join(what)}" for rank, what in enumerate(self.world.gather(faults)) if what]
+        raise Diverged(self.round, [], "; ".join(said) or "the sum of messages", "(no step was made)")
 
-    def _stop_if_broken(self, total: Tensor, fault: str | None) -> None:
-        if total.is_floating_point():
-            broken = not bool(torch.isfinite(total.sum()))
-        else:
-            broken = bool((total.abs() >= _BROKEN // 2).any())
-        if broken:
-            said = [f"rank {rank}: {what}" for rank, what in enumerate(self.world.gather(fault)) if what is not None]
-            raise Diverged(self.round, [], "; ".join(said) or "the sum of messages", "(no step was made)")
+    def _position(self) -> Tensor:
+        """Digits of a checksum of the round and the step sizes, and their squares."""
+        digest = zlib.crc32(json.dumps([self.round, self._step_sizes()]).encode())
+        digits = torch.tensor([digest >> 4 * place & 15 for place in range(POSITION // 2)], device=self._grads.device)
+        return torch.cat([digits, digits.square()])
 
-    def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None) -> None:
+    def _refuse_other_positions(self, sums: Tensor) -> None:
+        """Refuse, on every rank alike, if the ranks' digits differ: Σ (digit − own digit)² is then above zero."""
+        own, squares = self._position().to(torch.float64).chunk(2)
+        sums, sums_of_squares = sums.to(torch.float64).chunk(2)
+        if bool((sums_of_squares - 2 * own * sums + self.world.size * squares).any()):
+            cure = "every rank must call step() equally often and with the same lr"
+            agree(self.world, {"round": self.round, "lr": self._step_sizes()}, cure)
+
+    def _step_sizes(self) -> list[float]:
+        sizes = [float(group["lr"]) for group in self.param_groups]
+        for lr in sizes:
+            non_negative(lr=lr)
+        return sizes
+
+    def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None, ledger: bool) -> None:
         """All ranks with one method, one model's sizes, one seed: else the sums mean nothing."""
         own = {
             "method": methods.identity_of(self.method),
             "parameters": [list(p.shape) for p in self._flat.parameters],
             "dtype": str(self._flat.like.dtype),
+            "lr": self._step_sizes(),
             "clients": clients,
             "privacy": privacy.to_dict() if privacy else None,
             "rounds": rounds,
+            "ledger": ledger,
             "seed": self._seed,
         }
         agree(self.world, own)
@@ -189,27 +241,39 @@ class ClientOptimizer(Optimizer):
             self.state[p] = {"memory": memory, "estimate": estimate} if self.method.feedback else {"estimate": estimate}
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "method": methods.identity_of(self.method),
-            "rank": self.world.rank,
-            "ranks": self.world.size,
-        }
+        method = methods.identity_of(self.method)
+        facts = {"format": FORMAT, "method": method, "rank": self.world.rank, "ranks": self.world.size}
+        return {**facts, "private": self._noise is not None}
+
+    def spent(self) -> Spent:
+        """What was paid for so far: the exact ε, and everything needed to read it rightly. Collective."""
+        if self._noise is None:
+            raise UsageError("this optimizer has no privacy, so nothing was paid for; pass privacy=")
+        return self._noise.spent()
+
+    def close(self) -> None:
+        """Give the ledger back, so that another optimizer can open it; no step is possible afterwards."""
+        if self._noise is not None:
+            self._noise.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, its clients' memories included: save one file a rank."""
-        ledger = self._noise.head if self._noise is not None else None
-        return {**super().state_dict(), "normec": {**self._facts(), "round": self.round, "ledger": ledger}}
+        """This rank's state, with its clients' memories: save one file a rank."""
+        privacy = self._noise.state() if self._noise is not None else {}
+        return {**super().state_dict(), "normec": {**self._facts(), "round": self.round, "privacy": privacy}}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of the same rank of as many ranks. Collective."""
+        """Go on from a state of the same rank of as many ranks. Collective.
+
+        What was paid for stays paid for: an older state brings back x's round and the memories, not the budget.
+        """
         held = state_dict.get("normec", {})
-        unlike = [name for name, value in self._facts().items() if held.get(name) != value]
-        mine = f"{unlike[0]} is {held.get(unlike[0])} in the state, {self._facts()[unlike[0]]} here" if unlike else None
-        for rank, why in enumerate(self.world.gather(mine)):
+        for rank, why in enumerate(self.world.gather(self._unlike(held))):
             if why is not None:
                 raise UsageError(f"rank {rank} cannot go on from this state: {why}")
+        agree(self.world, {"round of the state": held["round"]}, "load states that were saved together")
+        if self._noise is not None:
+            self._noise.load(held["privacy"])
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "normec"})
         for name, home in (("memory", self._memory), ("estimate", self._estimate)):
             for p, view in zip(self._flat.parameters, self._flat.split(home), strict=True):
@@ -217,5 +281,24 @@ class ClientOptimizer(Optimizer):
                     view.copy_(self.state[p][name])
         self._show_state()
         self.round, self._taken = held["round"], 0
-        if self._noise is not None:
-            self._noise.expect(held["ledger"])
+
+    def _unlike(self, held: dict[str, Any]) -> str | None:
+        """Why this optimizer cannot go on from a state with the facts `held`, or None."""
+        for name, value in self._facts().items():
+            if held.get(name) != value:
+                return f"{name} is {held.get(name)} in the state, {value} here"
+        return self._noise.unlike(held["privacy"]) if self._noise is not None else None
+
+    def __getstate__(self) -> NoReturn:
+        raise UsageError("an optimizer of ranks cannot be copied or pickled; save its state_dict()")
+
+
+def _fault(client: int, missing: bool, finite: bool, length: float, bound: float) -> str | None:
+    """What is wrong with a client's message, or None."""
+    if missing:
+        return f"client {client} has no gradient"
+    if not finite:
+        return f"the gradient of client {client} is not finite"
+    if length > bound * (1 + ROUNDING):
+        return f"the message of client {client} has norm {length:.6g}, past its operator's bound {bound:g}"
+    return None

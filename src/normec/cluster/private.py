@@ -1,9 +1,20 @@
-"""The noise of an optimizer's messages: drawn on the rank before anything leaves it, paid for by rank 0."""
+"""The noise of an optimizer's messages: drawn on the rank before anything leaves it, paid for by rank 0.
+
+Every release is paid for, however often its round is repeated, and has noise of its own: the user's loop computes the
+gradients, so nobody can vouch that a repeated round sends the same message.
+
+Noise that protects somebody needs a ledger. A simulation (seeded noise) may keep its account in `state_dict` instead:
+for each optimizer that has paid for releases of this training, how many, and at which noise multiplier. Of two accounts
+that are brought together, the larger number counts for each optimizer, so that going back to an older state takes
+nothing back.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +25,20 @@ from ..errors import UsageError
 from ..independence import refuse_mixing_methods
 from ..methods import Method, identity_of
 from ..paying import Payments
+from ..privacy.accounting import Event
 from ..privacy.ledger import BudgetSpent
 from ..privacy.mechanism import Mechanism, Spent
 from ..privacy.setting import Setting
 from ..privacy.statement import Privacy
 from ..world import World
 
-UNSEEN = (
-    "the model's buffers, which the optimizer does not see: statistics of a BatchNorm layer are not covered",
-    "how the loss was computed: the guarantee is for whole clients, whatever their batches",
+NOTES = ("the guarantee is for whole clients, however their losses and batches are made",)
+GAPS = (
+    "the model's buffers, which the optimizer does not see: statistics of a BatchNorm layer",
+    "what a rank prints or saves, and that it fails or ends: other ranks notice its absence",
 )
+FORGETFUL = ("releases made after the state that a new process goes on from: without ledger= nothing remembers them",)
+Account = dict[str, tuple[float, int]]  # an optimizer's random name → noise multiplier, releases
 
 
 class Noise:
@@ -45,45 +60,71 @@ class Noise:
         if privacy.unit != "client" or privacy.sampling is not None:
             raise UsageError("the optimizer protects whole clients, all of which take part: unit='client', no sampling")
         privacy = privacy.with_noise("secure")
+        if ledger is None and privacy.noise != "seeded":
+            raise UsageError(
+                f"noise={privacy.noise!r} needs ledger=, a file on rank 0 that remembers every release; "
+                "for a simulation without one choose noise='seeded'"
+            )
+        refuse_mixing_methods(method, dimension)
         public = {"method": identity_of(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
         public |= {"dimension": dimension, "seed": seed}
         name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
-        self._mechanism = Mechanism(privacy, method, Setting(clients, rounds, dimension=dimension), seed, name, UNSEEN)
-        refuse_mixing_methods(method, dimension)
+        setting = Setting(clients, rounds, dimension=dimension)
+        gaps = GAPS if ledger is not None else (*GAPS, *FORGETFUL)
+        self._mechanism = mechanism = Mechanism(privacy, method, setting, seed, name, NOTES, gaps, repeatable=False)
         self._world, self._rounds, self._clients = world, rounds, clients
-        self._payments = Payments(self._mechanism, world, {})
-        self._ledger = Path(ledger) if ledger is not None and world.rank == 0 else None
-        self._head: list[Any] | None = None
-        self._opened = False
+        self._payments = Payments(mechanism, world, {})
+        self._ledger = Path(ledger) if ledger is not None else None
+        self._own = world.first(lambda: secrets.token_hex(8))
+        self._multiplier = mechanism.release.event(mechanism.sigma).multiplier
+        self._account: Account = {self._own: (self._multiplier, 0)}
+        world.first(self._open)
+        self.close = weakref.finalize(self, mechanism.close)
 
     @property
     def on_grid(self) -> bool:
         """Whether sums travel as whole numbers."""
         return self._mechanism.privacy.noise != "seeded" and self._mechanism.privacy.trust != "local"
 
-    @property
-    def head(self) -> list[Any] | None:
-        return self._mechanism.head
-
-    def expect(self, head: list[Any] | None) -> None:
-        """The ledger as a saved state knew it; one that knows less is refused."""
-        self._head = head
-
-    def pay(self, round: int) -> None:
-        """Raises `BudgetSpent` on every rank."""
-        if round >= self._rounds:
-            raise UsageError(f"the noise was calibrated for {self._rounds} rounds; plan more of them from the start")
-        if not self._opened:
-            self._world.first(self._open)
-            self._opened = True
-        refused = self._payments.pay(round)
-        if refused is not None:
-            raise BudgetSpent.said(round, refused)
-
     def _open(self) -> None:
         if self._ledger is not None:
             self._ledger.parent.mkdir(parents=True, exist_ok=True)
-            self._mechanism.open(self._ledger, self._head)
+            self._mechanism.open(self._ledger)
+
+    def state(self) -> dict[str, Any]:
+        """What a saved state must know of the account: the ledger as it is now, or the account itself."""
+        if self._ledger is None:
+            return {"account": {name: list(paid) for name, paid in self._account.items()}}
+        return {"ledger": self._mechanism.head}
+
+    def load(self, held: dict[str, Any]) -> None:
+        """Bring the account of a saved state together with this one. Collective."""
+        if self._ledger is not None:
+            self._world.first(lambda: self._mechanism.recognise(held["ledger"]))
+            return
+        for account in self._world.gather(held["account"]):
+            for name, (multiplier, releases) in account.items():
+                known = self._account.get(name, (multiplier, 0))[1]
+                self._account[name] = multiplier, max(known, releases)
+        self._mechanism.recall(Event(z, count=count) for z, count in self._account.values() if count)
+
+    def unlike(self, held: dict[str, Any]) -> str | None:
+        """Why this optimizer cannot go on from a saved state with the account `held`, or None."""
+        if self._ledger is None and "account" not in held:
+            return "its releases are in a ledger; pass the same ledger= here"
+        if self._ledger is not None and "ledger" not in held:
+            return "its releases are in no ledger; go on without ledger=, or start anew"
+        return None
+
+    def pay(self, round: int) -> None:
+        """Pay for one more release, of `round`; raises `BudgetSpent` on every rank. Collective."""
+        if round >= self._rounds:
+            raise UsageError(f"the noise was calibrated for {self._rounds} rounds; plan more of them from the start")
+        self._payments.begin()
+        refused = self._payments.pay(round)
+        if refused is not None:
+            raise BudgetSpent.said(round, refused)
+        self._account[self._own] = self._multiplier, self._account[self._own][1] + 1
 
     def outgoing(self, messages: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
         """(what leaves this rank, what the memories take)."""
@@ -94,5 +135,5 @@ class Noise:
         return self._mechanism.received(whole, like)
 
     def spent(self) -> Spent:
-        """Collective."""
+        """The exact account. Collective."""
         return self._payments.spent()

@@ -27,6 +27,7 @@ import math
 import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -56,6 +57,19 @@ class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mista
         RuntimeError.__init__(told, text)
         told.round, told.epsilon, told.budget = round, math.nan, math.nan
         return told
+
+
+def affordable(account: Account, event: Event, privacy: Privacy, horizon: int, round: int) -> tuple[Account, float]:
+    """`account` with `event`, and a bound on its ε that is within the budget; raises `BudgetSpent`."""
+    after = account.copy()
+    after.add(event)
+    epsilon = after.upper(horizon)
+    limit = privacy.budget * (1 + _ROUNDING)
+    if epsilon > limit:
+        epsilon = after.epsilon()
+        if epsilon > limit:
+            raise BudgetSpent(round, epsilon, privacy.budget)
+    return after, epsilon
 
 
 @dataclass(frozen=True)
@@ -110,6 +124,10 @@ class Ledger:
         except BaseException:
             self._chain.close()
             raise
+
+    @property
+    def path(self) -> Path:
+        return self._chain.path
 
     @property
     def releases(self) -> int:
@@ -176,14 +194,7 @@ class Ledger:
 
     def _write(self, first: int, event: Event, sigma: float, key: str | None) -> Receipt:
         positive(sigma=sigma)
-        after = self._account.copy()
-        after.add(event)
-        epsilon = after.upper(self.horizon)
-        limit = self.privacy.budget * (1 + _ROUNDING)
-        if epsilon > limit:
-            epsilon = after.epsilon()
-            if epsilon > limit:
-                raise BudgetSpent(first, epsilon, self.privacy.budget)
+        after, epsilon = affordable(self._account, event, self.privacy, self.horizon, first)
         if not math.isfinite(epsilon):
             raise UsageError(f"sigma = {sigma:g} gives no privacy at all: epsilon is infinite; raise it")
         epsilon = max(epsilon, self.epsilon)  # an exact value may follow a rounded-up one

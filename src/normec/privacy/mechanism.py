@@ -1,6 +1,6 @@
 """One run's noise: each round is paid for in the ledger, then its messages leave with noise.
 
-    mechanism.pay(k)                      raises `BudgetSpent`; nothing of round k may leave before
+    mechanism.pay(k)                      pays for one release of round k, each time; raises `BudgetSpent`
     sent = mechanism.send(messages, …)    what the memory may take: the message itself, or what was sent
     mechanism.outgoing(sums, share, m)    what leaves this process: its part of the sum, with its part of the noise
     mechanism.received(whole)             the sum the server sees
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from torch import Tensor
 from ..errors import UsageError
 from ..methods import CLIENT_STEPS, Method, overridden
 from ..operators import proven_lipschitz
-from .accounting import Account
+from .accounting import Account, Event, mu_for
+from .chain import read_chain
 from .grid import from_grid, grid_step, snap
-from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse
+from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, affordable
 from .noise import GridNoise, noise_source, privatise
 from .release import calibrate
 from .rules import release
@@ -73,8 +75,20 @@ class Mechanism:
         seed: int,
         name: str = "",
         notes: tuple[str, ...] = (),
+        gaps: tuple[str, ...] = (),
+        repeatable: bool = True,
     ) -> None:
-        """`name`: of the run, by its public configuration, never its data; two runs of one seed share no noise."""
+        """Refuse what no rule covers.
+
+        Args:
+            name: The run's name, made of its public configuration, never of its data: two runs of one seed then share
+                no noise.
+            notes: What belongs beside ε in a report.
+            gaps: What this run does not cover, beside what the statement itself lists.
+            repeatable: Whether a round that is made again with seeded noise is the same release, bit for bit, and
+                costs nothing. False where somebody else computes the gradients: every release is then paid for, and
+                has noise of its own.
+        """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
         self.release = release(facts_of(method), privacy, setting)
@@ -82,11 +96,12 @@ class Mechanism:
         self.sigma = self.calibrated.sigma
         self._source = noise_source(privacy.noise or "secure", seed if privacy.noise == "seeded" else None)
         self._account = Account(privacy.delta)
+        self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
-        self._name, self._notes = name, notes
-        self._key = name if privacy.noise == "seeded" else None  # a seeded release repeats bit for bit
-        # A simulation pays for a hundredth of its rounds at once; real noise is paid for round by round.
-        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
+        self._name, self._notes, self._gaps = name, notes, gaps
+        self._key = name if privacy.noise == "seeded" and repeatable else None
+        # A simulation pays for a hundredth of its rounds at once; all others pay round by round.
+        self._chunk = max(1, setting.rounds // 100) if self._key is not None else 1
         self._paid: int | None = None
         self._attempt = 0
         self._sum: Tensor | None = None
@@ -115,6 +130,15 @@ class Mechanism:
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None
 
+    def recognise(self, head: list[Any]) -> None:
+        """Refuse if the ledger is not the one that a saved state knew as `head`, or knows less than it did."""
+        if self._ledger is None:
+            raise UsageError("there is no ledger to recognise; open one first")
+        try:
+            read_chain(self._ledger.path, Head(*head))
+        except LedgerDamaged as error:
+            raise UsageError(str(error)) from None
+
     @property
     def head(self) -> list[Any] | None:
         """For a checkpoint: the ledger as it is now."""
@@ -125,22 +149,27 @@ class Mechanism:
             self._ledger.close()
 
     def pay(self, round: int) -> None:
-        """Before anything of `round` leaves; the second call for a round does nothing."""
-        if self._paid == round:
-            return
-        self._attempt = 0
+        """Pay for one release of `round`, before anything of it leaves; raises `BudgetSpent`.
+
+        Every call pays for another release, whose noise has another name, unless the ledger knows that it is the same
+        release as before. What an earlier call has left behind is dropped.
+        """
+        self._paid, self._sum = None, None
         if self._ledger is None:
-            self._account.add(self.release.event(self.sigma, round))
+            attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
+            self._account = self._with(self.release.event(self.sigma, round), round)
         elif self._chunk == 1:
-            self._attempt = self._ledger.spend(
-                round, self.release.event(self.sigma, round), self.sigma, self._key
-            ).attempt
+            attempt = self._ledger.spend(round, self.release.event(self.sigma, round), self.sigma, self._key).attempt
         else:
             first = round - round % self._chunk
             count = min(self._chunk, self.setting.rounds - first)
             event = self.release.event(self.sigma, first, count)
-            self._attempt = self._ledger.reserve(first, event, self.sigma, self._key).attempt
-        self._paid, self._sum = round, None
+            attempt = self._ledger.reserve(first, event, self.sigma, self._key).attempt
+        self._paid, self._attempt = round, attempt
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """Take `events` as the whole account so far, where no ledger keeps it."""
+        self._account = Account(self.privacy.delta, events)
 
     @property
     def attempt(self) -> int:
@@ -153,8 +182,7 @@ class Mechanism:
 
     def send(self, messages: Tensor, clients: Tensor) -> Tensor:
         """Messages ``[c, d]`` on their way to the server; returns what the clients' memories may take."""
-        if self._paid is None:
-            raise UsageError("a message may only leave after its round was paid for")
+        self._check_paid()
         if self.privacy.trust != "local":
             if isinstance(self._source, GridNoise):
                 step = grid_step(self.release.sum_sigma(self.sigma))
@@ -177,6 +205,7 @@ class Mechanism:
         `share`: of all clients, those that live here; their part of the variance is added. `messages`: how many were
         not passed to `send`, in all processes; for local trust. On the grid: integers.
         """
+        self._check_paid()
         sigma = self.release.sum_sigma(self.sigma)
         if self.privacy.trust == "local" and not messages:
             return sums if self._sum is None else self._sum
@@ -189,6 +218,7 @@ class Mechanism:
 
     def noise_of_sum(self, like: Tensor, messages: int) -> Tensor:
         """All the noise of the round that was paid for last, where `takes_sums`; under local trust that of messages."""
+        self._check_paid()
         local = self.privacy.trust == "local"
         sigma = self.sigma * math.sqrt(messages) if local else self.release.sum_sigma(self.sigma)
         return self._draw(like, sigma, "sum")
@@ -220,9 +250,21 @@ class Mechanism:
             is_target=self.privacy.is_target,
             simulation=self.simulated,
             statement=self.privacy.promise(self.setting.clients),
-            not_covered=tuple(self.privacy.not_covered()),
+            not_covered=(*self.privacy.not_covered(), *self._gaps),
             notes=(*self.release.notes, *self._notes),
         )
+
+    def _with(self, event: Event, round: int) -> Account:
+        """The account with one more event, where no ledger keeps it; raises `BudgetSpent`."""
+        after = self._account.copy()
+        after.add(event)
+        if after.mu_unamplified <= self._enough:  # which is much cheaper to know than ε
+            return after
+        return affordable(self._account, event, self.privacy, self.setting.rounds, round)[0]
+
+    def _check_paid(self) -> None:
+        if self._paid is None:
+            raise UsageError("a message may only leave after its round was paid for")
 
     def _add(self, part: Tensor) -> None:
         self._sum = part if self._sum is None else self._sum + part
