@@ -96,7 +96,7 @@ class PartyAccount:
         asking for messages, but no more than that. A larger budget is charged again for as long as the claim stands.
         """
         missing = due - self.releases.count(run, node)
-        if missing <= 0:
+        if missing <= 0 or not self.affords(event, epsilon, delta):
             return 0
         charged = min(missing, self._affordable(event, missing, epsilon, delta) + 1)
         self._append(run, node, due, Event(event.multiplier, event.rate, charged), sigma, recovered=True)
