@@ -146,6 +146,21 @@ def test_a_claim_after_a_hello_costs_no_more_than_the_budget(lost: int, tmp_path
     assert isinstance(HostileServer(richer, zeros(DIMENSION), run="other").ask(), Reply)
 
 
+def test_a_claim_that_the_rest_of_the_budget_cannot_pay_still_stops_all_spending(tmp_path: Path) -> None:
+    """Expensive messages of a lost life are charged although not even one fits; cheap ones are then refused too."""
+    epsilon = gaussian.epsilon(math.sqrt(5) / SIGMA, 1e-5)
+    party = Party(tmp_path, Policy(epsilon=epsilon), Quadratic(), node="a")
+    cheap = HostileServer(party, zeros(DIMENSION), run="cheap")
+    for _ in range(4):
+        assert isinstance(cheap.ask(), Reply)
+    dear = HostileServer(party, zeros(DIMENSION), run="dear", sigma=SIGMA / 2)
+    assert isinstance(dear.ask(record__lost=3), Refusal)
+    assert read_releases(tmp_path).recovered() == 1
+    answer = cheap.ask()
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "budget"
+
+
 @pytest.mark.parametrize("sigma", [1e-300, 1e-8, 0.5, 1e7, 1e8, 1e100, 1e200])
 def test_noise_outside_the_limits_is_refused_before_the_data_are_touched(sigma: float, tmp_path: Path) -> None:
     class Untouched(Work):

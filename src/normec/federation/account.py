@@ -91,12 +91,12 @@ class PartyAccount:
     def recover(self, run: str, node: str, due: int, event: Event, sigma: float, epsilon: float, delta: float) -> int:
         """Bring this run's count up to `due`, which the server states. Returns how many releases were charged.
 
-        The charge ends where one release more than the budget allows is charged. The party then refuses everything, so
-        that nothing is under-counted; and a server that lies can cost a party its budget, which it could have spent by
-        asking for messages, but no more than that. A larger budget is charged again for as long as the claim stands.
+        The charge ends one release past the budget. The party then refuses everything, so that nothing is
+        under-counted. A server that lies can cost a party its budget, as it could by asking for messages, but no more
+        than that. Once the owner raises the budget, the rest is charged for as long as the claim stands.
         """
         missing = due - self.releases.count(run, node)
-        if missing <= 0 or not self.affords(event, epsilon, delta):
+        if missing <= 0 or self.releases.epsilon(delta) > epsilon * (1 + _ROUNDING):
             return 0
         charged = min(missing, self._affordable(event, missing, epsilon, delta) + 1)
         self._append(run, node, due, Event(event.multiplier, event.rate, charged), sigma, recovered=True)
