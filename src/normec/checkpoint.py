@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .atomic import write_atomic
+from .atomic import private_folder, write_atomic
 from .errors import UsageError
 
 FORMAT = 1
@@ -34,10 +34,11 @@ class Checkpoints:
     def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         from safetensors.torch import save_file
 
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)  # the memories in it are functions of the clients' data
         path = self.folder / f"round-{round:08d}.safetensors"
         held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_atomic(path, lambda aside: save_file(held, str(aside)))
+        write_atomic(path, lambda aside: save_file(held, str(aside)), private=True)
         latest = {
             "format": FORMAT,
             "round": round,
@@ -47,7 +48,7 @@ class Checkpoints:
             **facts,
         }
         latest["checksum"] = _own_checksum(latest)
-        write_atomic(self.folder / "latest.json", json.dumps(latest, indent=1) + "\n")
+        write_atomic(self.folder / "latest.json", json.dumps(latest, indent=1) + "\n", private=True)
         for old in self.folder.iterdir():
             if old.name != path.name and _OURS.fullmatch(old.name):
                 old.unlink(missing_ok=True)  # older rounds, and what a kill left half-written

@@ -79,7 +79,7 @@ class RunStorage:
             return
         known = kept_secret(path.parent)
         if known is None:
-            write_atomic(path, f"{secret:032x}\n", mode=0o600)
+            write_atomic(path, f"{secret:032x}\n", private=True)
         elif known != secret:
             raise UsageError(f"another process began a run in {path.parent}; start again to go on with it")
 

@@ -26,7 +26,8 @@ from normec.federation.party import Party
 from normec.federation.policy import Policy
 from normec.federation.reconciling import agree, forgotten
 from normec.federation.terms import PlanTerms
-from normec.federation.wire import Reply, Request, to_fields
+from normec.federation.wire import Refusal, Reply, Request, to_fields
+from normec.federation.work import Work
 
 from .village import plan
 
@@ -83,7 +84,7 @@ def dying(point: int) -> Iterator[None]:
             patch.stop()
 
 
-class Quadratic:
+class Quadratic(Work):
     """∇f_i(x) = x − b_i: parties that disagree."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
@@ -164,8 +165,19 @@ class Story:
         elif what == "state":
             shutil.rmtree(self.home(node) / "runs", ignore_errors=True)
         else:
-            for name in (FILE, FILE + ".head"):
-                (self.home(node) / name).unlink(missing_ok=True)
+            self.lose_ledger(node)
+
+    def lose_ledger(self, node: str) -> None:
+        """The ledger is deleted: a party that has spent refuses to go on, until its owner empties the folder."""
+        spent = read_releases(self.home(node)).count()
+        for name in (FILE, FILE + ".head"):
+            (self.home(node) / name).unlink(missing_ok=True)
+        request = self.server.requests().get(node)
+        if request is not None and spent:
+            answer = Party(self.home(node), POLICY, Quadratic(), node=node).answer(request)
+            assert isinstance(answer, Refusal)
+            assert answer.reason == "failed"
+        self.wipe(node)
 
     def close(self, point: int | None = None) -> None:
         """The server closes its round, or dies at `point` of it and comes back."""

@@ -51,8 +51,8 @@ def test_a_wiped_disk_goes_on_from_the_servers_row_and_is_charged(tmp_path: Path
     story.server.close()
 
 
-def test_a_lost_ledger_is_made_good_before_anything_leaves(tmp_path: Path) -> None:
-    """The state remembers what was paid, so the account is whole again before the message under way is accepted."""
+def test_a_party_that_lost_its_ledger_goes_on_once_its_folder_is_empty(tmp_path: Path) -> None:
+    """The second life is charged for all that the first two may have sent, the messages that were lost included."""
     story = settled(tmp_path)
     story.ask("a")
     story.lose(0)
@@ -62,9 +62,8 @@ def test_a_lost_ledger_is_made_good_before_anything_leaves(tmp_path: Path) -> No
     story.ask("a")  # a second life's first message, lost as well
     story.lose(0)
     story.wipe("a", "ledger")
-    story.ask("a")
-    assert read_releases(story.home("a")).count() == len(story.left["a"]) == 4
     story.settle()
+    assert read_releases(story.home("a")).count() >= len(story.left["a"])
     story.server.close()
 
 

@@ -15,6 +15,7 @@ from normec.federation.party import Party
 from normec.federation.policy import Policy
 from normec.federation.terms import PlanTerms
 from normec.federation.wire import Refusal, Reply
+from normec.federation.work import Work
 
 from .village import plan
 
@@ -25,7 +26,7 @@ SURE = 7.0  # standard deviations: a right answer fails once in 10^11
 POLICY = Policy(epsilon=100.0, trusts=["local", "central"], simulation=True)
 
 
-class Constant:
+class Constant(Work):
     """∇f_i = b_i, whatever x is."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002

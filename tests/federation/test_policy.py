@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from normec.federation.policy import Policy, load_policy
 from normec.federation.spending import spending
 from normec.federation.terms import MethodTerms, PlanTerms
 from normec.federation.wire import REASONS, Refusal, Reply, Request, to_fields
+from normec.federation.work import Work
 from normec.privacy import gaussian
 
 from .stories import DIMENSION, Quadratic
@@ -64,7 +66,7 @@ def test_the_file(tmp_path: Path) -> None:
         ("epsilon = 'much'", "epsilon: input should be a valid number"),
         ("epsilon = -1", "epsilon: input should be greater than 0"),
         ("epsilon = inf", "epsilon: input should be a finite number"),
-        ("epsilon = 4\nleast_sigma = 0", "least_sigma: input should be greater than 0"),
+        ("epsilon = 4\nleast_sigma = 0", "least_sigma: input should be greater than or equal to 0.000001"),
         ("epsilon = 4\nleast_sigma = nan", "least_sigma"),
         ("epsilon = 4\ndelta = 1", "delta: input should be less than 1"),
         ("epsilon = 4\nmethods = ['sgd']", "methods.0: input should be 'normec'"),
@@ -90,7 +92,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Method, Privacy | None, str]] = {
     "a model too large": ({"largest_model": 3}, NormEC(0.1, 0.5), SECURE, "malformed"),
     "another method": ({"methods": ["clip21"]}, NormEC(0.1, 0.5), SECURE, "terms"),
     "no noise": ({}, NormEC(0.1, 0.5), None, "noise"),
-    "seeded noise": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, memory="noisy"), "noise"),
+    "seeded noise": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="seeded", memory="noisy"), "noise"),
     "central trust": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", trust="central"), "terms"),
     "another unit": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", unit="record"), "terms"),
     "another relation": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", relation="replace"), "terms"),
@@ -204,23 +206,58 @@ def test_a_damaged_ledger_stops_the_party(tmp_path: Path) -> None:
         spending(tmp_path, CAREFUL)
 
 
-def test_what_a_partys_code_says_in_its_errors_stays_there(tmp_path: Path) -> None:
-    class Broken:
-        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
-            raise KeyError("patient 4711")
+class Broken(Work):
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+        raise KeyError("patient 4711")
 
-    class Endless:
-        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
-            return x * math.nan, 0.0
 
-    for number, work in enumerate((Broken(), Endless())):
-        folder = tmp_path / str(number)
-        answer = asked(Party(folder, CAREFUL, work, node="a"), server(NormEC(0.1, 0.5), SECURE))
-        assert isinstance(answer, Refusal)
-        assert answer.reason == "failed"
-        assert "4711" not in str(to_fields(answer))
-        assert read_releases(folder).count() == 0
-    assert "patient 4711" in (tmp_path / "0" / "events.jsonl").read_text()
+class Leaving(Work):
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+        raise SystemExit(4711)
+
+
+class Endless(Work):
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+        return x * math.nan, math.nan
+
+
+class Misshapen(Work):
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+        return x[:-1], 0.0
+
+
+@pytest.mark.parametrize("work", [Broken(), Leaving(), Endless(), Misshapen()], ids=lambda work: type(work).__name__)
+def test_a_failed_computation_looks_like_any_other(work: Work, tmp_path: Path) -> None:
+    answers = []
+    for name, own in (("failing", work), ("working", Quadratic())):
+        party, coordinator = Party(tmp_path / name, CAREFUL, own, node="a"), server(NormEC(0.1, 0.5), SECURE)
+        for _ in range(2):
+            answer = asked(party, coordinator)
+            assert isinstance(answer, Reply)
+            assert coordinator.receive("a", answer) == "taken"
+            coordinator.close_round()
+        answers.append(to_fields(answer))
+        assert read_releases(tmp_path / name).count() == 2
+        assert "4711" not in str(answers[-1])
+    failed, worked = answers
+    assert failed.keys() == worked.keys()
+    for field in failed.keys() - {"message", "digest"}:
+        assert failed[field] == worked[field]
+    assert isinstance(failed["message"], np.ndarray)
+    assert isinstance(worked["message"], np.ndarray)
+    assert (failed["message"].shape, failed["message"].dtype) == (worked["message"].shape, worked["message"].dtype)
+    assert float(np.abs(failed["message"]).min()) > 0  # noise on every coordinate
+    assert [line["event"] for line in read_journal(tmp_path / "failing" / "events.jsonl")].count("failed") == 2
+    assert spending(tmp_path / "failing", CAREFUL)["failed"] == 2
+
+
+def test_a_run_without_noise_hides_no_failure(tmp_path: Path) -> None:
+    party = Party(tmp_path, Policy(allow_without_noise=True), Broken(), node="a")
+    answer = asked(party, server(NormEC(0.1, 0.5), None))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "failed"
+    assert "4711" not in str(to_fields(answer))
+    assert "patient 4711" in (tmp_path / "events.jsonl").read_text()
 
 
 def test_the_loss_is_sent_only_where_the_policy_allows(tmp_path: Path) -> None:

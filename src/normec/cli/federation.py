@@ -134,6 +134,7 @@ def ledger(
         ("protected", f"{found['unit']}, {found['relation']}"),
         ("messages with noise", f"{found['releases']}, of which {found['recovered']} charged after a lost disk"),
         ("messages without noise", str(found["without_noise"])),
+        ("failed computations", f"{found['failed']}, each answered with noise alone and paid for"),
         ("requests refused", ", ".join(f"{why}: {n}" for why, n in found["refusals"].items()) or "none"),
     ]
     for run, part in found["runs"].items():

@@ -37,8 +37,8 @@ from .roster import SILENCE, gather
 from .serving import Patience, serve
 from .settings import Settings
 from .terms import PlanTerms
-from .wire import Refusal, WireError, to_fields
-from .work import ProblemWork
+from .wire import Refusal, Reply, WireError, to_fields
+from .work import ProblemWork, Work
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -66,16 +66,24 @@ def client_app(task: Task) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        which = _partition(context.node_config)
-        party = _party(context.node_config, works.setdefault(which, _Work(task, *which)))
         try:
-            answer = party.answer(from_records(message.content, party.policy.largest_model))
-        except WireError as error:
-            party.journal.note("refused", reason="malformed", exact=str(error))
-            answer = Refusal("unknown", "unknown", 0, "malformed")
+            which = _partition(context.node_config)
+            party = _party(context.node_config, works.setdefault(which, _Work(task, *which)))
+            answer = _answer(party, message)
+        except Exception as error:  # Flower would send its text to the server
+            logging.getLogger("normec").error("a request could not be answered: %s", error)
+            answer = Refusal("unknown", "unknown", 0, "failed")
         return Message(to_records(to_fields(answer)), reply_to=message)
 
     return app
+
+
+def _answer(party: Party, message: Message) -> Reply | Refusal:
+    try:
+        return party.answer(from_records(message.content, party.policy.largest_model))
+    except WireError as error:
+        party.journal.note("refused", reason="malformed", exact=str(error))
+        return Refusal("unknown", "unknown", 0, "malformed")
 
 
 def server_app(task: Task) -> ServerApp:
@@ -188,17 +196,23 @@ def _problem(task: Task, records: Dataset[Any], model: nn.Module | None = None) 
     return Problem(task.model() if model is None else model, task.loss, [records], test, **extra)
 
 
-class _Work:
-    """A party's data and model, loaded when a gradient is first asked for and kept while the process lives."""
+class _Work(Work):
+    """A party's data and model, loaded at the first request and kept while the process lives."""
 
     def __init__(self, task: Task, partition: int, partitions: int) -> None:
         self._task, self._which = task, (partition, partitions)
         self._made: ProblemWork | None = None
 
+    def check(self, x: Tensor) -> None:
+        self._loaded().check(x)
+
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
+        return self._loaded().gradient(x, index, round, plan)
+
+    def _loaded(self) -> ProblemWork:
         if self._made is None:
             self._made = ProblemWork(_problem(self._task, self._task.data(*self._which)))
-        return self._made.gradient(x, index, round, plan)
+        return self._made
 
 
 def _party(node_config: Mapping[str, Any], work: _Work) -> Party:

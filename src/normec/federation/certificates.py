@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from ..atomic import private_folder
+
 DAYS = 365
 
 
@@ -36,7 +38,7 @@ def make_server(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"))
     found = ServerCertificate(folder / "ca.crt", folder / "server.crt", folder / "server.key")
     if all(path.exists() for path in (found.authority, found.certificate, found.key)):
         return found
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     authority_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer, subject = _name("normec federation authority"), _name(hosts[0])
     authority = (
@@ -71,7 +73,7 @@ def make_key(path: Path) -> bytes:
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise ValueError(f"{path} is no elliptic curve key")
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         private = ec.generate_private_key(ec.SECP384R1())
         openssh = serialization.PrivateFormat.OpenSSH
         plain = serialization.NoEncryption()

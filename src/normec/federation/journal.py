@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
 
-MOST = 10_000  # of one process: whoever floods a server with bad messages shall not fill its disk
+from ..atomic import PRIVATE_FILE, private_folder
+
+JOURNAL = "events.jsonl"
+MOST_BYTES = 4 * 2**20  # of the whole file: whoever floods a party or a server shall not fill its disk
+MOST_LINES = 10_000  # of a journal in memory
+_LONGEST_TEXT = 500
 
 
 class Journal:
-    """A file of JSON lines; without a path the lines are kept in memory."""
+    """A file of JSON lines that stops growing at `MOST_BYTES`; without a path the lines are kept in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.lines: list[dict[str, Any]] = []
-        self.written = 0
 
     def note(self, event: str, **facts: Any) -> None:
-        self.written += 1
-        if self.written > MOST:
-            return
-        if self.written == MOST:
-            event, facts = "full", {"note": f"no more than {MOST} lines are written by one process"}
-        line = {"event": event, **facts}
+        """Add a line; a disk that cannot take it is no reason to stop."""
+        line = {"event": event, **{name: _short(value) for name, value in facts.items()}}
         if self._path is None:
-            self.lines.append(line)
+            if len(self.lines) < MOST_LINES:
+                self.lines.append(line)
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        whole = json.dumps({"time": round(time.time(), 3), **line}) + "\n"
-        with self._path.open("ab") as file:
-            file.write(whole.encode())
+        try:
+            _append(self._path, line)
+        except OSError as error:
+            logging.getLogger("normec").warning("cannot write to %s: %s", self._path, error.strerror)
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -45,3 +48,24 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         if isinstance(parsed, dict):
             found.append(parsed)
     return found
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    private_folder(path.parent)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE)
+    with os.fdopen(handle, "ab") as file:
+        size = os.fstat(handle).st_size
+        if size >= MOST_BYTES:
+            return
+        text = _line(line)
+        if size + len(text) >= MOST_BYTES:
+            text += _line({"event": "full", "note": f"{path.name} holds {MOST_BYTES} bytes; move it away to go on"})
+        file.write(text)
+
+
+def _line(facts: dict[str, Any]) -> bytes:
+    return (json.dumps({"time": round(time.time(), 3), **facts}) + "\n").encode()
+
+
+def _short(value: Any) -> Any:
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else value

@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from ..atomic import write_atomic
+from ..atomic import private_folder, write_atomic
 from ..callbacks import Callback
 from ..errors import Interrupted, UsageError
 from ..history import History
@@ -109,7 +109,7 @@ class Federation:
         if policy is None:
             policy = folder / "policy.toml"
             if not policy.exists():
-                folder.mkdir(parents=True, exist_ok=True)
+                private_folder(folder)
                 write_atomic(policy, tomli_w.dumps(agreeing(self.settings)))
         named = {"partition-id": i, "num-partitions": self._asked.parties, "folder": str(folder), "policy": str(policy)}
         trusted = ["--superlink", self.address, "--root-certificates", str(self._tls.authority)]

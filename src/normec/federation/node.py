@@ -83,7 +83,6 @@ def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], sign
         initial_backoff=0.05,  # the server announces a message before its parts: wait less than Flower does
     )
     message.metadata.__dict__["_message_id"] = tree.object_id  # an object's name is not part of it
-    began = time.monotonic()
     with signals.later():
         try:
             reply = app(message, Context(run, node, node_config, RecordDict(), run_config={}))
@@ -91,7 +90,7 @@ def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], sign
             print(f"request {tree.object_id[:12]} failed: {type(error).__name__}: {error}", flush=True)
             # What went wrong is the party's business.
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
-    _push(reply, time.monotonic() - began, send, push_object)
+    _push(reply, send, push_object)
     return True
 
 
@@ -151,8 +150,11 @@ def load_client(app: Path) -> ClientApp:
     return found
 
 
-def _push(reply: Any, seconds: float, send: Any, push_object: Any) -> None:
-    """Announce the reply, then send its parts that the server does not have yet."""
+def _push(reply: Any, send: Any, push_object: Any) -> None:
+    """Announce the reply, then send its parts that the server does not have yet.
+
+    Flower would report how many seconds the computation took, which may depend on the data: it is told 0.
+    """
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
         get_object_tree,
@@ -161,7 +163,7 @@ def _push(reply: Any, seconds: float, send: Any, push_object: Any) -> None:
 
     with no_object_id_recompute():
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        missing, session = send(reply, get_object_tree(reply), seconds)
+        missing, session = send(reply, get_object_tree(reply), 0.0)
         for name, part in get_all_nested_objects(reply).items():
             if name in missing:
                 push_object(reply.metadata.run_id, session, name, part.deflate())

@@ -1,12 +1,16 @@
 """A party: answers the server's requests under its own policy, with its memory and its account on its own disk.
 
-A round, in order: read the request → the policy → what the server has of this party (`reconciling`) → the gradient →
-the message → pay in the account, synced to the disk → the new state with the noisy message in one atomic step → send.
+A round, in order: read the request → the policy → what the server has of this party (`reconciling`) → pay in the
+account, synced to the disk → the gradient → the message → the new state with the noisy message in one atomic step →
+send.
 
+- A private message is paid for before its gradient is computed, and the data decide nothing that the server can see
+  but the noisy message. Where the computation fails, or something is not finite, the message is zero: noise alone
+  leaves, in the form of any other message. The reason stays in the party's journal.
 - A message that was made is sent again, bit for bit, until the server says that it was accepted or dropped: no second
   payment, no second noise. Only then the memory takes it. So memory and server agree whatever is lost in between.
 - Killed after paying and before the state is written: the payment is lost, the message never left. Over-, never
-  under-counted.
+  under-counted. The payment is not used again: that a computation killed the process may depend on the data.
 - A party without a state says hello with a fresh token, and goes on when the server answers to that token with its
   record: the memory is then the server's row, and the account is charged for what earlier lives may have sent.
   The row is made of what the server has already seen, so taking it shows nobody anything new; and a message keeps its
@@ -17,14 +21,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import secrets
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import UsageError
 from ..methods import Method
@@ -37,14 +42,12 @@ from ..streams import Key, Stream
 from . import party_state
 from .account import PartyAccount
 from .digests import chained
-from .journal import Journal
+from .journal import JOURNAL, Journal
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
 from .reconciling import agree, forgotten, grant
-from .wire import Refusal, Reply, Request, WireError, from_fields
+from .wire import Refusal, Reply, Request, WireError, from_fields, to_fields
 from .work import Work
-
-JOURNAL = "events.jsonl"
 
 
 class _Refused(Exception):  # noqa: N818  (a verdict on its way to the answer)
@@ -65,19 +68,20 @@ class Party:
         run = node = "unknown"
         round = 0
         try:
-            asked = request if isinstance(request, Request) else self._read(request)
+            asked = self._read(request)
             run, node, round = asked.run, asked.node, asked.round
             self._check_policy(asked)
             with party_state.taken(self.folder):
                 return self._answer(asked)
-        except (_Refused, UsageError, OSError) as error:  # a full disk, a damaged ledger: the server hears no details
-            verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", str(error))
+        except Exception as error:  # a full disk, a damaged ledger: the server hears no details, the party goes on
+            verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", _in_words(error))
             logging.getLogger("normec").warning("refused (%s): %s", verdict.reason, verdict.exact)
             self.journal.note("refused", run=run, node=node, round=round, reason=verdict.reason, exact=verdict.exact)
             return Refusal(run, node, round, verdict.reason)
 
-    def _read(self, table: Mapping[str, Any]) -> Request:
+    def _read(self, given: Request | Mapping[str, Any]) -> Request:
         try:
+            table = to_fields(given) if isinstance(given, Request) else given
             found = from_fields(table, self.policy.largest_model)
         except WireError as error:
             raise _Refused(Verdict("malformed", str(error))) from None
@@ -98,23 +102,21 @@ class Party:
             price = self._price(request, method)
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
-        path = party_state.path_of(self.folder, request.run, request.node)
-        state = self._reconciled(path, request, method)
-        if isinstance(state, Refusal):
-            return state
+        self.work.check(torch.tensor(request.x))
         if price is None:
-            return self._reply(request, state) if state.pending else self._message(path, request, method, state, None)
+            state = self._reconciled(request, method)
+            if isinstance(state, Refusal):
+                return state
+            return self._reply(request, state if state.pending else self._without_noise(request, method, state))
         with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
-            due = max(state.paid, request.record.accepted + request.record.lost - state.clean)
-            sigma = request.privacy.sigma
-            charged = account.recover(request.run, request.node, due, price, sigma)
-            if charged:
-                self.journal.note("recovered", run=request.run, node=request.node, releases=charged)
-            if state.pending is not None:
-                return self._reply(request, state)
-            if not account.affords(price, self.policy.budget, self.policy.delta):
-                raise _Refused(Verdict("budget", f"one more message would pass epsilon = {self.policy.budget:g}"))
-            return self._message(path, request, method, state, (account, price))
+            state = self._reconciled(request, method, (account, price))
+            if isinstance(state, Refusal):
+                return state
+            if state.pending is None:
+                if not account.affords(price, self.policy.budget, self.policy.delta):
+                    raise _Refused(Verdict("budget", f"one more message would pass epsilon = {self.policy.budget:g}"))
+                state = self._with_noise(request, method, state, account, price)
+            return self._reply(request, state)
 
     def _price(self, request: Request, method: Method) -> Event | None:
         """What one message costs by the party's own account; None where the run has no noise."""
@@ -132,17 +134,17 @@ class Party:
             raise _Refused(verdict)
         return release.event(request.privacy.sigma)
 
-    def _reconciled(self, path: Path, request: Request, method: Method) -> PartyState | Refusal:
+    def _reconciled(
+        self, request: Request, method: Method, paying: tuple[PartyAccount, Event] | None = None
+    ) -> PartyState | Refusal:
         """The state as the server's record leaves it, or a hello."""
-        try:
-            state = party_state.load(path)
-        except UsageError as error:
-            self.journal.note("damaged", run=request.run, node=request.node, exact=str(error))
-            state = None
-        record = request.record
+        path = party_state.path_of(self.folder, request.run, request.node)
+        state, record = self._loaded(path, request), request.record
         if state is not None and state.memory is None and record.token == state.token:
             granted = grant(state, request, method)
             if granted is not None:
+                if paying is not None:
+                    self._recover(request, granted, *paying)
                 return granted
         if state is not None and state.memory is not None:
             if request.round < state.newest:
@@ -156,57 +158,90 @@ class Party:
                 "disagreed", run=request.run, node=request.node, ours=state.accepted, theirs=record.accepted
             )
         if state is None or state.memory is not None:
-            paid, clean = (state.paid, state.clean) if state is not None else (0, 0)
-            state = PartyState(secrets.token_hex(16), paid=paid, clean=clean)
+            if not path.exists():
+                party_state.make_room(self.folder)
+            clean, ledger = (state.clean, state.ledger) if state is not None else (0, None)
+            state = PartyState(secrets.token_hex(16), clean=clean, ledger=ledger)
             party_state.save(path, state)
             self.journal.note("hello", run=request.run, node=request.node, round=request.round)
         return Refusal(request.run, request.node, request.round, "state", state.token)
 
-    def _message(
-        self,
-        path: Path,
-        request: Request,
-        method: Method,
-        state: PartyState,
-        paying: tuple[PartyAccount, Event] | None,
-    ) -> Reply:
-        """Compute, pay, write down; then the message may leave."""
-        x, terms, step = torch.tensor(request.x), request.privacy, state.accepted + 1
+    def _loaded(self, path: Path, request: Request) -> PartyState | None:
         try:
-            grad, loss = self.work.gradient(x, request.index, request.round, request.plan)
-        except Exception as error:  # whatever the party's own code says in its errors, it stays here
-            raise _Refused(Verdict("failed", f"{type(error).__name__}: {error}")) from error
-        if grad.shape != x.shape or not bool(torch.isfinite(grad).all()):
-            raise _Refused(Verdict("failed", "the gradient is not finite, or not of the model's size"))
+            return party_state.load(path)
+        except UsageError as error:
+            self.journal.note("damaged", run=request.run, node=request.node, exact=str(error))
+            return None
+
+    def _recover(self, request: Request, granted: PartyState, account: PartyAccount, price: Event) -> None:
+        """Charge what earlier lives may have sent; only here, after a hello, the server's word counts for anything."""
+        due = request.record.accepted + request.record.lost - granted.clean
+        sigma, budget, delta = request.privacy.sigma, self.policy.budget, self.policy.delta
+        charged = account.recover(request.run, request.node, due, price, sigma, budget, delta)
+        if charged:
+            self.journal.note("recovered", run=request.run, node=request.node, releases=charged, claimed=due)
+
+    def _with_noise(
+        self, request: Request, method: Method, state: PartyState, account: PartyAccount, price: Event
+    ) -> PartyState:
+        """Pay, compute, add noise, write down; then the message may leave. Nothing but the noisy message shows data."""
+        terms = request.privacy
+        source = noise_source(terms.noise, request.plan.seed if terms.noise == "seeded" else None)
+        account.pay(request.run, request.node, state.accepted + 1, price, terms.sigma)
         memory = forgotten(method, state, request.round)
-        key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
-        message = method.message(grad.to(x.dtype)[None], memory[None], key)[0]
+        try:
+            message, loss = self._message(request, method, memory)
+        except (Exception, SystemExit) as error:  # whatever the party's own code does
+            exact = _in_words(error)
+            logging.getLogger("normec").warning("noise alone is sent, for the computation failed: %s", exact)
+            self.journal.note("failed", run=request.run, node=request.node, round=request.round, exact=exact)
+            message, loss = torch.zeros_like(memory), math.nan
         sent = message
-        if paying is not None:
-            account, price = paying
-            account.pay(request.run, request.node, step, price, terms.sigma)
-            if terms.trust == "local":
-                source = noise_source(terms.noise, request.plan.seed if terms.noise == "seeded" else None)
-                attempt = account.releases.count(request.run, request.node)  # a payment names its noise once
-                named = ("federation", request.run, request.node, attempt)
-                sent = privatise(message, terms.sigma, source, *named, bound=method.operator.bound)
+        if terms.trust == "local":
+            attempt = account.releases.count(request.run, request.node)  # a payment names its noise once
+            named = ("federation", request.run, request.node, attempt)
+            sent = privatise(message, terms.sigma, source, *named, bound=method.operator.bound)
+        return self._written(request, dataclasses.replace(state, ledger=account.head), memory, message, sent, loss)
+
+    def _without_noise(self, request: Request, method: Method, state: PartyState) -> PartyState:
+        """A message of a run that the policy lets in without noise: nothing is hidden, a failure neither."""
+        memory = forgotten(method, state, request.round)
+        try:
+            message, loss = self._message(request, method, memory)
+        except Exception as error:  # whatever the party's own code says in its errors, it stays here
+            raise _Refused(Verdict("failed", _in_words(error))) from error
+        return self._written(request, dataclasses.replace(state, clean=state.clean + 1), memory, message, message, loss)
+
+    def _message(self, request: Request, method: Method, memory: Tensor) -> tuple[Tensor, float]:
+        """m_i = Ψ(∇f_i(x) − g_i) and f_i(x); raises where the party's code fails, or the message is not finite."""
+        grad, loss = self.work.gradient(torch.tensor(request.x), request.index, request.round, request.plan)
+        if grad.shape != memory.shape:
+            raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(memory.shape)}")
+        key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
+        message = method.message(grad.detach().to(memory)[None], memory[None], key)[0]
+        if not bool(torch.isfinite(message).all()):
+            raise UsageError("the gradient is not finite")
+        return message, float(loss)
+
+    def _written(
+        self, request: Request, state: PartyState, memory: Tensor, message: Tensor, sent: Tensor, loss: float
+    ) -> PartyState:
+        """The state with its message under way, on the disk."""
         state = dataclasses.replace(
             state,
             memory=memory,
             since=request.round,
-            paid=paying[0].releases.count(request.run, request.node) if paying is not None else state.paid,
-            clean=state.clean + (paying is None),
             pending=Pending(
                 round=request.round,
-                terms=terms.cover,
-                digest=chained(state.digest, step, sent.numpy()),
+                terms=request.privacy.cover,
+                digest=chained(state.digest, state.accepted + 1, sent.numpy()),
                 sent=sent,
-                taken=sent if terms.memory == "noisy" else message,
-                loss=loss if self.policy.report_loss and np.isfinite(loss) else None,
+                taken=sent if request.privacy.memory == "noisy" else message,
+                loss=loss if self.policy.report_loss and math.isfinite(loss) else None,
             ),
         )
-        party_state.save(path, state)
-        return self._reply(request, state)
+        party_state.save(party_state.path_of(self.folder, request.run, request.node), state)
+        return state
 
     def _reply(self, request: Request, state: PartyState) -> Reply:
         pending = state.pending
@@ -219,5 +254,9 @@ class Party:
             step=state.accepted + 1,
             digest=pending.digest,
             message=pending.sent.numpy(),
-            loss=pending.loss,
+            loss=pending.loss if self.policy.report_loss else None,
         )
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"

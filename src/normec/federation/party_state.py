@@ -1,6 +1,10 @@
 """A party's state of one run on its disk: memory g_i, what the server has of it, and the message under way.
 
 One safetensors file, replaced in one step; its checksum is inside. A file that is damaged counts as lost.
+
+Every state also holds the head of the party's ledger as it was when the state was written, so that a ledger that was
+cut, set back or deleted is noticed (`newest_ledger`). How many states a folder may hold is limited: a server can invent
+any number of runs (`MOST_RUNS`, `MOST_WAITING`).
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atomic import write_atomic
+from ..atomic import PRIVATE_FILE, private_folder, write_atomic
 from ..errors import UsageError
+from ..privacy.chain import Head
 
-_FORMAT = 1
+MOST_RUNS = 100  # states of runs that a message was made for
+MOST_WAITING = 32  # states that only wait for the server's record; the oldest make room for new ones
+_FORMAT = 2
 _PATIENCE = 120.0  # seconds: a request that comes while another is being answered waits for it
 
 
@@ -46,7 +53,7 @@ class Pending:
 class PartyState:
     """`memory` holds at the beginning of round `since`. A `token` without a memory: the party has said hello and waits.
 
-    `paid`: what the account had for this run when the state was written; `clean`: messages made without noise.
+    `clean`: messages made without noise. `ledger`: the head of the party's ledger when the state was written.
     """
 
     token: str
@@ -54,8 +61,8 @@ class PartyState:
     accepted: int = 0
     since: int = 0
     digest: str = ""
-    paid: int = 0
     clean: int = 0
+    ledger: Head | None = None
     pending: Pending | None = None
 
     @property
@@ -72,7 +79,7 @@ def save(path: Path, state: PartyState) -> None:
     from safetensors.torch import save as packed
 
     facts: dict[str, Any] = {
-        name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "paid", "clean")
+        name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "clean", "ledger")
     }
     tensors: dict[str, Tensor] = {}
     if state.memory is not None:
@@ -85,8 +92,8 @@ def save(path: Path, state: PartyState) -> None:
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     text = json.dumps({"format": _FORMAT, **facts})
     whole = packed(tensors, metadata={"state": text, "sha256": _checksum(text, tensors)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, whole)
+    private_folder(path.parent)
+    write_atomic(path, whole, private=True)
 
 
 def load(path: Path) -> PartyState | None:
@@ -109,9 +116,51 @@ def load(path: Path) -> PartyState | None:
         if under_way is not None:
             sent = tensors["sent"]
             pending = Pending(**under_way, sent=sent, taken=tensors.get("taken", sent))
+        facts["ledger"] = _head(facts)
         return PartyState(**facts, memory=tensors.get("memory"), pending=pending)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
+
+
+def newest_ledger(folder: Path) -> Head | None:
+    """The longest ledger that a state in the folder knows of."""
+    known = [head for path in _paths(folder) if (head := _head(_facts(path))) is not None]
+    return max(known, default=None)
+
+
+def make_room(folder: Path) -> None:
+    """Make sure that one more run has a place in the folder.
+
+    States that only wait for the server's record are dropped, the oldest first. Raises `UsageError` where the states
+    of runs that the party has sent messages to are too many.
+    """
+    waiting = [path for path in _paths(folder) if _facts(path).get("waiting")]
+    for path in sorted(waiting, key=lambda path: path.stat().st_mtime_ns)[: max(0, len(waiting) - MOST_WAITING + 1)]:
+        path.unlink()
+        with suppress(OSError):  # the party may have other names in this run
+            path.parent.rmdir()
+    if len(_paths(folder)) - len(waiting) >= MOST_RUNS:
+        raise UsageError(f"{folder / 'runs'} holds {MOST_RUNS} runs, the most there may be; remove those that are over")
+
+
+def _paths(folder: Path) -> list[Path]:
+    return sorted((folder / "runs").glob("*/*.safetensors"))
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What a state says of itself, without its tensors; nothing where the file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            facts = json.loads((file.metadata() or {}).get("state", "{}"))
+            return {**facts, "waiting": "memory" not in file.keys() and not facts.get("clean")}  # noqa: SIM118
+    except (SafetensorError, ValueError, TypeError):
+        return {}
+
+
+def _head(facts: dict[str, Any]) -> Head | None:
+    return Head(*facts["ledger"]) if facts.get("ledger") else None
 
 
 def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
@@ -125,8 +174,8 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
 @contextmanager
 def taken(folder: Path) -> Iterator[None]:
     """The folder for oneself: one request is answered at a time, whichever process it reaches."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    private_folder(folder)
+    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         limit = time.monotonic() + _PATIENCE
         while True:

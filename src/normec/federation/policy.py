@@ -31,6 +31,10 @@ from ..privacy.release import Release
 from .terms import LATER, METHODS, NOISES
 from .wire import NAME, Request
 
+# The noise an observer may face, over the message's bound. With less a message would not fit the noise's grid; with
+# more a message says nothing, and the account would count billions of them as nothing.
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
+
 MethodName = Literal["normec", "clip21", "ef21", "dpsgd", "gd"]
 
 
@@ -50,7 +54,7 @@ class Policy(BaseModel):
     delta: float = Field(default=1e-5, gt=0, lt=1)
     unit: Literal["client", "record"] = "client"
     relation: Literal["zero-out", "replace"] = "zero-out"
-    least_sigma: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    least_sigma: float = Field(default=1.0, ge=LEAST_NOISE, le=MOST_NOISE, allow_inf_nan=False)
     methods: list[MethodName] = Field(default=["normec", "clip21", "dpsgd"], min_length=1)
     trusts: list[Literal["local", "central"]] = Field(default=["local"], min_length=1)
     runs: list[str] = Field(default=["any"], min_length=1)
@@ -91,11 +95,16 @@ class Policy(BaseModel):
         return None
 
     def check_noise(self, request: Request, release: Release) -> Verdict | None:
-        """The floor: `release.gain` is what the observer's noise is more than one client's (1 under local trust)."""
+        """Hold σ over the bound, as the observer faces it, against `least_sigma` and `MOST_NOISE`.
+
+        `release.gain` is the observer's noise over one client's: 1 under local trust, √n under central trust.
+        """
         faced = request.privacy.sigma * release.gain / release.bound
-        if faced >= self.least_sigma:
-            return None
-        return Verdict("noise", f"sigma over the bound is {faced:.6g}, below least_sigma = {self.least_sigma:g}")
+        if faced < self.least_sigma:
+            return Verdict("noise", f"sigma over the bound is {faced:.6g}, below least_sigma = {self.least_sigma:g}")
+        if faced > MOST_NOISE:
+            return Verdict("noise", f"sigma over the bound is {faced:.6g}, above {MOST_NOISE:g}: nothing but noise")
+        return None
 
     @property
     def budget(self) -> float:

@@ -9,8 +9,7 @@ from typing import Any
 from ..errors import UsageError
 from . import party_state
 from .account import FILE, read_releases
-from .journal import read_journal
-from .party import JOURNAL
+from .journal import JOURNAL, read_journal
 from .policy import Policy
 
 
@@ -18,7 +17,7 @@ def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
     """ε of every noisy message this party ever made, at the policy's δ; and what was refused. All of it fits JSON.
 
     `recovered`: releases charged after a disk was lost, as many as there may have been. `without_noise`: messages that
-    no ε covers.
+    no ε covers. `failed`: computations that failed at the party; each was paid for and answered with noise alone.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -37,6 +36,7 @@ def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
         "releases": releases.count(),
         "recovered": releases.recovered(),
         "without_noise": sum(clean.values()),
+        "failed": sum(line.get("event") == "failed" for line in events),
         "ledger": str(folder / FILE),
         "refusals": dict(Counter(line.get("reason", "?") for line in events if line.get("event") == "refused")),
         "runs": {

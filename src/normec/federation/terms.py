@@ -121,7 +121,8 @@ class PrivacyTerms:
             names = ("unit", "relation", "trust", "memory")
             stated |= {name: Privacy.__dataclass_fields__[name].default for name in names}
             return PrivacyTerms(noise="none", sigma=0.0, delta=0.0, **stated)
-        stated |= {name: getattr(privacy, name) for name in ("noise", "delta", "unit", "relation", "trust", "memory")}
+        decided = privacy.with_noise("secure")  # real parties: noise that nobody can repeat, unless it was asked for
+        stated |= {name: getattr(decided, name) for name in ("noise", "delta", "unit", "relation", "trust", "memory")}
         return PrivacyTerms(sigma=float(sigma), **stated)
 
     @property

@@ -1,7 +1,7 @@
 """What travels between server and party: three messages, each a flat table of numbers, words and float arrays.
 
 `to_fields` and `from_fields` go there and back. Nothing is unpickled. Whatever is unknown, missing, of another type,
-too large or not finite is a `WireError` that names the field and the rule, never the contents.
+outside its limits (`LIMITS`) or not finite is a `WireError` that names the field and the rule, never the contents.
 
 `encoding` is "plain": float32 or float64 numbers. The name leaves room for quantised messages of a known bound, which
 a secure sum over a network will need.
@@ -30,6 +30,25 @@ _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 _TOKEN = re.compile(r"(?:[0-9a-f]{32})?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 _LONGEST = 128
+LARGEST_NUMBER = 1e30  # in x and in a row: far more than any model has, and sums of such numbers stay finite
+MOST_ROUNDS = 2**31
+# The smallest and the largest value of each number that a party computes with. The limits are public, and wide enough
+# for any training; within them no sum, product or table of a party's overflows.
+LIMITS: dict[str, tuple[float, float]] = {
+    "round": (0, MOST_ROUNDS - 1),
+    "parties": (1, 2**20),
+    "method.parameter": (0.0, 1e9),
+    "method.beta": (1e-9, 1e6),
+    "method.decay": (0.0, 1.0),
+    "privacy.sigma": (0.0, 1e9),
+    "privacy.bound": (0.0, 1e9),
+    "privacy.delta": (0.0, 1.0),
+    "plan.batch_size": (0, 2**31),
+    "plan.rounds": (1, MOST_ROUNDS),
+    "record.lost": (0, MOST_ROUNDS),
+    "step": (1, MOST_ROUNDS),
+}
+LEAST_SIGMA = 1e-9  # of a run with noise
 
 
 class WireError(ValueError):
@@ -146,8 +165,6 @@ def from_fields(table: Mapping[str, Any], largest: int = LARGEST) -> Message:
         raise WireError(f"{len(rest)} unknown field(s)")
     if isinstance(built, Request):
         _check_request(built)
-    if isinstance(built, Reply) and built.step < 1:
-        raise WireError("step must be at least 1")
     if isinstance(built, Refusal) and built.reason not in REASONS:
         raise WireError("reason must be a known one")
     return built
@@ -161,6 +178,11 @@ def _check_request(request: Request) -> None:
         raise WireError("round must be below plan.rounds")
     if not record.accepted <= record.since <= request.round:
         raise WireError("record.accepted and record.since must not pass the rounds there were")
+    if request.privacy.noise != "none" and request.privacy.sigma < LEAST_SIGMA:
+        raise WireError(f"privacy.sigma must be at least {LEAST_SIGMA:g} in a run with noise")
+    for name, array in (("x", request.x), ("record.row", record.row)):
+        if array is not None and float(np.abs(array).max()) > LARGEST_NUMBER:
+            raise WireError(f"{name} must hold numbers of at most {LARGEST_NUMBER:g}")
     if record.row is not None and (record.row.shape != request.x.shape or record.row.dtype != request.x.dtype):
         raise WireError("record.row must look like x")
 
@@ -202,6 +224,8 @@ def _scalar(name: str, item: Any, hint: Any) -> int | float | str | bool:
         raise WireError(f"{name} must be a whole number from 0 to 2^63 - 1")
     if wanted is float and not np.isfinite(item):
         raise WireError(f"{name} must be finite")
+    if name in LIMITS and not LIMITS[name][0] <= item <= LIMITS[name][1]:
+        raise WireError(f"{name} must lie between {LIMITS[name][0]:g} and {LIMITS[name][1]:g}")
     if isinstance(item, str) and (len(item) > _LONGEST or not _PATTERNS.get(name, _WORD).fullmatch(item)):
         raise WireError(f"{name} must be a short word of the expected form")
     return cast(int | float | str | bool, item)

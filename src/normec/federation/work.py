@@ -20,15 +20,27 @@ from ..problem import Problem
 from ..sampling import Batches
 from .terms import PlanTerms
 
+_TRIED = 32  # records of the gradient that is tried first
+
 
 class Work(Protocol):
-    """∇f_i(x) and f_i(x) on the records of a round."""
+    """∇f_i(x) and f_i(x) on the records of a round.
+
+    Whatever `gradient` does that the server can see would tell it something of the data. So a private message is paid
+    for before `gradient` is called, and where it fails or is not finite, noise alone is sent.
+    """
+
+    def check(self, x: Tensor) -> None:
+        """Raise where no gradient at a model of this size can be computed. The numbers in x must not matter."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]: ...
 
 
-class ProblemWork:
-    """A `Problem` of one client: the party's own."""
+class ProblemWork(Work):
+    """A `Problem` of one client: the party's own. One gradient at the model's own start is tried when it is made.
+
+    So code that cannot work is noticed before anything is paid for, by an error that no server has a hand in.
+    """
 
     def __init__(self, problem: Problem) -> None:
         if problem.clients != 1:
@@ -36,22 +48,28 @@ class ProblemWork:
         if problem.statistics:
             raise UsageError("BatchNorm's statistics would stay behind at the parties; use GroupNorm in a federation")
         self._problem = problem
+        grad, _ = self.gradient(problem.x0, 0, 0, PlanTerms(seed=0, batch_size=_TRIED, rounds=1))
+        if not bool(torch.isfinite(grad).all()):
+            raise UsageError("the gradient at the model's own start is not finite; look at the data and the loss")
+
+    def check(self, x: Tensor) -> None:
+        if len(x) != len(self._problem.x0):
+            raise UsageError(f"the model here has {len(self._problem.x0)} parameters, x has {len(x)}")
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
+        self.check(x)
         problem = self._problem
         if problem.x0.dtype != x.dtype:
             problem = problem.to(x.device, x.dtype)
-        if len(x) != len(problem.x0):
-            raise UsageError(f"the model here has {len(problem.x0)} parameters, x has {len(x)}")
         seat = _Seat(problem, index)
         batches = _OwnBatches(seat.sizes, plan.batch_size, plan.seed) if plan.batch_size else None
         buffers = seat.initial_buffers()
-        before = {name: rows.clone() for name, rows in buffers.items()}
+        before = {name: rows[index].clone() for name, rows in buffers.items()}
         loop = Loop(seat, batches, plan.seed)  # type: ignore[arg-type]  # a seat is as much of an objective as a loop asks
         with torch.random.fork_rng(devices=[]):
             (block,) = loop.blocks(x, buffers, round, torch.tensor([index]))
-        for name, rows in before.items():
-            if not torch.equal(rows, buffers[name]):
+        for name, row in before.items():
+            if not torch.equal(row, buffers[name][index]):
                 raise UsageError(f"the buffer {name} changes with the data and does not travel; remove it")
         return block.grads[0].clone(), float(block.losses[0])
 
@@ -73,7 +91,7 @@ class _Seat:
 
     def initial_buffers(self) -> Buffers:
         found = self.problem.initial_buffers()
-        return {name: rows.expand(self.clients, *rows.shape[1:]).clone() for name, rows in found.items()}
+        return {name: rows.expand(self.clients, *rows.shape[1:]) for name, rows in found.items()}  # one row in memory
 
 
 class _OwnBatches:

@@ -42,10 +42,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
-from normec.atomic import flush
+from normec.atomic import PRIVATE_FILE, flush
 from normec.errors import UsageError
-
-_OWNER_ONLY = 0o600
 
 
 class LedgerDamaged(RuntimeError):  # noqa: N818  (a state of the file, not of the program)
@@ -121,7 +119,7 @@ class Chain:
     ) -> None:
         self.path, self._secret = Path(path), secret
         self._witness = _outside(self.path, Path(witness)) if witness is not None else None
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _OWNER_ONLY)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             _lock(self._file, self.path)
             self.lines, self.head, self._size = read_chain(self.path, expect, secret, self._witness)
@@ -259,7 +257,7 @@ def _save_head(path: Path, head: Head, durable: bool) -> None:
     """Replace the head at `path` in one step; a durable one survives a power cut, else the one before may come back."""
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)  # what a crash left behind, whatever its mode
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY)
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         _write(file, (_plain(head._asdict()) + "\n").encode())
         os.fsync(file)

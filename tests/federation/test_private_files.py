@@ -1,0 +1,50 @@
+"""What a party, a server and a run keep on their disks is for their owner alone, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from normec.federation.certificates import make_key, make_server
+
+from .stories import settled
+
+
+@pytest.fixture(autouse=True)
+def careless_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_others(folder: Path) -> set[str]:
+    """The names of files and folders that others than the owner may read, write or enter."""
+    found = [folder, *folder.rglob("*")]
+    return {path.name for path in found if path.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)}
+
+
+def test_a_partys_folder(tmp_path: Path) -> None:
+    story = settled(tmp_path)
+    story.server.close()
+    names = {path.name for path in story.home("a").rglob("*")}
+    assert {"ledger.jsonl", "ledger.jsonl.head", "events.jsonl", "runs", "story", "a.safetensors"} <= names
+    assert open_to_others(story.home("a")) == set()
+
+
+def test_a_servers_memories_and_ledger(tmp_path: Path) -> None:
+    story = settled(tmp_path)
+    story.server.close()
+    assert open_to_others(tmp_path / "server" / "checkpoint") == set()
+    public = {"server", ".lock", "metrics.jsonl"}
+    assert open_to_others(tmp_path / "server") <= public
+
+
+def test_private_keys(tmp_path: Path) -> None:
+    make_server(tmp_path / "server")
+    make_key(tmp_path / "keys" / "party")
+    assert open_to_others(tmp_path / "server") <= {"ca.crt", "server.crt"}
+    assert open_to_others(tmp_path / "keys") <= {"party.pub"}
