@@ -16,6 +16,7 @@ import torch
 from .callbacks import Callback
 from .errors import UsageError, at_least, non_negative, one_of
 from .gradients.precision import PRECISIONS, Precision, products
+from .history import NOT_COVERED
 from .memories import Home, MemoryTable
 from .methods import Method
 from .objective import Objective
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Run", "State", "prepare", "train"]
 
 Given = ParamSpec("Given")
+RECORDED = (
+    "the run recorded the clients' losses, gradient norms, memory errors and message norms without noise "
+    f"(diagnostics = true): they are {NOT_COVERED}"
+)
 
 
 def prepare(
@@ -51,6 +56,7 @@ def prepare(
     log_every: int | None = None,
     evaluate_every: int | None = None,
     full_gradient: bool = False,
+    diagnostics: bool = False,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     engine: str = "auto",
@@ -75,7 +81,10 @@ def prepare(
     even where training uses batches or samples clients, at the cost of a pass over all data a row.
 
     With `privacy` every message leaves with noise, calibrated for all rounds, and paid for in a ledger; what no
-    rule covers is refused before anything is computed. `run.privacy` says what was spent.
+    rule covers is refused before anything is computed. `run.privacy` says what was spent. The history of a private
+    run holds only what the guarantee covers: rounds, messages, bytes, ε, and results on test and validation data.
+    `diagnostics=True` adds the clients' losses, gradient norms, memory errors and message norms, measured without
+    noise, and `run.clients`; the guarantee does not cover them. A run without privacy always has them.
 
     `engine` says how gradients are computed (`gradients.choice`), `precision` how finely a GPU multiplies ("float32",
     "tf32", or "bf16" for forward and backward passes); x and messages keep their dtype. The table of memories may be
@@ -121,10 +130,16 @@ def prepare(
         log_every=log_every if log_every is not None else max(1, total // 500),
         evaluate_every=evaluate_every if evaluate_every is not None else max(1, total // 20),
         full_gradient=full_gradient,
+        diagnostics=diagnostics or privacy is None,
         precision=precision,
         memory=MemoryTable(memory_dtype, memory_home),
     )
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
+    if full_gradient and not plan.diagnostics:
+        raise UsageError(
+            "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
+            "add diagnostics=True to record them all the same, or leave full_gradient out"
+        )
     plan.participation.draw(problem.clients, 0, seed)  # refuses what cannot be drawn, before anything starts
     mechanism = _mechanism(problem, method, plan, privacy) if privacy is not None else None
     kept, identity = out is not None, {}
@@ -134,6 +149,7 @@ def prepare(
             "dtype": str(problem.x0.dtype),
             "privacy": privacy.to_dict() if privacy is not None else None,
             **plan.identity(),
+            **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
             **problem.fingerprint(),
         }
     if world.size > 1:
@@ -260,8 +276,12 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy)
     public = {"method": repr(method), "privacy": privacy.to_dict(), **plan.identity(), "clients": problem.clients}
     public["dimension"] = len(problem.x0)  # not the engine or the device: the same run has the same noise
     name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
-    given = ("the given initial memory is taken as public",) if not isinstance(plan.initial_memory, str) else ()
-    return Mechanism(privacy, method, setting, plan.seed, name, given)
+    notes = []
+    if not isinstance(plan.initial_memory, str):
+        notes.append("the given initial memory is taken as public")
+    if plan.diagnostics:
+        notes.append(RECORDED)
+    return Mechanism(privacy, method, setting, plan.seed, name, tuple(notes))
 
 
 def _lr_by_theory(

@@ -5,11 +5,11 @@ The drawing itself is in assets/charts.js, which the live page uses too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..history import History, Row
+from ..history import NOT_COVERED, History, Row
 from .html import Html, e
 from .spread import over_seeds
 
@@ -94,9 +94,18 @@ def thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
     return [rows[k] for k in sorted(kept)]
 
 
-def measured(charts: Sequence[Chart], histories: Sequence[History]) -> list[Chart]:
-    """The charts for which something was measured."""
-    return [chart for chart in charts if any(one[name] for name in chart.columns for one in histories)]
+def measured(charts: Sequence[Chart], histories: Sequence[History], uncovered: Collection[str] = ()) -> list[Chart]:
+    """The charts for which something was measured; those that draw a column of `uncovered` say so."""
+    found = [chart for chart in charts if any(one[name] for name in chart.columns for one in histories)]
+    return [_marked(chart, [name for name in chart.columns if name in uncovered]) for chart in found]
+
+
+def _marked(chart: Chart, uncovered: Sequence[str]) -> Chart:
+    if not uncovered:
+        return chart
+    what = "" if len(uncovered) == len(chart.columns) else f" ({', '.join(chart.columns[name] for name in uncovered)})"
+    said = f"Measured without noise{what}: {NOT_COVERED}."
+    return replace(chart, explained=f"{said} {chart.explained}".strip())
 
 
 def figures(charts: Sequence[Chart], note: str = "") -> Html:
