@@ -42,7 +42,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for lr in GRID["lr"]:
             for seed in (0, 1):
                 name = f"beta-{beta}-lr-{lr}-seed-{seed}"
-                run(root / "sweep" / "cells" / name, beta=beta, lr=lr, seed=seed, validation=0.2)
+                run(root / "sweep" / "cells" / name, beta=beta, lr=lr, seed=seed, validation=0.2, diagnostics=True)
     run(root / "sweep" / "cells" / "broken", private=False, method="gd", model="mlp", lr=1e20, validation=0.2)
     grid = "\n".join(f"{key} = {list(values)}" for key, values in GRID.items())
     (root / "sweep" / "sweep.toml").write_text(f'by = "validation_accuracy"\nseeds = 2\n[grid]\n{grid}\n')

@@ -66,8 +66,8 @@ def test_a_run_leaves_a_page_that_tells_its_result(library: Path) -> None:
     facts = json.loads((library / "private" / "summary.json").read_text())
     accuracy = f"{100 * facts['final']['accuracy']:.1f} %"
     assert (
-        f"NormEC reached {accuracy} test accuracy after 12 rounds in a simulation of (8, 1e-5)-differential privacy for "
-        "each client against a server that sees only sums." in found.text
+        f"NormEC reached {accuracy} test accuracy after 12 rounds in a simulation of (8, 1e-5)-differential privacy "
+        "for each client against a server that sees only sums." in found.text
     )
     for said in ("Protected", "sent noise only", "What is not covered", *facts["privacy"]["not_covered"][1:3]):
         assert said[1:] in found.text
@@ -264,7 +264,7 @@ def test_a_sweep_counts_as_one_does_by_hand(library: Path) -> None:
     for beta in GRID["beta"]:
         for lr in GRID["lr"]:
             runs = [summary(library / f"sweep/cells/beta-{beta}-lr-{lr}-seed-{seed}") for seed in (0, 1)]
-            for column in ("accuracy", "test_loss", "validation_accuracy"):
+            for column in ("accuracy", "loss", "validation_accuracy"):
                 values = [run["final"][column] for run in runs]  # type: ignore[index]
                 (cell,) = (one for one in cells if (one["settings"].get("beta"), one["settings"]["lr"]) == (beta, lr))
                 expected = [statistics.mean(values), statistics.stdev(values)]

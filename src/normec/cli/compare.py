@@ -77,7 +77,10 @@ def compare(
         print(json.dumps({"rows": rows, "table": str(table), "picture": str(picture)}))
     else:
         show_rows(rows)
-        print(f"page:    {out / 'report.html'}\npicture: {picture}\nnumbers: {table}")
+        print(f"page:    {out / 'report.html'}")
+        if picture.exists():
+            print(f"picture: {picture}")
+        print(f"numbers: {table}")
     return 0
 
 

@@ -121,13 +121,15 @@ def histories(outcomes: Sequence[Outcome]) -> dict[str, History]:
 
 
 def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
-    """The table as JSON, the picture and the page; returns the paths of the first two."""
+    """The table as JSON, the picture, if anything to draw was recorded, and the page; returns the first two's paths."""
     from ..report import page, pictures
 
     table, picture = folder / "comparison.json", folder / "comparison.png"
     write_atomic(table, json.dumps([row(outcome) for outcome in outcomes], indent=1) + "\n")
-    if histories(outcomes):
-        pictures.curves(histories(outcomes), picture)
+    found = histories(outcomes)
+    if found:
+        if pictures.measured(list(found.values())):
+            pictures.curves(found, picture)
         page.write_comparison(folder)
     return table, picture
 

@@ -61,6 +61,7 @@ HEALTH = (
         explained="How different the clients' data make their gradients.",
     ),
 )
+ALL = {chart.key: chart for chart in (*RESULT, *SPENT, *HEALTH)}
 
 
 def columns_of(histories: Sequence[History], most: int = MOST_ROWS) -> dict[str, list[Any]]:
@@ -96,8 +97,27 @@ def thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
 
 def measured(charts: Sequence[Chart], histories: Sequence[History], uncovered: Collection[str] = ()) -> list[Chart]:
     """The charts for which something was measured; those that draw a column of `uncovered` say so."""
-    found = [chart for chart in charts if any(one[name] for name in chart.columns for one in histories)]
-    return [_marked(chart, [name for name in chart.columns if name in uncovered]) for chart in found]
+    names = {name for one in histories for row in one for name, value in row.items() if value is not None}
+    found = [_within(chart, names) for chart in charts]
+    return [_marked(chart, [name for name in chart.columns if name in uncovered]) for chart in found if chart.columns]
+
+
+def compared(charts: Sequence[Chart], histories: Sequence[History], uncovered: Collection[str] = ()) -> list[Chart]:
+    """Charts for several runs: of each the one column that most runs have, so that like is drawn beside like."""
+    found = []
+    for chart in measured(charts, histories):
+        held = {name: sum(bool(one[name]) for one in histories) for name in chart.columns}
+        name = max(held, key=lambda one: held[one])  # the first of equals
+        label = chart.columns[name]
+        title = f"{chart.title}, {label}" if len(ALL[chart.key].columns) > 1 else chart.title
+        one = replace(chart, title=title, columns={name: label})
+        found.append(_marked(one, [name] if name in uncovered else []))
+    return found
+
+
+def _within(chart: Chart, names: Collection[str]) -> Chart:
+    """The chart with those of its columns that were measured."""
+    return replace(chart, columns={name: label for name, label in chart.columns.items() if name in names})
 
 
 def _marked(chart: Chart, uncovered: Sequence[str]) -> Chart:

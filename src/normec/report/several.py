@@ -41,7 +41,7 @@ def render(
     """The whole page; `views` and `links` by the names that the runs are shown under."""
     histories = [view.history for view in views.values()]
     uncovered = uncovered_of(views.values())
-    drawn = charts.measured([*charts.RESULT, *charts.SPENT, *charts.HEALTH], histories, uncovered)
+    drawn = charts.compared(list(charts.ALL.values()), histories, uncovered)
     series = [{"name": name, "columns": charts.columns_of([view.history])} for name, view in views.items()]
     data = charts.payload(drawn, series, _references(views))
     private = any(view.private for view in views.values())

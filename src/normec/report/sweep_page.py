@@ -35,7 +35,7 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
     winner = best(cells, by) if by else None
     ranked = _ranked(cells, by)
     histories = [view.history for view in views]
-    drawn = charts.measured([*charts.RESULT, *charts.SPENT, *charts.HEALTH], histories, several.uncovered_of(views))
+    drawn = charts.compared(list(charts.ALL.values()), histories, several.uncovered_of(views))
     data = charts.payload(drawn, [])
     data["sweep"] = {
         "settings": [{"name": name, "values": _values(cells, name)} for name in names],
@@ -121,7 +121,7 @@ def _cell(
     cell: Cell, metrics: Sequence[Metric], drawn: Sequence[charts.Chart], to: Callable[[Path], str]
 ) -> dict[str, Any]:
     columns = charts.columns_of([run.history for run in cell.runs], ROWS_A_CELL)
-    kept = {"round", "bytes", "messages", "epsilon"} | {name for chart in drawn for name in list(chart.columns)[:1]}
+    kept = {"round", "bytes", "messages", "epsilon"} | {name for chart in drawn for name in chart.columns}
     return {
         "label": cell.label,
         "settings": cell.settings,
