@@ -28,10 +28,11 @@ def read_bytes(path: Path, limit: int | None = None, tail: int | None = None) ->
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    found = os.fstat(opened)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(opened)
+        raise UsageError(f"{path} is not a regular file")
     with os.fdopen(opened, "rb") as file:
-        found = os.fstat(opened)
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{path} is not a regular file")
         if limit is not None and found.st_size > limit:
             raise UsageError(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read")
         try:

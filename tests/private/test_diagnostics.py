@@ -131,9 +131,7 @@ def test_a_loss_that_is_not_finite_is_noticed_though_it_is_not_recorded() -> Non
     for after in (3, 6):  # on the way, and only in the last look at x^K
         for diagnostics in (False, True):
             with pytest.raises(Diverged, match="the loss of client 1 is not finite") as found:
-                train(
-                    breaking(after), NormEC(0.1, 0.1), engine="loop", privacy=PRIVACY, diagnostics=diagnostics, **RUN
-                )
+                train(breaking(after), NormEC(0.1, 0.1), engine="loop", privacy=PRIVACY, diagnostics=diagnostics, **RUN)
             assert found.value.round == after
     assert any("diverged" in gap for gap in PRIVACY.not_covered())
 
