@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from ..cli.command import contents, normec, start
 from .torchrun import ENVIRONMENT, command
 
-RUN = ["train", "--rounds", "150", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
+RUN = ["train", "--diagnostics", "--rounds", "150", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
 TWO = [*RUN, "--processes", "2"]
 
 

@@ -110,6 +110,7 @@ def test_a_value_of_the_wrong_kind_is_left_out(name: str, value: str, library: P
         results.over_seeds(results.collect([folder, library / "plain"]).records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["'text'", "[1]", "{a = 1}", "true", "1979-05-27", "nan"])
 def test_a_setting_of_the_wrong_kind_is_left_out(value: str, copied: Path) -> None:
     folder = copied / "private"
