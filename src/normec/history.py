@@ -11,9 +11,20 @@ from typing import Any
 
 from .atomic import flush
 from .errors import UsageError
+from .file_reading import parse_json, read_bytes
 
 Row = dict[str, Any]
 Extent = dict[str, Any]  # how many bytes of the file, and their sha256
+
+# Columns that are functions of the clients' data without any noise. No guarantee covers them: the rows of a private
+# run have them only where `train(..., diagnostics=True)` asked for them.
+UNNOISED = ("loss", "grad_norm", "memory_error", "message_norm", "message_norm_max", "disagreement")
+NOT_COVERED = "not covered by the guarantee"
+
+
+def uncovered(row: Row) -> list[str]:
+    """The columns of a private run's row (it has an ε) that the guarantee does not cover."""
+    return [name for name in UNNOISED if row.get(name) is not None] if row.get("epsilon") is not None else []
 
 
 class History:
@@ -51,9 +62,12 @@ class History:
             flush(self._path)
         return {"bytes": self._length, "sha256": self._seen.hexdigest()}
 
-    def reread(self) -> None:
-        """Take the rows from the file; a last line that a kill cut short is left out."""
-        held = self._path.read_bytes() if self._path is not None and self._path.exists() else b""
+    def reread(self, limit: int | None = None) -> None:
+        """Take the rows from the file, of at most `limit` bytes; a last line that a kill cut short is left out."""
+        try:
+            held = read_bytes(self._path, limit) if self._path is not None else b""
+        except FileNotFoundError:
+            held = b""
         self._take(held[: held.rfind(b"\n") + 1])
 
     def rewind(self, extent: Extent | None) -> None:
@@ -71,10 +85,10 @@ class History:
             os.truncate(self._path, length)
 
     def _take(self, data: bytes) -> None:
-        try:
-            self.rows = [json.loads(line) for line in data.splitlines()]
-        except ValueError as error:
-            raise UsageError(f"{self._path} is damaged: {error}") from None
+        rows = [parse_json(line, str(self._path)) for line in data.splitlines()]
+        if not all(isinstance(row, dict) for row in rows):
+            raise UsageError(f"{self._path} is damaged: a line is not a row of numbers")
+        self.rows = rows
 
     def rounds(self, column: str) -> list[int]:
         return [row["round"] for row in self.rows if row.get(column) is not None]

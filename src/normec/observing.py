@@ -13,7 +13,7 @@ from . import update
 from .callbacks import Callback
 from .errors import Diverged
 from .gradients import Block, Engine
-from .history import History, Row
+from .history import UNNOISED, History, Row
 from .measure import Meter
 from .methods import Method
 from .objective import Buffers, Objective
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
 
 COLUMNS = (
-    *("round", "messages", "bytes", "loss", "grad_norm", "memory_error"),
-    *("message_norm", "message_norm_max", "disagreement"),
+    *("round", "messages", "bytes"),
+    *UNNOISED,
     *("test_loss", "accuracy", "validation_loss", "validation_accuracy", "epsilon"),
 )
 
@@ -61,12 +61,13 @@ class Observer:
 
     def observe(self, state: State, drawn: Tensor | None) -> Row:
         """What a row says of x^k beside the round's own gradients; taken before they touch anything."""
+        messages = self._messages(state)
         row: Row = {
             "round": state.round,
-            "messages": state.messages,
-            "bytes": self._payload * state.messages / self._problem.clients,
+            "messages": messages,
+            "bytes": self._payload * messages / self._problem.clients,
         }
-        if self._plan.full_gradient and not self._exact(drawn):
+        if self._plan.diagnostics and self._plan.full_gradient and not self._exact(drawn):
             meter = Meter(state.x)
             for block in self._blocks(state, None, full=True):
                 meter.add(block)
@@ -81,17 +82,32 @@ class Observer:
             row |= self._world.first(lambda: self._problem.evaluate(state.x, buffers))
         return row
 
+    def _messages(self, state: State) -> float:
+        """How many messages were sent; where a gain from secret coins is claimed, how many are expected.
+
+        The number of clients drawn in a round says something about each coin, and the gain needs all of them secret.
+        """
+        rate = self._mechanism.privacy.sampling if self._mechanism is not None else None
+        if rate is None or self._plan.diagnostics:
+            return state.messages
+        return rate * self._problem.clients * state.round
+
     def _blocks(self, state: State, drawn: Tensor | None, *, full: bool = False) -> Iterator[Block]:
         """Gradients to look at: of the clients here that are drawn; nothing is changed."""
         chosen = here(drawn, self._own, self._problem.clients)
         for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full):
             yield block.within(self._own.start)
 
-    def record(self, row: Row, meter: Meter, drawn: Tensor | None, write: bool) -> None:
+    def meter(self, state: State) -> Meter | None:
+        """What a round measures of its clients for a row; None where the run records nothing without noise."""
+        return Meter(state.x) if self._plan.diagnostics else None
+
+    def record(self, row: Row, meter: Meter | None, drawn: Tensor | None, write: bool) -> None:
         """Put a row into the history; `write`: and on disk."""
-        meter.merge(self._world)
-        # What was observed exactly, stays.
-        row = meter.read(exact=self._exact(drawn), feedback=self._method.feedback) | row
+        if meter is not None:
+            meter.merge(self._world)
+            # What was observed exactly, stays.
+            row = meter.read(exact=self._exact(drawn), feedback=self._method.feedback) | row
         if self._mechanism is not None:
             row["epsilon"] = self._world.first(self._mechanism.epsilon)
         row = {key: row[key] for key in COLUMNS if key in row}
@@ -104,9 +120,18 @@ class Observer:
         for callback in self._callbacks:
             callback.row(row)
 
-    def last(self, state: State, drawn: Tensor | None, note: Callable[[Block], None]) -> tuple[Row, Meter, ClientTable]:
-        """Measured at x^K like any other row, with no step after it; and every drawn client on its own."""
-        row, meter = self.observe(state, drawn), Meter(state.x)
+    def last(
+        self, state: State, drawn: Tensor | None, note: Callable[[Block], None]
+    ) -> tuple[Row, Meter | None, ClientTable]:
+        """Measured at x^K like any other row, with no step after it; and every drawn client on its own.
+
+        Every block is shown to `note`, which looks for what is not finite, also where nothing of it is recorded.
+        """
+        row, meter = self.observe(state, drawn), self.meter(state)
+        if meter is None:
+            for block in self._blocks(state, drawn):
+                note(block)
+            return row, None, {}
         clients: ClientTable = {"client": [], "loss": [], "gradient norm": []}
         if self._method.feedback:
             clients["memory error"] = []

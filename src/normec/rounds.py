@@ -21,7 +21,7 @@ from .errors import Diverged
 from .fleet import finished
 from .history import Row
 from .interrupt import Interrupt
-from .measure import Faults, Meter
+from .measure import Faults
 from .methods import Method
 from .objective import Buffers, Objective
 from .observing import Observer, broken_rows, copied, here, whole
@@ -172,7 +172,7 @@ class Rounds:
         row, meter = None, None
         if self.observer.due(k):
             with self.watch.timed("evaluation"):
-                row, meter = self.observer.observe(state, drawn), Meter(state.x)
+                row, meter = self.observer.observe(state, drawn), self.observer.meter(state)
         count = n if drawn is None else len(drawn)
         total: Tensor | None = None
         closed = False
@@ -206,7 +206,7 @@ class Rounds:
             self._check(state)
         if count:
             self._begin(state)
-        if row is not None and meter is not None:
+        if row is not None:
             self.observer.record(row, meter, drawn, self.begun)
         with self.watch.timed("update"):
             direction, estimate = method.server_step(total / n, state.estimate)

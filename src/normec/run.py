@@ -54,7 +54,7 @@ class Run:
     n: int  # clients
     privacy: Spent | None = None
     stopped: str | None = None  # why it ended early: "interrupted", or the ledger's word
-    clients: ClientTable = field(default_factory=dict)  # each client at the end, one by one
+    clients: ClientTable = field(default_factory=dict)  # each client at the end, one by one; empty without diagnostics
 
     @property
     def x(self) -> Tensor:
@@ -80,6 +80,7 @@ class Plan:
     log_every: int
     evaluate_every: int
     full_gradient: bool
+    diagnostics: bool = True  # whether un-noised functions of the clients' data are recorded (`history.UNNOISED`)
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
     secret: int | None = field(default=None, repr=False)
@@ -100,7 +101,7 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
-        facts = {name: value for name, value in vars(self).items() if name != "secret"}
+        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics")}
         if self.secret is not None:
             facts["seed"] = None
         if callable(self.lr):

@@ -17,6 +17,7 @@ import torch
 from .callbacks import Callback
 from .errors import UsageError, at_least, non_negative, one_of
 from .gradients.precision import PRECISIONS, Precision, products
+from .history import NOT_COVERED
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .memories import Home, MemoryTable
 from .methods import CLIENT_STEPS, SERVER_STEPS, Method, identity_of, overridden, refuse_unused_overrides
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Run", "State", "prepare", "train"]
 
 Given = ParamSpec("Given")
+RECORDED = (
+    "the run recorded the clients' losses, gradient norms, memory errors and message norms without noise "
+    f"(diagnostics = true): they are {NOT_COVERED}"
+)
 
 
 def prepare(
@@ -54,6 +59,7 @@ def prepare(
     log_every: int | None = None,
     evaluate_every: int | None = None,
     full_gradient: bool = False,
+    diagnostics: bool = False,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     engine: str = "auto",
@@ -80,7 +86,10 @@ def prepare(
     With `privacy` every message leaves with noise, calibrated for all rounds, and paid for in a ledger; what no
     rule covers is refused before anything is computed. `run.privacy` says what was spent. With `batch_size`,
     `epochs` make the rounds depend on how many records the clients hold: where clients are protected, give `rounds`,
-    or declare these numbers public with `public_sizes`.
+    or declare these numbers public with `public_sizes`. The history of a private
+    run holds only what the guarantee covers: rounds, messages, bytes, ε, and results on test and validation data.
+    `diagnostics=True` adds the clients' losses, gradient norms, memory errors and message norms, measured without
+    noise, and `run.clients`; the guarantee does not cover them. A run without privacy always has them.
 
     `engine` says how gradients are computed (`gradients.choice`), `precision` how finely a GPU multiplies ("float32",
     "tf32", or "bf16" for forward and backward passes); x and messages keep their dtype. The table of memories may be
@@ -134,10 +143,16 @@ def prepare(
         log_every=log_every if log_every is not None else max(1, total // 500),
         evaluate_every=evaluate_every if evaluate_every is not None else max(1, total // 20),
         full_gradient=full_gradient,
+        diagnostics=diagnostics or privacy is None,
         precision=precision,
         memory=MemoryTable(memory_dtype, memory_home),
     )
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
+    if full_gradient and not plan.diagnostics:
+        raise UsageError(
+            "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
+            "add diagnostics=True to record them all the same, or leave full_gradient out"
+        )
     plan.participation.draw(problem.clients, 0, plan.coins)  # refuses what cannot be drawn, before anything starts
     mechanism = _mechanism(problem, method, plan, privacy, counted) if privacy is not None else None
     if privacy is not None:  # before anything else runs the caller's code
@@ -150,6 +165,7 @@ def prepare(
             "dtype": str(problem.x0.dtype),
             "privacy": privacy.to_dict() if privacy is not None else None,
             **plan.identity(),
+            **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
             **problem.fingerprint(),
         }
     if world.size > 1:
@@ -304,6 +320,8 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         notes.append("the given initial memory is taken as public")
     if counted and privacy.unit == "client":
         notes.append("how many records the clients hold is taken as public: the rounds follow from it")
+    if plan.diagnostics:
+        notes.append(RECORDED)
     return Mechanism(privacy, method, setting, plan.coins, name, tuple(notes))
 
 

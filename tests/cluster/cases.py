@@ -42,7 +42,7 @@ class Case:
 
     def train(self, world: World | None = None, **more: Any) -> Run:
         how = {"lr": 0.3, "rounds": 12, "seed": 5, "dtype": torch.float64, "log_every": 3, **self.how, **more}
-        return normec.train(problem(self.problem), self.method, world=world, **how)
+        return normec.train(problem(self.problem), self.method, world=world, diagnostics=True, **how)
 
 
 SEEDED = Privacy(epsilon=4, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum")

@@ -15,7 +15,10 @@ from .kills import kill_again_and_again
 from .processes import HANG, Job, wait_for_end
 from .torchrun import ENVIRONMENT, command
 
-RUN = ["train", "--rounds", "150", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet", "--seed", "0"]
+RUN = [
+    *("train", "--rounds", "150", "--batch-size", "16", "--seed", "0", "--diagnostics"),
+    *("--set", "checkpoint_seconds=0.0", "--quiet"),
+]
 TWO = [*RUN, "--processes", "2"]
 ENDLESS = ["train", "--rounds", "1000000", "--batch-size", "16", "--quiet", "--processes", "2"]
 

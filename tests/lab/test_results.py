@@ -118,7 +118,7 @@ def test_one_row_a_run_with_the_settings_that_differ(tmp_path: Path) -> None:
 
 
 def test_a_real_run_reads_as_its_summary_says(tmp_path: Path) -> None:
-    config = make({"clients": 5, "rounds": 3, "validation": 0.2})
+    config = make({"clients": 5, "rounds": 3, "validation": 0.2, "diagnostics": True})
     result = runs.execute(config, tmp_path / "deep" / "down" / "run")
     (row,) = results.each(results.collect([tmp_path]).records)
     final = result.summary["final"]

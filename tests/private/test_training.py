@@ -107,7 +107,7 @@ def test_noisy_memory_keeps_the_estimate_equal_to_the_mean_of_memories() -> None
 
 
 def test_warm_up_moves_the_memories_and_not_x() -> None:
-    run = train(bowls(3), Clip21(0.5), lr=0.1, rounds=21, warmup=20, privacy=Privacy(sigma=1e-9))
+    run = train(bowls(3), Clip21(0.5), lr=0.1, rounds=21, warmup=20, privacy=Privacy(sigma=1e-9), diagnostics=True)
     torch.testing.assert_close(run.x, -0.1 * run.state.estimate)  # one step, after twenty rounds at the start
     errors = run.history["memory_error"]
     assert errors[-2] < 1e-6 < errors[0]

@@ -31,18 +31,20 @@ def run(folder: Path, **settings: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """runs/ with private, plain, diverged, comparison and sweep. Tests that change something copy it first."""
+    """runs/ with private (and diagnosed), plain, diverged, comparison and sweep. Tests that change it copy it first."""
     root = tmp_path_factory.mktemp("library") / "runs"
     run(root / "private")
+    run(root / "diagnosed", diagnostics=True)
     run(root / "plain", private=False)
     run(root / "diverged", private=False, method="gd", model="mlp", lr=1e20)
-    entries = compare.contestants(["normec", "dpsgd-clip:tau=0.5", "gd:private=false,lr=1.0"], SMALL, [0.05, 0.5])
+    names, shared = ["normec", "dpsgd-clip:tau=0.5", "gd:private=false,lr=1.0"], {**SMALL, "diagnostics": True}
+    entries = compare.contestants(names, shared, [0.05, 0.5])
     compare.write(compare.run(entries, root / "comparison", lambda _: Callback()), root / "comparison")
     for beta in GRID["beta"]:
         for lr in GRID["lr"]:
             for seed in (0, 1):
                 name = f"beta-{beta}-lr-{lr}-seed-{seed}"
-                run(root / "sweep" / "cells" / name, beta=beta, lr=lr, seed=seed, validation=0.2)
+                run(root / "sweep" / "cells" / name, beta=beta, lr=lr, seed=seed, validation=0.2, diagnostics=True)
     run(root / "sweep" / "cells" / "broken", private=False, method="gd", model="mlp", lr=1e20, validation=0.2)
     grid = "\n".join(f"{key} = {list(values)}" for key, values in GRID.items())
     (root / "sweep" / "sweep.toml").write_text(f'by = "validation_accuracy"\nseeds = 2\n[grid]\n{grid}\n')

@@ -41,8 +41,8 @@ def test_no_page_is_wider_than_a_phone(name: str, scheme: str, library: Path, lo
 
 
 def test_hovering_shows_the_measured_values(library: Path, look: Any) -> None:
-    page = look().drawn(library / "private" / "report.html")
-    history = History(library / "private" / "metrics.jsonl")
+    page = look().drawn(library / "diagnosed" / "report.html")
+    history = History(library / "diagnosed" / "metrics.jsonl")
     history.reread()
     area = plot(page, "grad_norm").locator(".nsewdrag").first
     area.scroll_into_view_if_needed()
@@ -77,7 +77,7 @@ def test_a_legend_button_hides_a_curve_by_hand_and_by_key(library: Path, look: A
 
 
 def test_scale_and_axis_can_be_chosen(library: Path, look: Any) -> None:
-    page = look().drawn(library / "private" / "report.html")
+    page = look().drawn(library / "diagnosed" / "report.html")
     kind = "plot => plot.layout.yaxis.type"
     assert plot(page, "loss").evaluate(kind) == "log"
     page.get_by_role("button", name="Loss: logarithmic axis").click()

@@ -92,7 +92,7 @@ def test_only_what_changed_is_told_again(server: Server, copied: Path) -> None:
     assert runs["private"]["epsilon"] == pytest.approx(8)
     assert runs["diverged"]["status"] == "diverged"
     assert runs["sweep"]["kind"] == "sweep"
-    assert sum(entry["kind"] == "run" for entry in first["changed"]) == 3 + 5 + 9
+    assert sum(entry["kind"] == "run" for entry in first["changed"]) == 4 + 5 + 9
 
     assert changes(server, first["token"])["changed"] == []
     shutil.copytree(copied / "private", copied / "another")
@@ -144,7 +144,12 @@ def test_the_list_follows_a_run_that_trains(tmp_path: Path, look: Any) -> None:
         page = look().open(address)
         page.get_by_text("No runs here yet").wait_for()
         training = start(
+<<<<<<< HEAD
             *("train", "--data", "digits", "--rounds", "100000000", "--out", "runs/live", "--quiet"), cwd=tmp_path
+=======
+            *("train", "--data", "digits", "--rounds", "100000", "--out", "runs/live", "--quiet", "--diagnostics"),
+            cwd=tmp_path,
+>>>>>>> report
         )
         line = page.locator("tr", has_text="live")
         line.get_by_text("training").wait_for()

@@ -12,6 +12,7 @@ from click import ClickException
 from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError
 from . import bench, compare, data, federation, privacy, replay, report, reproduce, results, sweep, theory, train, ui
+from .terminal import printable
 
 app = typer.Typer(
     name="normec",
@@ -65,5 +66,5 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _fail(message: str, code: int) -> int:
     rank = os.environ.get("RANK", "0")
-    print(f"rank {rank}: " * (rank != "0") + "error: " + " ".join(message.split()), file=sys.stderr)
+    print(f"rank {rank}: " * (rank != "0") + "error: " + printable(" ".join(message.split())), file=sys.stderr)
     return code

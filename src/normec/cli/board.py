@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .progress import describe
+from .terminal import printable
 
 if TYPE_CHECKING:
     from ..lab.results import Record
@@ -175,7 +176,7 @@ class Board:
         from rich.table import Table
         from rich.text import Text
 
-        now, line = self.tally.clock(), Text(self.tally.line(), style="bold")
+        now, line = self.tally.clock(), Text(printable(self.tally.line()), style="bold")
         if not self.tally.running:
             return line
         table = Table()
@@ -184,7 +185,7 @@ class Board:
         for label, cell in list(self.tally.running.items()):
             rate = cell.rate(now)
             progress = f"{cell.round}/{cell.rounds}" if cell.rounds is not None else "starting"
-            table.add_row(label, progress, f"{rate:.3g}" if rate else "", describe(cell.row))
+            table.add_row(Text(printable(label)), progress, f"{rate:.3g}" if rate else "", describe(cell.row))
         return Group(line, table)
 
 
@@ -212,7 +213,7 @@ def ending(event: Event, by: str) -> str:
         parts.append(value(by, found))
     if seconds is not None:
         parts.append(f"{seconds:.1f} s")
-    return f"{event.cell.label}: {', '.join(parts)}"
+    return printable(f"{event.cell.label}: {', '.join(parts)}")
 
 
 def value(column: str, number: float) -> str:

@@ -34,6 +34,7 @@ def compare(
         typer.Option(metavar="X[,Y…]", help="Step sizes to try; the best is shown.", show_default=False),
     ] = None,
     private: o.Private = None,
+    diagnostics: o.Diagnostics = None,
     epsilon: o.Epsilon = None,
     delta: o.Delta = None,
     unit: o.Unit = None,
@@ -76,7 +77,10 @@ def compare(
         print(json.dumps({"rows": rows, "table": str(table), "picture": str(picture)}))
     else:
         show_rows(rows)
-        print(f"page:    {out / 'report.html'}\npicture: {picture}\nnumbers: {table}")
+        print(f"page:    {out / 'report.html'}")
+        if picture.exists():
+            print(f"picture: {picture}")
+        print(f"numbers: {table}")
     return 0
 
 
@@ -96,6 +100,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """One line a method."""
+    from ..history import NOT_COVERED, uncovered
     from .tables import number, percent, show
 
     columns = ("method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")
@@ -116,3 +121,5 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
             ]
         )
     show(lines, columns)
+    if any(uncovered(row) for row in rows):
+        print(f"loss, ‖∇f‖ and memory error of the private runs: measured without noise, {NOT_COVERED}.")

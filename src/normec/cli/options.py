@@ -40,6 +40,14 @@ Private = Annotated[
     bool | None,
     typer.Option("--private/--no-privacy", help="Noise with a guarantee (default), or none.", show_default=False),
 ]
+Diagnostics = Annotated[
+    bool | None,
+    typer.Option(
+        "--diagnostics/--no-diagnostics",
+        help="Record losses and norms of private runs too; the guarantee does not cover them.",
+        show_default=False,
+    ),
+]
 Epsilon = Annotated[float | None, typer.Option(help="Privacy target ε (default 8).", show_default=False)]
 Delta = Annotated[float | None, typer.Option(help="Privacy target δ (default 1e-5).", show_default=False)]
 Unit = Annotated[str | None, typer.Option(help="Who is protected: client or record.", show_default=False)]

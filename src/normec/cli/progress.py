@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ..callbacks import Callback
-from ..history import Row
+from ..history import NOT_COVERED, Row, uncovered
+from .terminal import printable
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -38,15 +39,15 @@ class Bar(Watcher):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[seen]}"),
+            TextColumn("{task.fields[seen]}", markup=False),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task(label, total=None, seen="")
+        self._task = self._progress.add_task(printable(label), total=None, seen="")
         self._seen: Row = {}
 
     def begin(self, first_round: int, rounds: int) -> None:
@@ -82,7 +83,7 @@ class Lines(Watcher):
         left = (
             f"  {(now - self._started) / done * (self._rounds - k):.0f} s left" if done > 0 and k < self._rounds else ""
         )
-        print(f"{self._label}  round {k}/{self._rounds}  {describe(row)}{left}", file=sys.stderr, flush=True)
+        print(f"{printable(self._label)}  round {k}/{self._rounds}  {describe(row)}{left}", file=sys.stderr, flush=True)
 
 
 def describe(row: Row) -> str:
@@ -91,6 +92,10 @@ def describe(row: Row) -> str:
         parts.append(f"loss {row['loss']:.4f}")
     if row.get("grad_norm") is not None:
         parts.append(f"‖∇f‖ {row['grad_norm']:.2e}")
+    if parts and uncovered(row):
+        parts.append(f"({NOT_COVERED})")
+    if row.get("epsilon") is not None:
+        parts.append(f"ε {row['epsilon']:.4g}")
     if row.get("accuracy") is not None:
         parts.append(f"accuracy {100 * row['accuracy']:.1f} %")
     return "  ".join(parts)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from . import options as o
+from .terminal import printable
 
 
 def report(
@@ -38,5 +39,5 @@ def report(
         print(json.dumps([str(path) for path in written]))
     else:
         for path in written:
-            print(f"page: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+            print(f"page: {printable(str(path))} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from . import options as o
+from .terminal import printable
 
 # Columns of a table for people, with their heads; a spread stands beside its mean.
 COLUMNS = {
@@ -67,7 +68,7 @@ def results(
     names, column, allowed = _tuning(folders, tune, by, on_test)
     found = lab.collect(folders)
     for line in found.notes:
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
     if not found.records:
         raise UsageError("none of these runs can be read")
     if each:
@@ -139,10 +140,15 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def notes_on(rows: list[dict[str, Any]]) -> list[str]:
-    """What a reader of a table of tuned settings should know."""
+    """What a reader of the table should know."""
+    from ..history import NOT_COVERED, uncovered
+
+    lines = []
+    if any(uncovered(row) for row in rows):
+        lines.append(f"Losses and norms of private runs are measured without noise: they are {NOT_COVERED}.")
     if not any("by" in row for row in rows):
-        return []
-    lines = [f"Chosen by {rows[0]['by'].replace('_', ' ')}, mean over seeds; ± is the standard deviation over seeds."]
+        return lines
+    lines += [f"Chosen by {rows[0]['by'].replace('_', ' ')}, mean over seeds; ± is the standard deviation over seeds."]
     if any(row["edge"] for row in rows):
         lines.append("edge: the best is the smallest or largest value tried; a wider grid may do better.")
     if any(row["epsilon"] is not None for row in rows):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options as o
+from .terminal import printable
 
 if TYPE_CHECKING:
     from ..lab.grid import Grid
@@ -108,7 +109,7 @@ def _show(grid: Grid, outcomes: list[Outcome], out: Path, as_json: bool) -> None
         show_rows(rows)
     for outcome in outcomes:
         if outcome.status in ("diverged", "failed"):
-            print(f"{outcome.status}: {outcome.cell.label}: {outcome.error}")
+            print(printable(f"{outcome.status}: {outcome.cell.label}: {outcome.error}"))
     for line in notes_on(rows):
         print(line)
     print(f"folder: {out}\ntables: normec results {out} --format csv\npage: {out / 'report.html'}")

@@ -13,6 +13,7 @@ import typer
 
 from ..errors import at_least
 from . import options as o
+from .terminal import printable
 
 if TYPE_CHECKING:
     from ..lab.runs import Result
@@ -40,6 +41,7 @@ def train(
         typer.Option("--server-norm/--no-server-norm", help="Normalise the server's step.", show_default=False),
     ] = None,
     private: o.Private = None,
+    diagnostics: o.Diagnostics = None,
     epsilon: o.Epsilon = None,
     delta: o.Delta = None,
     unit: o.Unit = None,
@@ -149,16 +151,24 @@ def _beside(result: Result, quiet: bool) -> None:
 
 def show_result(result: Result) -> None:
     """The summary as a table."""
+    from ..history import NOT_COVERED, uncovered
+    from ..report.reading import SIMULATION, simulated
     from .tables import number, percent, show
 
     summary, final = result.summary, result.summary["final"]
     settings = summary["config"]
+    unprotected = uncovered(final)
+
+    def measured(column: str) -> str:
+        value = number(final.get(column), 4)
+        return f"{value} ({NOT_COVERED})" if column in unprotected else value
+
     rows = [
         ("status", f"{summary['status']}, {summary['round']} of {summary['rounds']} rounds"),
         ("clients × parameters", f"{summary['clients']} × {summary['dimension']:,}"),
-        ("training loss", number(final.get("loss"), 4)),
-        ("gradient norm", number(final.get("grad_norm"), 4)),
-        ("memory error", number(final.get("memory_error"), 4)),
+        ("training loss", measured("loss")),
+        ("gradient norm", measured("grad_norm")),
+        ("memory error", measured("memory_error")),
         ("test accuracy", percent(final.get("accuracy"))),
         ("best test accuracy", percent(summary["best_accuracy"])),
         ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
@@ -169,6 +179,8 @@ def show_result(result: Result) -> None:
         rows.insert(2, ("privacy", privacy_line(summary["privacy"])))
     show([row for row in rows if row[1]], title=f"{settings['method']} on {settings['data']}, {settings['model']}")
     if summary["privacy"] is not None:
-        print(summary["privacy"]["statement"])
+        if simulated(summary["privacy"], settings):
+            print(f"{SIMULATION}.")
+        print(printable(summary["privacy"]["statement"]))
         for note in summary["privacy"]["notes"]:
-            print(f"Note: {note}.")
+            print(f"Note: {printable(note)}.")

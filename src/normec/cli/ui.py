@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .terminal import printable
+
 
 def ui(
     folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = Path("runs"),
@@ -25,7 +27,7 @@ def ui(
         before = signal.signal(signal.SIGINT, lambda *_: asked.set())
         serving = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
         serving.start()
-        print(f"watching {folder} on {server.address} (Ctrl-C ends it)", flush=True)
+        print(f"watching {printable(str(folder))} on {server.address} (Ctrl-C ends it)", flush=True)
         if open_:
             import webbrowser
 

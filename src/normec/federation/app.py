@@ -172,6 +172,7 @@ def _plan(config: RunConfig) -> Plan:
         log_every=1,
         evaluate_every=config.evaluate_every if config.evaluate_every is not None else max(1, rounds // 20),
         full_gradient=False,
+        diagnostics=config.diagnostics or not config.private,
     )
 
 

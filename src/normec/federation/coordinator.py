@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Diverged, UsageError
-from ..history import Row
+from ..history import UNNOISED, Row
 from ..methods import Method, identity_of
 from ..privacy.ledger import BudgetSpent
 from ..privacy.mechanism import Mechanism
@@ -343,7 +343,9 @@ class Coordinator:
         evaluates = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
         if self._evaluate is not None and evaluates:
             row |= self._evaluate(self.state.run.x)
-        return row
+        if self.plan.diagnostics:
+            return row
+        return {name: value for name, value in row.items() if name not in UNNOISED}
 
     def _record(self, row: Row) -> None:
         if self.mechanism is not None:

@@ -19,7 +19,7 @@ from .terms import LATER
 OF_THE_LAB = (
     *("method", "alpha", "beta", "server_norm", "decay", "momentum", "tau", "compressor", "k"),
     *("private", "epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory"),
-    *("lr", "rounds", "batch_size", "seed", "evaluate_every"),
+    *("lr", "rounds", "batch_size", "seed", "evaluate_every", "diagnostics"),
 )
 
 

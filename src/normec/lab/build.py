@@ -134,6 +134,7 @@ def training(config: RunConfig) -> dict[str, Any]:
         "log_every": config.log_every,
         "evaluate_every": config.evaluate_every,
         "full_gradient": config.full_gradient,
+        "diagnostics": config.diagnostics,
         "device": device(config.device),
         "dtype": getattr(torch, config.dtype),
         "engine": config.engine,

@@ -35,7 +35,10 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of a contestant, and what became of each step size (its final criterion; None: diverged)."""
+    """The best run of a contestant, and what became of each step size: its final criterion.
+
+    None: the run diverged, or it is a contestant's only one and did not record the criterion.
+    """
 
     label: str
     best: runs.Result | None
@@ -81,6 +84,8 @@ def run(
     """Run every cell in its own folder under `folder`; what is done is not done again."""
     one_of(CRITERIA, criterion=criterion)
     column = CRITERIA[criterion]
+    if any(len(entry.cells) > 1 and not tuning.records(cell, column) for entry in entries for cell in entry.cells):
+        raise tuning.uncovered(column)
     outcomes = []
     for entry in entries:
         tried: dict[float, float | None] = {}
@@ -101,9 +106,12 @@ def run(
                 raise Interrupted
             found[size] = result
             tried[size] = tuning.value(result.summary, column)
-            if tried[size] is None:
+            if tried[size] is None and len(entry.cells) > 1:
                 raise tuning.unmeasured(column)
-        best = tuning.best({size: [value] for size, value in tried.items()}, column)
+        if len(entry.cells) == 1:  # nothing to choose
+            best = next(iter(found), None)
+        else:
+            best = tuning.best({size: [value] for size, value in tried.items()}, column)
         outcomes.append(Outcome(entry.label, found[best] if best is not None else None, tried))
     return outcomes
 
@@ -113,13 +121,15 @@ def histories(outcomes: Sequence[Outcome]) -> dict[str, History]:
 
 
 def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
-    """The table as JSON, the picture and the page; returns the paths of the first two."""
+    """The table as JSON, the picture, if anything to draw was recorded, and the page; returns the first two's paths."""
     from ..report import page, pictures
 
     table, picture = folder / "comparison.json", folder / "comparison.png"
     write_atomic(table, json.dumps([row(outcome) for outcome in outcomes], indent=1) + "\n")
-    if histories(outcomes):
-        pictures.curves(histories(outcomes), picture)
+    found = histories(outcomes)
+    if found:
+        if pictures.measured(list(found.values())):
+            pictures.curves(found, picture)
         page.write_comparison(folder)
     return table, picture
 

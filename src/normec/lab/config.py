@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import UsageError, nearest
+from ..file_reading import read_toml
 
 Scalar = str | int | float | bool
 
@@ -79,6 +80,7 @@ class RunConfig(BaseModel):
     log_every: int | None = None
     evaluate_every: int | None = None
     full_gradient: bool = False
+    diagnostics: bool = False
     checkpoint_seconds: float = 30.0
 
     device: str = "auto"
@@ -94,12 +96,13 @@ class RunConfig(BaseModel):
         return self.seed if self.seed is not None else 0
 
     def known_by(self) -> dict[str, Any]:
-        """The settings that the run's numbers depend on."""
-        return self.model_dump(exclude=set(ELSEWHERE), exclude_none=True)
+        """The settings that the run's numbers depend on; `diagnostics` decides only which of them are recorded."""
+        return self.model_dump(exclude={*ELSEWHERE, "diagnostics"}, exclude_none=True)
 
     def digest(self) -> str:
         """Eight characters that name this configuration."""
-        text = json.dumps(self.known_by(), sort_keys=True)
+        more = {"diagnostics": True} if self.private and self.diagnostics else {}
+        text = json.dumps(self.known_by() | more, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
@@ -113,11 +116,9 @@ def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = N
     settings: dict[str, Any] = {}
     if path is not None:
         try:
-            settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            settings = read_toml(Path(path))
         except FileNotFoundError:
             raise UsageError(f"there is no configuration file {path}") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"{path} cannot be read as TOML: {error}") from None
     return make({**settings, **(overrides or {})})
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any
 from .. import models
 from ..data.entries import ENTRIES, FILE_PREFIX
 from ..errors import UsageError, at_least, nearest, one_of
+from ..file_reading import read_toml
 from . import build, methods, tuning
 from .config import ELSEWHERE, RunConfig, Scalar, make
 
@@ -77,11 +77,9 @@ def load(path: str | Path) -> Grid:
 def read(path: str | Path) -> dict[str, Any]:
     """A grid file as tables."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return read_toml(Path(path))
     except FileNotFoundError:
         raise UsageError(f"there is no grid file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as TOML: {error}") from None
 
 
 def expand(tables: Mapping[str, Any]) -> Grid:
@@ -227,9 +225,12 @@ def _tuned(tables: Mapping[str, Any], cells: tuple[Cell, ...]) -> Grid:
         if name not in varied or name == "seed":
             raise UsageError(f"tune names {name!r}, which the grid does not vary{nearest(name, varied - {'seed'})}")
     validated = all(cell.config.validation > 0 for cell in cells)
+    decides = by is not None or bool(tune)
     if by is None:
         by = tuning.DEFAULT if validated or tune else "loss"
     tuning.check(by, on_test)
+    if decides and not all(tuning.records(cell.config, by) for cell in cells):
+        raise tuning.uncovered(by)
     if by.startswith("validation") and not validated:
         raise UsageError(f"by = {by!r} needs validation data: set validation = 0.2, or choose by = 'loss'")
     return Grid(cells, tuple(tune), by, on_test)

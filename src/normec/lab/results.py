@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import UsageError, nearest
 from ..history import History
+from ..report import shapes
 from . import config as configs
 from . import runs, tuning
 from .config import ELSEWHERE, RunConfig
@@ -221,6 +222,9 @@ def _read(folder: Path) -> Record:
         summary = runs.read(folder).summary
         if not isinstance(summary.get("config"), dict) or not isinstance(summary.get("final"), dict):
             raise UsageError(f"{folder / 'summary.json'} is damaged: it lacks the run's settings or its final row")
+        wrong = shapes.fitting(summary, shapes.SUMMARY, None)[1]
+        if wrong:
+            raise UsageError(f"{folder / 'summary.json'} is damaged: {wrong[0]} is not what a run writes")
         return of(summary, folder)
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is half-written: it has no config.toml")
@@ -228,4 +232,6 @@ def _read(folder: Path) -> Record:
     history = History(folder / "metrics.jsonl")
     history.reread()
     last = history.rows[-1] if len(history) else {}
+    if not shapes.ROW(last):
+        raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     return Record(folder, settings, "unfinished", {"round": last.get("round", 0), "final": last})

@@ -23,8 +23,9 @@ from .. import __version__, data
 from ..atomic import write_atomic
 from ..callbacks import Callback
 from ..errors import Diverged, UsageError
+from ..file_reading import read_json
 from ..fleet import finished
-from ..history import History
+from ..history import NOT_COVERED, History, uncovered
 from ..interrupt import Interrupt
 from ..problem import Problem
 from ..report import page
@@ -34,6 +35,10 @@ from ..world import Alone, World
 from . import build, methods
 from .config import ELSEWHERE, RunConfig, load, to_toml
 
+HELD_OUT = (
+    "the validation records are held out of the training records: no client holds them, no noise covers them, and the "
+    "guarantee does not protect them"
+)
 FITTED = "the inputs were scaled by statistics of all training records, which no noise covers"
 
 
@@ -82,11 +87,16 @@ def steps(
             note(config, folder, {"status": "diverged", "round": error.round, "error": str(error)})
         raise
     if run.clients and world.rank == 0:
-        rows = list(zip(*run.clients.values(), strict=True))
-        write_atomic(folder / "clients.json", json.dumps({"columns": list(run.clients), "rows": rows}) + "\n")
+        table: dict[str, Any] = {"columns": list(run.clients), "rows": list(zip(*run.clients.values(), strict=True))}
+        if run.privacy is not None:
+            table["note"] = NOT_COVERED
+        write_atomic(folder / "clients.json", json.dumps(table) + "\n")
     summary = summarise(run, config)
-    if summary["privacy"] is not None and data.load(config.data, config.data_dir).fitted:
-        summary["privacy"]["notes"] += (FITTED,)
+    if summary["privacy"] is not None:
+        if config.validation:
+            summary["privacy"]["notes"] += (HELD_OUT,)
+        if data.load(config.data, config.data_dir).fitted:
+            summary["privacy"]["notes"] += (FITTED,)
     if world.size > 1:
         summary["ranks"] = world.size
     world.first(lambda: write_summary(folder, summary))
@@ -106,11 +116,9 @@ def default_folder(config: RunConfig) -> Path:
 def read(folder: Path) -> Result:
     """A run read back from its folder."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(folder / "summary.json")
     except FileNotFoundError:
         raise UsageError(f"{folder} holds no finished or interrupted run (there is no summary.json)") from None
-    except ValueError as error:
-        raise UsageError(f"{folder / 'summary.json'} is damaged: {error}") from None
     if not isinstance(summary, dict) or "status" not in summary:
         raise UsageError(f"{folder / 'summary.json'} is damaged: it has no status; remove it to have it written anew")
     history = History(folder / "metrics.jsonl")
@@ -137,6 +145,7 @@ def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
         "status": "finished" if run.finished else "interrupted" if run.stopped == "interrupted" else "stopped",
         "stopped": run.stopped,
         "privacy": run.privacy.to_dict() if run.privacy is not None else None,
+        "not_covered": uncovered(last),
         "round": run.state.round,
         "rounds": run.rounds,
         "final": last,

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import UsageError, one_of
+from ..history import NOT_COVERED, UNNOISED
+from .config import RunConfig
 
 Key = TypeVar("Key")
 
@@ -58,6 +60,19 @@ def best(candidates: Mapping[Key, Sequence[float | None]], by: str) -> Key | Non
         if held:
             ranks[key] = (len(values) - len(held), sign * statistics.fmean(held))
     return min(ranks, key=lambda key: ranks[key]) if ranks else None
+
+
+def records(config: RunConfig, by: str) -> bool:
+    """Whether a run may record a criterion: a private one records nothing without noise unless it is told to."""
+    return not config.private or config.diagnostics or by.removeprefix("smallest_") not in UNNOISED
+
+
+def uncovered(by: str) -> UsageError:
+    """What to say where private runs are to be chosen by what they do not record."""
+    return UsageError(
+        f"private runs do not record {by}: it is measured without noise, and {NOT_COVERED}; choose by "
+        "validation_accuracy (validation = 0.2), or set diagnostics = true (--diagnostics) to record it all the same"
+    )
 
 
 def unmeasured(by: str) -> UsageError:

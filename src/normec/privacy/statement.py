@@ -149,6 +149,7 @@ class Privacy:
             "numbers published beside the messages (training losses, norms, counts, timings)",
             "a model chosen among rounds by un-noised results on the protected data",
             "other runs on the same data: their epsilons add up",
+            "that a run diverged, and the clients that its error names: an un-noised look at what they computed",
             "the folder of the run: its checkpoints hold the clients' memories as they are",
             "what two units that belong together (one person, two clients) reveal jointly: their epsilons add up",
         ]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..history import NOT_COVERED
 from . import words
 from .reading import RunView
 
-ELSEWHERE = ("data_dir", "device", "engine", "checkpoint_seconds", "public_sizes")  # where a run is computed, not what
+# Where a run is computed and what is recorded of it, not what it computes.
+ELSEWHERE = ("data_dir", "device", "engine", "checkpoint_seconds", "diagnostics", "public_sizes")
 ENDED = ("finished", "stopped")  # how a run ends that has a result
 
 
@@ -112,7 +114,15 @@ def order(value: Any) -> tuple[int, Any]:
 
 
 def measured(cells: Sequence[Cell]) -> list[Metric]:
-    return [metric for metric in METRICS if any(cell.mean(metric) is not None for cell in cells)]
+    """The metrics that some cell has; the labels of those that no guarantee covers say so."""
+    uncovered = {name for cell in cells for run in cell.runs for name in run.uncovered}
+    return [
+        replace(metric, label=f"{metric.label} ({NOT_COVERED})")
+        if metric.column.removeprefix("smallest_") in uncovered
+        else metric
+        for metric in METRICS
+        if any(cell.mean(metric) is not None for cell in cells)
+    ]
 
 
 def best(cells: Sequence[Cell], metric: Metric) -> Cell | None:

@@ -5,11 +5,11 @@ The drawing itself is in assets/charts.js, which the live page uses too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..history import History, Row
+from ..history import NOT_COVERED, History, Row
 from .html import Html, e
 from .spread import over_seeds
 
@@ -61,6 +61,7 @@ HEALTH = (
         explained="How different the clients' data make their gradients.",
     ),
 )
+ALL = {chart.key: chart for chart in (*RESULT, *SPENT, *HEALTH)}
 
 
 def columns_of(histories: Sequence[History], most: int = MOST_ROWS) -> dict[str, list[Any]]:
@@ -94,9 +95,37 @@ def thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
     return [rows[k] for k in sorted(kept)]
 
 
-def measured(charts: Sequence[Chart], histories: Sequence[History]) -> list[Chart]:
-    """The charts for which something was measured."""
-    return [chart for chart in charts if any(one[name] for name in chart.columns for one in histories)]
+def measured(charts: Sequence[Chart], histories: Sequence[History], uncovered: Collection[str] = ()) -> list[Chart]:
+    """The charts for which something was measured; those that draw a column of `uncovered` say so."""
+    names = {name for one in histories for row in one for name, value in row.items() if value is not None}
+    found = [_within(chart, names) for chart in charts]
+    return [_marked(chart, [name for name in chart.columns if name in uncovered]) for chart in found if chart.columns]
+
+
+def compared(charts: Sequence[Chart], histories: Sequence[History], uncovered: Collection[str] = ()) -> list[Chart]:
+    """Charts for several runs: of each the one column that most runs have, so that like is drawn beside like."""
+    found = []
+    for chart in measured(charts, histories):
+        held = {name: sum(bool(one[name]) for one in histories) for name in chart.columns}
+        name = max(held, key=lambda one: held[one])  # the first of equals
+        label = chart.columns[name]
+        title = f"{chart.title}, {label}" if len(ALL[chart.key].columns) > 1 else chart.title
+        one = replace(chart, title=title, columns={name: label})
+        found.append(_marked(one, [name] if name in uncovered else []))
+    return found
+
+
+def _within(chart: Chart, names: Collection[str]) -> Chart:
+    """The chart with those of its columns that were measured."""
+    return replace(chart, columns={name: label for name, label in chart.columns.items() if name in names})
+
+
+def _marked(chart: Chart, uncovered: Sequence[str]) -> Chart:
+    if not uncovered:
+        return chart
+    what = "" if len(uncovered) == len(chart.columns) else f" ({', '.join(chart.columns[name] for name in uncovered)})"
+    said = f"Measured without noise{what}: {NOT_COVERED}."
+    return replace(chart, explained=f"{said} {chart.explained}".strip())
 
 
 def figures(charts: Sequence[Chart], note: str = "") -> Html:

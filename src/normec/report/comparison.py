@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import math
 import shlex
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from . import several, words
+from ..file_reading import read_json
+from ..history import NOT_COVERED, UNNOISED
+from . import several, shapes, words
 from .document import Section, copyable
 from .html import Html, e, join, table
-from .reading import RunView, read_run, read_runs
+from .reading import MOST_BYTES, RunView, read_run, read_runs
 from .run_page import shown
 
 FILE = "comparison.json"
@@ -23,6 +25,7 @@ CRITERIA = {
     "smallest_grad_norm": "smallest gradient norm",
     "memory_error": "memory error",
 }
+UNCOVERED = (*UNNOISED, "smallest_grad_norm")  # criteria that are measured without noise
 
 
 def render(folder: Path, served: str | None = None, link: Any = None) -> str:
@@ -37,7 +40,7 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
         place = folder / Path(row["folder"]).name
         try:
             views[row["method"]] = read_run(place)
-        except (UsageError, OSError) as error:
+        except UsageError as error:
             notes.append(f"{row['method']}: {error}")
     if not views:
         raise UsageError(f"{folder} holds no run of its comparison: {'; '.join(notes) or FILE + ' is empty'}")
@@ -49,7 +52,7 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
         links,
         title=folder.resolve().name,
         notes=notes,
-        extra=_tried(rows, by),
+        extra=_tried(rows, by, any(view.private for view in views.values())),
         rerun=_rerun(folder, rows, by),
         served=served,
     )
@@ -58,14 +61,28 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
 def _rows(folder: Path) -> list[dict[str, Any]]:
     path = folder / FILE
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = read_json(path, MOST_BYTES)
     except FileNotFoundError:
         raise UsageError(f"{folder} holds no comparison (there is no {FILE})") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "method" in row for row in rows):
+    if not shapes.list_of(ROW)(rows):
         raise UsageError(f"{path} is not what a comparison writes")
-    return rows
+    return list(rows)
+
+
+def _step_sizes(tried: Any) -> bool:
+    """A table of step sizes, each with what became of it."""
+    if not shapes.table_of(shapes.optional(shapes.number))(tried):
+        return False
+    try:
+        return all(math.isfinite(float(size)) for size in tried)
+    except ValueError:
+        return False
+
+
+ROW = shapes.record(
+    {"method": shapes.text, "tried": _step_sizes},
+    {"folder": shapes.optional(shapes.text), "lr": shapes.optional(shapes.number), "status": shapes.text},
+)
 
 
 def criterion(rows: list[dict[str, Any]], views: dict[str, RunView]) -> str:
@@ -81,7 +98,7 @@ def criterion(rows: list[dict[str, Any]], views: dict[str, RunView]) -> str:
     return "loss"
 
 
-def _tried(rows: list[dict[str, Any]], by: str) -> list[Section]:
+def _tried(rows: list[dict[str, Any]], by: str, private: bool) -> list[Section]:
     sizes = sorted({float(size) for row in rows for size in row.get("tried", {})})
     if all(len(row.get("tried", {})) < 2 for row in rows):
         return []
@@ -91,10 +108,15 @@ def _tried(rows: list[dict[str, Any]], by: str) -> list[Section]:
         cells: list[str | Html] = []
         for size in sizes:
             value = tried.get(size)
-            text = words.number(value) if value is not None else "diverged" if size in tried else ""
+            text = words.number(value)
+            if value is None and size in tried:
+                text = "diverged" if len(tried) > 1 or row.get("status") == "diverged" else "not compared"
             cells.append(e("strong", text) if size == row.get("lr") else text)
         body.append([row["method"], *cells])
-    said = e("p", f"The {CRITERIA[by]} at the end with each step size; the best is shown above. Test data had no say.")
+    mark = f" For private runs it is measured without noise: {NOT_COVERED}." if private and by in UNCOVERED else ""
+    said = e(
+        "p", f"The {CRITERIA[by]} at the end with each step size; the best is shown above. Test data had no say.{mark}"
+    )
     columns = ("method", *(f">{size:g}" for size in sizes))
     return [Section("tried", "Step sizes tried", join(said, table(columns, body, aria_label="Step sizes tried")))]
 

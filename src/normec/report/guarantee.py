@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import NormalDist
 from typing import Any
 
 from ..errors import UsageError
-from . import words
+from ..file_reading import read_bytes
+from ..history import NOT_COVERED
+from . import shapes, words
 from .document import Section, cards
 from .html import Html, e, join, table
-from .reading import RunView
+from .reading import MOST_BYTES, SIMULATION, RunView
 
 WATCHERS = {
     "local": "a server that sees every message",
@@ -28,10 +31,32 @@ def phrase(view: RunView) -> str:
         return "without privacy"
     terms = view.terms
     whom = f"for each {terms.get('unit', 'client')} against {WATCHERS.get(str(terms.get('trust')), 'its observer')}"
+    how = "in a simulation of" if view.simulation else "with"
     if view.epsilon is None:
-        return f"with differential privacy {whom}"
+        return f"{how} differential privacy {whom}"
     # No line break inside: no-break space and hyphen.
-    return f"with ({words.epsilon(view.epsilon)},\u00a0{_power(terms.get('delta'))})\u2011differential privacy {whom}"
+    return f"{how} ({words.epsilon(view.epsilon)},\u00a0{_power(terms.get('delta'))})\u2011differential privacy {whom}"
+
+
+def badge(views: Sequence[RunView]) -> Html | None:
+    """A mark that nobody overlooks, where the noise of private runs came from their seeds."""
+    private = [view for view in views if view.private]
+    seeded = sum(view.simulation for view in private)
+    if not seeded:
+        return None
+    which = f" ({seeded} of {len(private)} private runs)" if seeded < len(private) else ""
+    return e("p", SIMULATION, which, class_="badge", role="note")
+
+
+def warning(views: Sequence[RunView]) -> Html | None:
+    """What the page shows of private runs although the guarantee does not cover it."""
+    if not any(view.uncovered or view.clients for view in views if view.private):
+        return None
+    text = (
+        "Losses, gradient and message norms, memory errors and tables of clients of private runs are measured without "
+        f"noise. Where this page shows them, they are {NOT_COVERED}."
+    )
+    return e("p", text, class_="callout")
 
 
 def sections(view: RunView, chart: Html) -> list[Section]:
@@ -53,9 +78,9 @@ def promised(view: RunView) -> dict[str, Any]:
 
     try:
         statement = Privacy(**view.identity["privacy"])
-    except (KeyError, TypeError, UsageError):
+        return {"statement": statement.promise(view.identity.get("clients")), "not_covered": statement.not_covered()}
+    except (KeyError, TypeError, ValueError, ArithmeticError):  # it is not a statement
         return {}
-    return {"statement": statement.promise(view.identity.get("clients")), "not_covered": statement.not_covered()}
 
 
 def ledger_lines(view: RunView) -> tuple[Lines, str | None]:
@@ -63,12 +88,21 @@ def ledger_lines(view: RunView) -> tuple[Lines, str | None]:
     from ..privacy.chain import LedgerDamaged, read_chain
 
     path = view.folder / "ledger.jsonl"
-    if not path.exists():
-        return [], "There is no ledger in the folder: nothing was released from it, or the file was taken away"
     try:
-        return read_chain(path).lines, None
-    except (LedgerDamaged, OSError) as error:
+        for part in (path, path.with_name(path.name + ".head")):
+            with suppress(FileNotFoundError):
+                read_bytes(part, MOST_BYTES, tail=0)  # refuses what the chain would wait for
+        lines = read_chain(path).lines
+    except FileNotFoundError:
+        return [], "There is no ledger in the folder: nothing was released from it, or the file was taken away"
+    except RecursionError:
+        return [], f"{path} is damaged: it is nested too deeply"
+    except (LedgerDamaged, UsageError, OSError, ValueError) as error:
         return [], str(error)
+    for number, line in enumerate(lines, 1):
+        if line.get("kind") == "release" and not shapes.RELEASE(line):
+            return [], f"{path}: line {number} is not what a ledger writes"
+    return lines, None
 
 
 def recognised(lines: Lines, false_alarms: float) -> float | None:

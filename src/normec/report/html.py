@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,9 @@ class Html(str):
 
 
 Child = str | None | Iterable["Child"]
+# Control characters but tab and line feed, halves of surrogate pairs (of file names that are not UTF-8), and marks that
+# reorder the text around them.
+NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 
@@ -26,7 +30,7 @@ def e(name: str, /, *children: Child, **attributes: object) -> Html:
         if value is None or value is False:
             continue
         named = key.rstrip("_").replace("_", "-")
-        parts.append(named if value is True else f'{named}="{html.escape(str(value))}"')
+        parts.append(named if value is True else f'{named}="{_escaped(str(value))}"')
     opened = f"<{' '.join(parts)}>"
     return Html(opened if name in VOID else f"{opened}{join(*children)}</{name}>")
 
@@ -36,19 +40,24 @@ def join(*children: Child) -> Html:
     return Html("".join(_text(child) for child in children))
 
 
+def _escaped(text: str) -> str:
+    """Text as HTML; control characters, and what is no character at all, become U+FFFD."""
+    return html.escape(NO_TEXT.sub("\ufffd", text))
+
+
 def _text(child: Child) -> str:
     if child is None:
         return ""
     if isinstance(child, Html):
         return child
     if isinstance(child, str):
-        return html.escape(child)
+        return _escaped(child)
     return "".join(_text(one) for one in child)
 
 
 def data_block(identifier: str, value: Any) -> Html:
     """A value as JSON inside the page: read by scripts, never run as one."""
-    text = json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
     safe = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return Html(f'<script type="application/json" id="{html.escape(identifier)}">{safe}</script>')
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..errors import UsageError
 from .charts import thinned
@@ -37,8 +39,8 @@ class Listing:
 
     def changes(self, token: str | None) -> dict[str, Any]:
         """Entries that are new or changed since `token`, and the paths that are gone."""
-        name, _, number = (token or "").partition("-")
-        since = int(number) if name == self._name and number.isdigit() else -1
+        name, number = _parsed(token) if token else ("", -1)
+        since = number if name == self._name else -1
         with self._lock:
             self._refresh()
             return {
@@ -80,6 +82,14 @@ class Listing:
         return found
 
 
+def _parsed(token: str) -> tuple[str, int]:
+    """The server's name and the version in a token."""
+    found = re.fullmatch(r"([a-z0-9]{1,32})-([0-9]{1,18})", token)
+    if found is None:
+        raise UsageError(f"since must be a token that the list gave, got {token[:60]!r}")
+    return found[1], int(found[2])
+
+
 def _signature(folder: Path) -> Signature:
     """Changes whenever an entry would."""
     marks: list[Any] = [being_written(folder)]
@@ -97,14 +107,23 @@ def _entry(path: str, folder: Path) -> dict[str, Any] | None:
     kind = kind_of(folder)
     if kind is None:
         return None
-    entry: dict[str, Any] = {"path": path, "name": folder.name, "kind": kind}
+    entry: dict[str, Any] = {"path": path, "address": address(path), "name": folder.name, "kind": kind}
     if kind != "run":
         return entry
     try:
-        view = read_run(folder)
-    except (UsageError, OSError):
-        return None
-    return entry | {
+        return entry | _facts(read_run(folder))
+    except Exception as error:  # the border between one folder and the list of all
+        said = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        return entry | {"status": "unreadable", "private": False, "round": 0, "error": said}
+
+
+def address(path: str) -> str:
+    """A path as a part of a URL; names of files need not be UTF-8."""
+    return quote(os.fsencode(path))
+
+
+def _facts(view: RunView) -> dict[str, Any]:
+    return {
         "status": view.status,
         "method": view.method,
         "data": view.settings.get("data"),
@@ -112,16 +131,17 @@ def _entry(path: str, folder: Path) -> dict[str, Any] | None:
         "rounds": view.rounds,
         "epsilon": view.epsilon if view.private else None,
         "private": view.private,
+        "simulation": view.simulation,
         "accuracy": view.final.get("accuracy"),
-        "loss": view.final.get("loss"),
+        "loss": None if view.private else view.final.get("loss"),  # of a private run it is not covered
         "error": view.summary.get("error") if view.status != "training" else None,
         "spark": _spark(view),
     }
 
 
 def _spark(view: RunView) -> dict[str, Any] | None:
-    """A few points of the accuracy, or of the loss."""
-    for column in ("accuracy", "loss"):
+    """A few points of the accuracy, or of the loss; of a private run, of the test loss."""
+    for column in ("accuracy", "test_loss" if view.private else "loss"):
         rows = [row for row in view.history if row.get(column) is not None]
         if len(rows) > 1:
             few = thinned(rows, SPARK_POINTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from ..atomic import write_atomic
 from ..errors import UsageError
 from . import comparison, run_page, several, sweep_page, theory_page
 from .html import Html
-from .reading import is_run, read_run
+from .reading import is_file, is_run, read_run
 
 NAME = "report.html"
 Link = Callable[[Path], str]
@@ -21,9 +22,9 @@ def kind_of(folder: Path) -> str | None:
     if is_run(folder):
         return "run"
     for kind, mark in (("sweep", "sweep.toml"), ("comparison", comparison.FILE), ("theory", theory_page.FILE)):
-        if (folder / mark).is_file():
+        if is_file(folder / mark):
             return kind
-    return "sweep" if (folder / "cells").is_dir() else None
+    return "sweep" if os.path.isdir(folder / "cells") else None  # noqa: PTH112  (Path.is_dir may raise)
 
 
 def render(folder: Path, served: str | None = None, link: Link | None = None) -> str:
@@ -37,7 +38,10 @@ def render(folder: Path, served: str | None = None, link: Link | None = None) ->
             return theory_page.render(folder, served)
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
-    inside = sorted(path.name for path in folder.iterdir() if kind_of(path))
+    try:
+        inside = sorted(path.name for path in folder.iterdir() if kind_of(path))
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
     cure = f"; name what is in it: {', '.join(inside[:5])}{' …' if len(inside) > 5 else ''}" if inside else ""
     raise UsageError(f"{folder} holds no run, comparison, sweep or verification{cure}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..errors import UsageError, one_of
-from ..history import History
+from ..history import NOT_COVERED, History, uncovered
 from .spread import Spread, over_seeds
 
 # Okabe & Ito's colours, told apart under every common colour blindness; line styles and markers tell them
@@ -56,6 +56,11 @@ def figure(path: Path, columns: int, height: float = 2.6, width: float = 3.4, ro
         sheet.savefig(path, dpi=160)
 
 
+def measured(histories: Sequence[History], panels: Sequence[Panel] = PANELS) -> bool:
+    """Whether some history has something to draw in one of the panels."""
+    return any(one[column] for one in histories for column, _, _ in panels)
+
+
 def curves(
     histories: Mapping[str, History | Sequence[History]],
     path: Path,
@@ -71,7 +76,7 @@ def curves(
     """
     one_of(get_args(Spread), spread=spread)
     seeds = {name: [held] if isinstance(held, History) else list(held) for name, held in histories.items()}
-    drawn = [panel for panel in panels if any(one[panel[0]] for group in seeds.values() for one in group)]
+    drawn = [panel for panel in panels if measured([one for group in seeds.values() for one in group], [panel])]
     if not drawn:
         raise UsageError(f"no history has any of {', '.join(panel[0] for panel in panels)}; there is nothing to draw")
     with figure(path, len(drawn), 2.9) as (sheet, axes):
@@ -89,7 +94,8 @@ def curves(
                 settled = (_settled(one, column) for group in seeds.values() for one in group)
                 axis.set_ylim(bottom=factor * min(settled) - 2)
             axis.set_xlabel("round")
-            axis.set_ylabel(label)
+            private = any(column in uncovered(row) for group in seeds.values() for one in group for row in one)
+            axis.set_ylabel(f"{label}\n(private runs: {NOT_COVERED})" if private else label)
         handles, names = axes[0].get_legend_handles_labels()
         sheet.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)))
         if title:

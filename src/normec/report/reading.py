@@ -6,16 +6,21 @@ Nothing here changes a folder or takes its lock; what cannot be read becomes a n
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
-import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..history import History
+from ..file_reading import parse_toml, read_bytes, read_json, read_text
+from ..history import UNNOISED, History
+from . import shapes
 
+MOST_BYTES = 64 * 2**20  # of one file of a run; a page of more than that helps nobody
+SIMULATION = "Simulation: seeded noise protects nobody"
 PARTS = ("config.toml", "metrics.jsonl", "summary.json")
 STATUS = {
     "training": "is training",
@@ -25,6 +30,7 @@ STATUS = {
     "diverged": "diverged",
     "failed": "failed",
     "unfinished": "ended without a summary",
+    "unreadable": "cannot be read",
 }
 
 
@@ -93,6 +99,16 @@ class RunView:
         return {**self.settings, **(self.identity.get("privacy") or {})}
 
     @property
+    def simulation(self) -> bool:
+        """Whether the run's noise came from its seed, so that it protects nobody."""
+        return self.private and simulated(self.privacy or {}, self.terms)
+
+    @property
+    def uncovered(self) -> list[str]:
+        """The columns of a private run that the guarantee does not cover."""
+        return [name for name in UNNOISED if self.final.get(name) is not None] if self.private else []
+
+    @property
     def epsilon(self) -> float | None:
         """Spent so far; None for a run without privacy."""
         if self.status != "training" and self.privacy is not None:
@@ -117,8 +133,18 @@ class RunView:
         return self.summary.get("message_bound")
 
 
+def simulated(privacy: Mapping[str, Any], terms: Mapping[str, Any]) -> bool:
+    """Whether a summary's table of privacy is that of a simulation; older ones are known by their `terms`."""
+    return bool(privacy.get("simulation", terms.get("noise") == "seeded"))
+
+
 def is_run(folder: Path) -> bool:
-    return any((folder / part).is_file() for part in PARTS)
+    return any(is_file(folder / part) for part in PARTS)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; False too where nobody may look."""
+    return os.path.isfile(path)  # noqa: PTH113  (Path.is_file raises where a folder may not be searched)
 
 
 def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
@@ -128,31 +154,25 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     if not is_run(folder):
         raise UsageError(f"{folder} holds no run: there is no {', '.join(PARTS[:-1])} or {PARTS[-1]} in it")
     view = RunView(folder)
-    view.summary = summary or _json(view, "summary.json")
+    view.summary = summary or _kept(view, "summary.json", _json(view, "summary.json"), shapes.SUMMARY, None)
     try:
-        view.toml = (folder / "config.toml").read_text(encoding="utf-8")
-        view.settings = tomllib.loads(view.toml)
+        view.toml = read_text(folder / "config.toml", MOST_BYTES)
+        settings = parse_toml(view.toml, "config.toml")
+        view.settings = _kept(view, "config.toml", settings, shapes.SETTINGS, shapes.scalar)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError) as error:
-        view.notes.append(f"config.toml cannot be read: {error}")
-    if not view.settings and isinstance(view.summary.get("config"), dict):
-        view.settings = view.summary["config"]
-    view.checkpoint = _json(view, "checkpoint/latest.json")
-    view.identity = view.checkpoint.get("identity") or {}
+    except UsageError as error:
+        view.notes.append(_within(view, error))
+    if not view.settings:
+        view.settings = _kept(
+            view, "summary.json", view.summary.get("config", {}), shapes.SETTINGS, shapes.optional(shapes.scalar)
+        )
+    latest = "checkpoint/latest.json"
+    view.checkpoint = _kept(view, latest, _json(view, latest), shapes.CHECKPOINT, None)
+    view.identity = _kept(view, latest, view.checkpoint.get("identity", {}), shapes.IDENTITY, shapes.anything)
     view.paid = _paid(folder / "ledger.jsonl")
-    clients = _json(view, "clients.json")
-    if isinstance(clients.get("columns"), list) and isinstance(clients.get("rows"), list):
-        view.clients = clients
-    history = History(folder / "metrics.jsonl")
-    try:
-        history.reread()
-        if all(isinstance(row, dict) and isinstance(row.get("round"), int) for row in history):
-            view.history = history
-        else:
-            view.notes.append("metrics.jsonl is not what a run writes: a row has no round")
-    except (UsageError, OSError) as error:
-        view.notes.append(str(error))
+    view.clients = _clients(view)
+    view.history = _history(view)
     view.status = str(view.summary.get("status", "unfinished"))
     if summary is None and being_written(folder):
         view.status = "training"
@@ -165,7 +185,7 @@ def read_runs(folders: list[Path]) -> tuple[list[RunView], list[str]]:
     for folder in folders:
         try:
             views.append(read_run(folder))
-        except (UsageError, OSError) as error:
+        except UsageError as error:
             notes.append(str(error))
     return views, notes
 
@@ -191,23 +211,63 @@ def being_written(folder: Path) -> bool:
 def _paid(path: Path) -> float:
     """ε of the last whole line of a ledger, unchecked; 0 where there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            lines = file.read().split(b"\n")[1:-1]
-        return float(json.loads(lines[-1]).get("epsilon", 0.0)) if lines else 0.0
-    except (OSError, ValueError):
+        lines = read_bytes(path, tail=4096).split(b"\n")[1:-1]
+        last = json.loads(lines[-1]) if lines else {}
+    except (OSError, ValueError, RecursionError):
         return 0.0
+    return float(last["epsilon"]) if shapes.record({"epsilon": shapes.number})(last) else 0.0
+
+
+def _clients(view: RunView) -> dict[str, Any] | None:
+    """The table of clients, if there is one and every row has a cell for every column."""
+    held = _json(view, "clients.json")
+    if not held:
+        return None
+    cells = shapes.list_of(shapes.list_of(shapes.optional(shapes.scalar)))
+    whole = shapes.record({"columns": shapes.list_of(shapes.text), "rows": cells})(held)
+    if whole and all(len(row) == len(held["columns"]) for row in held["rows"]):
+        return held
+    view.notes.append("clients.json is not what a run writes, and is left out")
+    return None
+
+
+def _history(view: RunView) -> History:
+    history = History(view.folder / "metrics.jsonl")
+    try:
+        history.reread(MOST_BYTES)
+    except UsageError as error:
+        view.notes.append(_within(view, error))
+        return History()
+    if all(shapes.ROW(row) and shapes.count(row.get("round")) for row in history):
+        return history
+    view.notes.append("metrics.jsonl is not what a run writes, and is left out: a row has no round, or no numbers")
+    return History()
 
 
 def _json(view: RunView, name: str) -> dict[str, Any]:
     try:
-        held = json.loads((view.folder / name).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+        held = read_json(view.folder / name, MOST_BYTES)
+    except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        view.notes.append(f"{name} cannot be read: {error}")
+    except UsageError as error:
+        view.notes.append(_within(view, error))
         return {}
     if not isinstance(held, dict):
         view.notes.append(f"{name} is not what a run writes")
         return {}
     return held
+
+
+def _within(view: RunView, error: UsageError) -> str:
+    """An error about a file of the run, which it names as the run's folder does."""
+    return str(error).replace(f"{view.folder}{os.sep}", "")
+
+
+def _kept(
+    view: RunView, name: str, held: dict[str, Any], known: Mapping[str, shapes.Check], others: shapes.Check | None
+) -> dict[str, Any]:
+    """What of a file's table has the form that a run writes; the rest is noted and left out."""
+    kept, wrong = shapes.fitting(held, known, others)
+    if wrong:
+        view.notes.append(f"{name} is not what a run writes; left out: {', '.join(wrong[:5])}")
+    return kept

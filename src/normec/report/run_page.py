@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..history import NOT_COVERED
 from . import charts, guarantee, words
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table
 from .reading import STATUS, RunView
 
 NOT_SHOWN = ("data_dir", "checkpoint_seconds")
+OF_THE_RECORDS = ("data", "value at the start")  # of a checkpoint's identity: functions of the clients' records
 PARTS = {
     "gradients": "gradients",
     "update": "messages and steps",
@@ -25,7 +28,7 @@ def render(view: RunView, served: str | None = None, live: str | None = None) ->
     """The whole page; `live` is the address that tells of new rows, on a page that a server keeps fresh."""
     histories = [view.history]
     result, spent, health = (
-        charts.measured(group, histories) for group in (charts.RESULT, charts.SPENT, charts.HEALTH)
+        charts.measured(group, histories, view.uncovered) for group in (charts.RESULT, charts.SPENT, charts.HEALTH)
     )
     references = references_of(view)
     data = charts.payload(
@@ -52,9 +55,8 @@ def render(view: RunView, served: str | None = None, live: str | None = None) ->
         Section("configuration", "Configuration", _configuration(view)),
         Section("rerun", "Run it again", _rerun(view)),
     ]
-    lead = e(
-        "div", e("p", f"{view.name} ", pill(view.status), class_="kicker"), heading(view), _cards(view), class_="lead"
-    )
+    kicker = e("p", f"{view.name} ", pill(view.status), class_="kicker")
+    lead = e("div", kicker, guarantee.badge([view]), heading(view), _cards(view), class_="lead")
     scripts = ("live.js",) if live else ()
     return document(
         f"{view.name} · normec", join(lead, notes_of(view.notes)), parts, data, scripts=scripts, served=served
@@ -72,7 +74,7 @@ def headline(view: RunView) -> str:
     if view.status in ("diverged", "failed"):
         why = str(view.summary.get("error") or "it left no word of why")
         return words.sentence(f"{method} {STATUS[view.status]}: {why}")
-    reached = _reached(final)
+    reached = _reached(final, view.uncovered)
     if view.status == "training":
         there = f"{reached} so far" if reached else "nothing measured yet"
         return words.sentence(f"{method} is training: round {k}{f' of {of}' if of else ''}, {there}, {protected}")
@@ -84,7 +86,7 @@ def headline(view: RunView) -> str:
     return words.sentence(f"{method} reached {reached} {after} {protected}")
 
 
-def _reached(final: dict[str, Any]) -> str:
+def _reached(final: dict[str, Any], uncovered: Sequence[str]) -> str:
     for column, text in (
         ("accuracy", f"{words.percent(final.get('accuracy'))} test accuracy"),
         ("validation_accuracy", f"{words.percent(final.get('validation_accuracy'))} validation accuracy"),
@@ -92,7 +94,7 @@ def _reached(final: dict[str, Any]) -> str:
         ("loss", f"a training loss of {words.number(final.get('loss'))}"),
     ):
         if final.get(column) is not None:
-            return text
+            return f"{text} ({NOT_COVERED})" if column in uncovered else text
     return ""
 
 
@@ -125,8 +127,8 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
     of = f"of {words.number(view.rounds)}" if view.rounds else ""
     return [
         ("Test accuracy", words.percent(final.get("accuracy")), f"best {words.percent(best)} in round {at}"),
-        ("Training loss", words.number(final.get("loss")), ""),
-        ("Gradient norm", words.number(final.get("grad_norm"), 3), ""),
+        ("Training loss", words.number(final.get("loss")), NOT_COVERED if view.private else ""),
+        ("Gradient norm", words.number(final.get("grad_norm"), 3), NOT_COVERED if view.private else ""),
         ("ε spent", words.epsilon(view.epsilon) if view.private else "∞", budget if view.private else "no privacy"),
         ("Rounds", words.number(view.round), of),
         ("Sent by a client", words.size(final.get("bytes")), ""),
@@ -176,10 +178,22 @@ def _clients(view: RunView, curves: Html | None) -> Html:
         listing = join(
             e("h3", "Client by client"), table(heads, rows, class_="sortable", aria_label="Client by client")
         )
-    lacking = (
-        None if curves or listing else e("p", "This method keeps no memory, and no more was measured of its clients.")
+    return join(
+        e("p", took) if took else None,
+        guarantee.warning([view]),
+        curves,
+        listing,
+        None if curves or listing else e("p", _nothing_of_clients(view)),
     )
-    return join(e("p", took) if took else None, curves, listing, lacking)
+
+
+def _nothing_of_clients(view: RunView) -> str:
+    if not view.private:
+        return "No more was measured of the clients."
+    return (
+        "Nothing else is recorded of the clients. Their losses, norms and memory errors would be measured without "
+        f"noise, and are {NOT_COVERED}; diagnostics = true (--diagnostics) records them."
+    )
 
 
 def _timing(view: RunView) -> Html:
@@ -228,7 +242,8 @@ def _configuration(view: RunView) -> Html:
 
 
 def _identity(view: RunView) -> Html | None:
-    rows = [[e("code", key), e("code", _toml(value))] for key, value in view.identity.items()]
+    hidden = OF_THE_RECORDS if view.private else ()
+    rows = [[e("code", key), e("code", _toml(value))] for key, value in view.identity.items() if key not in hidden]
     return table(("part of the plan", "value"), rows, aria_label="The plan") if rows else None
 
 

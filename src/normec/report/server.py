@@ -7,16 +7,17 @@ browser), and serves no file by its path: runs are found by walking below the ro
 from __future__ import annotations
 
 import json
+import re
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import UsageError
 from . import document, page, run_page
 from .charts import thinned
 from .html import e, plain
-from .listing import Listing
+from .listing import Listing, address
 from .reading import is_run, read_run
 
 ASSETS = {
@@ -39,6 +40,13 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+MOST_FIELDS = 1000
+
+
+class BadQueryError(UsageError):
+    """The address asks for something that no page understands."""
 
 
 class Server(ThreadingHTTPServer):
@@ -73,27 +81,34 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
         try:
             self._answer()
+        except BadQueryError as error:
+            self._say(HTTPStatus.BAD_REQUEST, str(error))
         except UsageError as error:
             self._say(HTTPStatus.NOT_FOUND, str(error))
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the reader went away
+        except Exception as error:  # the border between one page and the server
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, f"this page cannot be made: {type(error).__name__}: {error}")
         return None
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet: the terminal belongs to whoever started the server."""
 
     def _answer(self) -> None:
-        asked = urlsplit(self.path)
-        query = parse_qs(asked.query)
+        try:
+            asked = urlsplit(self.path)
+            query = parse_qs(asked.query, errors="surrogateescape", max_num_fields=MOST_FIELDS)
+        except ValueError as error:
+            raise BadQueryError(f"the address cannot be read: {error}") from None
         head, _, rest = asked.path.removeprefix("/").partition("/")
-        name = unquote(rest).strip("/") or "."
+        name = unquote(rest, errors="surrogateescape").strip("/") or "."
         match head:
             case "":
                 self._send(index(self.server.listing.root).encode(), "text/html; charset=utf-8")
             case "assets" if rest in ASSETS:
                 self._asset(rest)
             case "api" if rest == "runs":
-                self._json(self.server.listing.changes(query.get("since", [None])[0]))
+                self._json(self._changes(query))
             case "rows":
                 self._json(self._rows(name, query))
             case "run":
@@ -102,6 +117,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._together(query.get("run", []))
             case _:
                 self._say(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _changes(self, query: dict[str, list[str]]) -> dict[str, object]:
+        try:
+            return self.server.listing.changes(query.get("since", [None])[0])
+        except UsageError as error:
+            raise BadQueryError(str(error)) from None
 
     def _folder(self, name: str) -> Path:
         folder = self.server.listing.folder(name)
@@ -112,23 +133,28 @@ class _Handler(BaseHTTPRequestHandler):
     def _page(self, name: str) -> None:
         folder = self._folder(name)
         if is_run(folder):
-            text = run_page.render(read_run(folder), SERVED, live=f"/rows/{quote(name)}")
+            text = run_page.render(read_run(folder), SERVED, live=f"/rows/{address(name)}")
         else:
             text = page.render(folder, SERVED, link=self._link)
         self._send(text.encode(), "text/html; charset=utf-8")
 
     def _together(self, names: list[str]) -> None:
+        if not names:
+            raise BadQueryError("name the runs to show together: /together?run=NAME&run=NAME")
         folders = [self._folder(name) for name in names]
+        others = [name for name, folder in zip(names, folders, strict=True) if not is_run(folder)]
+        if others:
+            raise BadQueryError(f"{others[0]} is not a single run; only runs can be shown together")
         text = page.render_many(folders, self._link, served=SERVED)
         self._send(text.encode(), "text/html; charset=utf-8")
 
     def _link(self, folder: Path) -> str:
-        return "/run/" + quote(folder.resolve().relative_to(self.server.listing.root).as_posix())
+        return "/run/" + address(folder.resolve().relative_to(self.server.listing.root).as_posix())
 
     def _rows(self, name: str, query: dict[str, list[str]]) -> dict[str, object]:
         """Rows after the first `have`, if the last of those is still of round `last`; else all."""
+        have, last = (_whole(key, query.get(key, ["-1"])[0]) for key in ("have", "last"))
         view = read_run(self._folder(name))
-        have, last = (_whole(query.get(key, [""])[0]) for key in ("have", "last"))
         rows = view.history.rows
         goes_on = 0 < have <= len(rows) and rows[have - 1]["round"] == last
         return {
@@ -151,7 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(json.dumps(plain(value), allow_nan=False).encode(), "application/json")
 
     def _say(self, status: HTTPStatus, text: str) -> None:
-        self._send(text.encode(), "text/plain; charset=utf-8", status=status)
+        line = "".join(character if character.isprintable() else "\ufffd" for character in text)
+        self._send(line.encode(), "text/plain; charset=utf-8", status=status)
 
     def _send(
         self, body: bytes, kind: str, more: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
@@ -163,8 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _whole(text: str) -> int:
-    return int(text) if text.isdigit() else -1
+def _whole(name: str, text: str) -> int:
+    if re.fullmatch(r"-1|[0-9]{1,18}", text) is None:
+        raise BadQueryError(f"{name} must be a whole number, or -1, got {text[:60]!r}")
+    return int(text)
 
 
 def index(root: Path) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..history import NOT_COVERED
 from . import charts, guarantee, words
 from .document import Section, copyable, document, notes_of, pill
 from .html import Html, e, join, table
@@ -39,7 +40,8 @@ def render(
 ) -> str:
     """The whole page; `views` and `links` by the names that the runs are shown under."""
     histories = [view.history for view in views.values()]
-    drawn = charts.measured([*charts.RESULT, *charts.SPENT, *charts.HEALTH], histories)
+    uncovered = uncovered_of(views.values())
+    drawn = charts.compared(list(charts.ALL.values()), histories, uncovered)
     series = [{"name": name, "columns": charts.columns_of([view.history])} for name, view in views.items()]
     data = charts.payload(drawn, series, _references(views))
     private = any(view.private for view in views.values())
@@ -55,7 +57,15 @@ def render(
         Section("configuration", "Configuration", configuration(list(views.items()))),
         *([Section("rerun", "Run it again", rerun)] if rerun else []),
     ]
-    lead = e("div", e("p", title, class_="kicker"), e("h1", headline(views)), class_="lead")
+    shown_views = list(views.values())
+    lead = e(
+        "div",
+        e("p", title, class_="kicker"),
+        guarantee.badge(shown_views),
+        e("h1", headline(views)),
+        guarantee.warning(shown_views),
+        class_="lead",
+    )
     return document(f"{title} · normec", join(lead, notes_of(notes)), parts, data, served=served)
 
 
@@ -81,7 +91,14 @@ def _whole(view: RunView) -> bool:
 
 def _told(view: RunView, column: str) -> str:
     value = view.final[column]
-    return f"{words.percent(value) if column == 'accuracy' else words.number(value)}, {guarantee.phrase(view)}"
+    shown = words.percent(value) if column == "accuracy" else words.number(value)
+    mark = f" ({NOT_COVERED})" if column in view.uncovered else ""
+    return f"{shown}{mark}, {guarantee.phrase(view)}"
+
+
+def uncovered_of(views: Iterable[RunView]) -> list[str]:
+    """The columns that some private run shows although the guarantee does not cover them."""
+    return list(dict.fromkeys(name for view in views for name in view.uncovered))
 
 
 def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
@@ -100,7 +117,12 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
                 words.number(view.round),
             ]
         )
-    columns = ("run", "status", ">ε", ">lr", ">test accuracy", ">loss", ">‖∇f‖", ">sent by a client", ">rounds")
+    uncovered = uncovered_of(views.values())
+    loss, norm = (
+        f">{head} ({NOT_COVERED})" if column in uncovered else f">{head}"
+        for column, head in (("loss", "loss"), ("grad_norm", "‖∇f‖"))
+    )
+    columns = ("run", "status", ">ε", ">lr", ">test accuracy", loss, norm, ">sent by a client", ">rounds")
     errors = [f"{name}: {view.summary['error']}." for name, view in views.items() if view.summary.get("error")]
     return join(table(columns, rows, class_="sortable", aria_label="Results"), notes_of(errors))
 
@@ -175,7 +197,8 @@ def _health(views: dict[str, RunView]) -> Html:
         missing = words.percent(max(0.0, 1 - sent / (rounds * clients))) if sent and rounds and clients else ""
         rows.append([name, words.number(clients), missing, *(words.number(final.get(column)) for column in known)])
     heads = ("run", ">clients", ">not drawn or dropped", *(f">{HEALTH[column]}" for column in known))
-    return table(heads, rows, class_="sortable", aria_label="Clients")
+    listing = table(heads, rows, class_="sortable", aria_label="Clients")
+    return join(guarantee.warning(list(views.values())) if known else None, listing)
 
 
 def _timing(views: dict[str, RunView]) -> Html:

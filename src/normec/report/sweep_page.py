@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..file_reading import read_text, read_toml
 from . import charts, guarantee, several, words
-from .cells import METRICS, Cell, Metric, best, grouped, measured, order, shown, varied
+from .cells import ENDED, METRICS, Cell, Metric, best, grouped, measured, order, shown, varied
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table
-from .reading import RunView, is_run, read_runs
+from .reading import MOST_BYTES, RunView, is_run, read_runs
 from .run_page import axis_choice
 from .run_page import shown as place
 
@@ -34,7 +34,8 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
     by = _by(folder, metrics)
     winner = best(cells, by) if by else None
     ranked = _ranked(cells, by)
-    drawn = charts.measured([*charts.RESULT, *charts.SPENT, *charts.HEALTH], [view.history for view in views])
+    histories = [view.history for view in views]
+    drawn = charts.compared(list(charts.ALL.values()), histories, several.uncovered_of(views))
     data = charts.payload(drawn, [])
     data["sweep"] = {
         "settings": [{"name": name, "values": _values(cells, name)} for name in names],
@@ -54,7 +55,15 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
         Section("rerun", "Run it again", _rerun(folder)),
     ]
     kicker = e("p", folder.resolve().name, class_="kicker")
-    lead = e("div", kicker, e("h1", headline(cells, by, winner)), _cards(cells, views, metrics, winner), class_="lead")
+    lead = e(
+        "div",
+        kicker,
+        guarantee.badge(views),
+        e("h1", headline(cells, by, winner)),
+        guarantee.warning(views),
+        _cards(cells, views, metrics, winner),
+        class_="lead",
+    )
     title = f"{folder.resolve().name} · normec"
     return document(title, join(lead, notes_of(notes)), parts, data, scripts=("sweep.js",), served=served)
 
@@ -62,8 +71,14 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
 def headline(cells: Sequence[Cell], by: Metric | None, winner: Cell | None) -> str:
     seeds = sorted({len(cell.runs) for cell in cells})
     each = f" of {seeds[0]} seeds" if seeds == [seeds[0]] and seeds[0] > 1 else ""
-    if by is None or winner is None:
+    ended = [cell for cell in cells if cell.status in ENDED]
+    if not ended:
         return words.sentence(f"none of {len(cells)} cells{each} has come to an end yet")
+    if by is None or winner is None:
+        return words.sentence(
+            f"{len(ended)} of {len(cells)} cells{each} have come to an end; nothing that may choose between them was "
+            "recorded, such as the accuracy on validation data (validation = 0.2)"
+        )
     name = by.label.split(",")[0]
     text = f"of {len(cells)} cells{each}, {winner.label} did best by {name} ({shown(winner, by)})"
     accuracy = shown(winner, METRICS[0]) if by.column != "accuracy" else ""
@@ -74,8 +89,8 @@ def headline(cells: Sequence[Cell], by: Metric | None, winner: Cell | None) -> s
 def _by(folder: Path, metrics: Sequence[Metric]) -> Metric | None:
     """What the sweep says decides; else validation data, else the training loss: test data has no say unless asked."""
     try:
-        told = tomllib.loads((folder / "sweep.toml").read_text(encoding="utf-8")).get("by")
-    except (OSError, ValueError):
+        told = read_toml(folder / "sweep.toml", MOST_BYTES).get("by")
+    except (FileNotFoundError, UsageError):
         told = None
     for column in (told, "validation_accuracy", "validation_loss", "loss", "grad_norm"):
         for metric in metrics:
@@ -106,7 +121,7 @@ def _cell(
     cell: Cell, metrics: Sequence[Metric], drawn: Sequence[charts.Chart], to: Callable[[Path], str]
 ) -> dict[str, Any]:
     columns = charts.columns_of([run.history for run in cell.runs], ROWS_A_CELL)
-    kept = {"round", "bytes", "messages", "epsilon"} | {name for chart in drawn for name in list(chart.columns)[:1]}
+    kept = {"round", "bytes", "messages", "epsilon"} | {name for chart in drawn for name in chart.columns}
     return {
         "label": cell.label,
         "settings": cell.settings,
@@ -208,8 +223,8 @@ def _timing(views: Sequence[RunView]) -> Html:
 def _configuration(folder: Path, views: Sequence[RunView]) -> Html:
     named = [(view.name, view) for view in views]
     try:
-        text = (folder / "sweep.toml").read_text(encoding="utf-8").strip()
-    except OSError:
+        text = read_text(folder / "sweep.toml", MOST_BYTES).strip()
+    except (FileNotFoundError, UsageError):
         return several.configuration(named)
     return join(
         copyable(text, "sweep.toml"),

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from . import words
+from ..file_reading import read_json
+from . import shapes, words
 from .document import Section, cards, copyable, document, notes_of
 from .html import Html, e, join, table
+from .reading import MOST_BYTES
 from .run_page import shown
 
 FILE = "theory.json"
+CHECK = shapes.record(
+    {
+        **dict.fromkeys(("problem", "bound"), shapes.text),
+        **dict.fromkeys(("holds", "expected"), shapes.truth),
+        **dict.fromkeys(("rounds", "measured", "value", "tightness"), shapes.number),
+    }
+)
+VERIFICATION = shapes.record(
+    {
+        "checks": shapes.list_of(CHECK),
+        "slopes": shapes.table_of(shapes.optional(shapes.number)),
+        "notes": shapes.list_of(shapes.text),
+    }
+)
 
 
 def render(folder: Path, served: str | None = None) -> str:
     """The whole page about what `normec theory verify` left in a folder."""
     path = folder / FILE
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        checks: list[dict[str, Any]] = facts["checks"]
+        facts = read_json(path, MOST_BYTES)
     except FileNotFoundError:
         raise UsageError(f"{folder} holds no verification (there is no {FILE})") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+    if not VERIFICATION(facts):
+        raise UsageError(f"{path} is not what a verification writes")
+    checks: list[dict[str, Any]] = facts["checks"]
     broken = [check for check in checks if not check["holds"]]
     unexpected = [check for check in broken if check["expected"]]
     data = {"charts": [], "series": [], "bounds": _series(checks)}

@@ -7,14 +7,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ..callbacks import Callback
-from ..history import Row
+from ..history import NOT_COVERED, Row, uncovered
 
 if TYPE_CHECKING:
     from ..run import Run
 
 
 class Tracker(Callback):
-    """Hands rows to `log` once the run has begun. As a context, it also hears of an end by an error."""
+    """Hands rows to `log` once the run has begun. As a context, it also hears of an end by an error.
+
+    Columns of a private run that were measured without noise go under "not covered by the guarantee/".
+    """
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = {key: value for key, value in (settings or {}).items() if value is not None}
@@ -42,7 +45,12 @@ class Tracker(Callback):
         if not self._begun:
             self._waiting.append(row)
             return
-        values = {key: float(value) for key, value in row.items() if key != "round" and value is not None}
+        unprotected = uncovered(row)
+        values = {
+            f"{NOT_COVERED}/{key}" if key in unprotected else key: float(value)
+            for key, value in row.items()
+            if key != "round" and value is not None
+        }
         self.log(values, row["round"])
 
     def end(self, run: Run) -> None:

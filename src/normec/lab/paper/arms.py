@@ -78,6 +78,7 @@ def cells(
 def _noise(protocol: Protocol, bound: float, rounds: int) -> dict[str, Any]:
     return {
         "private": True,
+        "diagnostics": True,  # the paper draws the training loss of its private runs
         "sigma": protocols.sigma(protocol, bound, rounds),
         "delta": protocol.delta,
         "trust": protocol.trust,

@@ -148,6 +148,7 @@ def _noisy(problem: Problem, plan: theory.Proposal, seed: int) -> list[float]:
         privacy=statement,
         seed=seed,
         log_every=1,
+        diagnostics=True,
     )
     norms: list[float] = run.history["grad_norm"][:-1]
     return norms

@@ -15,7 +15,7 @@
     if (kind) made.className = kind;
     return made;
   };
-  const href = (path) => `/run/${path.split("/").map(encodeURIComponent).join("/")}`;
+  const href = (path) => `/run/${entries.get(path).address}`;
   const digits = (value, count) => (value === null || value === undefined ? "" : String(Number(value.toPrecision(count))));
 
   // The sweep or comparison that a run belongs to.
@@ -90,6 +90,11 @@
     first.append(box);
     const status = make("td");
     status.append(make("span", entry.status, `pill ${entry.status}`));
+    if (entry.simulation) {
+      const mark = make("span", "simulation", "pill simulation");
+      mark.title = "Simulation: seeded noise protects nobody";
+      status.append(" ", mark);
+    }
     const curve = make("td", undefined, "curve");
     if (entry.spark) curve.append(spark(entry.spark));
     line.className = home(entry.path) === null ? "" : "member";
@@ -180,7 +185,7 @@
 
   byId("find").addEventListener("input", show);
   byId("together").addEventListener("click", () => {
-    location.href = `/together?${[...picked].map((path) => `run=${encodeURIComponent(path)}`).join("&")}`;
+    location.href = `/together?${[...picked].map((path) => `run=${entries.get(path).address}`).join("&")}`;
   });
   follow();
 })();

@@ -1,0 +1,69 @@
+"""What commands print of the names and errors in a run's folder: on one line, nothing that steers a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from normec.cli import results, tables
+from normec.cli.progress import describe
+from normec.history import NOT_COVERED
+from normec.lab import config, runs
+
+from .command import normec
+
+EVIL = "\x1b]0;taken\x07[red]bold[/nothing]\u202e"
+
+
+def test_tables_take_brackets_and_control_characters_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show([(EVIL, "1")], (EVIL, ">number"), title=EVIL)
+    shown = capsys.readouterr().out
+    assert shown.count("\\x1b]0;taken\\x07[red]bold[/nothing]\\u202e") == 3
+    assert not set(shown) & set("\x1b\x07\u202e")
+
+
+def test_rows_of_private_runs_say_what_is_not_covered() -> None:
+    assert describe({"loss": 0.5, "grad_norm": 0.1}) == "loss 0.5000  ‖∇f‖ 1.00e-01"
+    private = describe({"loss": 0.5, "epsilon": 2.0, "accuracy": 0.9})
+    assert private == f"loss 0.5000  ({NOT_COVERED})  ε 2  accuracy 90.0 %"
+    assert describe({"epsilon": 2.0, "accuracy": 0.9}) == "ε 2  accuracy 90.0 %"
+    noted = results.notes_on([{"loss": 0.5, "epsilon": 8.0}])
+    assert len(noted) == 1
+    assert NOT_COVERED in noted[0]
+    assert results.notes_on([{"loss": 0.5, "epsilon": None}, {"loss": None, "epsilon": 8.0}]) == []
+
+
+@pytest.mark.slow
+def test_commands_print_no_control_characters_of_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / f"run{EVIL.replace('/', '|')}"
+    runs.execute(config.make({"data": "digits", "clients": 10, "rounds": 2, "private": False}), folder)
+    for arguments in (("report", folder.name), ("results", folder.name, "--each")):
+        done = normec(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert not set(done.stdout + done.stderr) & set("\x1b\x07\u202e")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"final": EVIL}))
+    broken = normec("results", folder.name, cwd=tmp_path)
+    assert broken.returncode == 2
+    assert "Traceback" not in broken.stderr
+    assert not set(broken.stderr) & set("\x1b\x07\u202e")
+
+
+@pytest.mark.slow
+def test_a_private_run_prints_no_loss_unless_asked(tmp_path: Path) -> None:
+    asked = ("train", "--clients", "10", "--rounds", "4")
+    quiet = normec(*asked, "--out", "quiet", cwd=tmp_path)
+    assert quiet.returncode == 0, quiet.stderr
+    for word in ("loss", "gradient norm", "memory error", "∇f"):
+        assert word not in quiet.stdout + quiet.stderr.replace("test_loss", "")
+    told = normec(*asked, "--out", "told", "--diagnostics", cwd=tmp_path)
+    lines = [line for line in told.stdout.splitlines() if "loss" in line or "gradient norm" in line]
+    assert lines
+    assert all(NOT_COVERED in line for line in lines)
+    refused = normec("compare", "normec", "--lr", "0.05,0.5", "--rounds", "4", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: private runs do not record loss")
+    assert "--diagnostics" in refused.stderr
+    assert refused.stderr.count("\n") == 1

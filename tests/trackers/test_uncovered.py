@@ -1,0 +1,45 @@
+"""Trackers of a private run: nothing without noise by default; where it was asked for, under a name that says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from normec.history import NOT_COVERED, UNNOISED
+from normec.trackers import TensorBoard, Tracker
+
+from .test_trackers import close, events, expected, train
+
+
+class Kept(Tracker):
+    """Keeps what any tracker is given."""
+
+    def start(self, first_round: int) -> None:  # noqa: ARG002
+        self.names: set[str] = set()
+
+    def log(self, values: dict[str, float], round: int) -> None:  # noqa: ARG002
+        self.names |= values.keys()
+
+    def finish(self, status: str, error: str | None) -> None:
+        """Nothing is open."""
+
+
+def test_a_private_run_sends_only_what_the_guarantee_covers(tmp_path: Path) -> None:
+    kept = Kept()
+    train(tmp_path / "run", [kept])
+    assert kept.names == {"messages", "bytes", "epsilon", "accuracy", "test_loss"}
+
+
+def test_what_is_not_covered_has_a_name_that_says_so(tmp_path: Path) -> None:
+    train(tmp_path / "run", [TensorBoard(tmp_path / "tb")], diagnostics=True)
+    wanted = expected(tmp_path / "run")
+    assert set(UNNOISED) <= set(wanted)
+    close(
+        events(tmp_path / "tb"),
+        {f"{NOT_COVERED}/{name}" if name in UNNOISED else name: points for name, points in wanted.items()},
+    )
+
+
+def test_a_run_without_privacy_keeps_its_names(tmp_path: Path) -> None:
+    kept = Kept()
+    train(tmp_path / "run", [kept], private=False)
+    assert set(UNNOISED) <= kept.names
