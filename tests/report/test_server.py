@@ -144,12 +144,8 @@ def test_the_list_follows_a_run_that_trains(tmp_path: Path, look: Any) -> None:
         page = look().open(address)
         page.get_by_text("No runs here yet").wait_for()
         training = start(
-<<<<<<< HEAD
-            *("train", "--data", "digits", "--rounds", "100000000", "--out", "runs/live", "--quiet"), cwd=tmp_path
-=======
-            *("train", "--data", "digits", "--rounds", "100000", "--out", "runs/live", "--quiet", "--diagnostics"),
+            *("train", "--data", "digits", "--rounds", "100000000", "--out", "runs/live", "--quiet", "--diagnostics"),
             cwd=tmp_path,
->>>>>>> report
         )
         line = page.locator("tr", has_text="live")
         line.get_by_text("training").wait_for()

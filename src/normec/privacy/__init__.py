@@ -5,7 +5,7 @@ asked for where it is used.
 """
 
 from normec.privacy.accounting import Account, Event, epsilon_of, sigma_for
-from normec.privacy.audit import Audit, audit, audit_scores
+from normec.privacy.audit import Audit, View, audit, audit_releases, audit_scores
 from normec.privacy.ledger import BudgetSpent, Head, Ledger, LedgerDamaged, LedgerInUse, Receipt
 from normec.privacy.noise import (
     ExactNoise,
@@ -43,7 +43,9 @@ __all__ = [
     "SecureNoise",
     "SeededNoise",
     "Setting",
+    "View",
     "audit",
+    "audit_releases",
     "audit_scores",
     "calibrate",
     "epsilon_of",

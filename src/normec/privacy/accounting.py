@@ -6,8 +6,10 @@ q or not. `Account.epsilon()` is an ε for which their adaptive composition is (
 | releases | how | exact? |
 | --- | --- | --- |
 | q = 1 | μ² = Σ 1/z², closed form (`gaussian`) | yes, to 1e-13 |
-| q < 1 | PLD (`subsampled`), or the un-amplified μ-GDP where that is smaller | upper bound, about 1e-4 above |
-| q < 1, delta < 1e-12 | RDP, or the un-amplified μ-GDP where that is smaller | upper bound |
+| q < 1 | the smallest of PLD, RDP (`subsampled`) and the un-amplified μ-GDP | upper bound |
+
+The PLD is about 1e-4 above the truth. It is left out where its rounding errors could reach half of δ, that is for δ
+under about 1e-12 a round; RDP is a few per cent above the truth, more for a few rounds with a tiny δ.
 
 Leaving out the amplification is always valid: who was drawn may be told to the observer, and given that each round
 is a plain Gaussian release or nothing.
@@ -23,7 +25,7 @@ from normec.errors import UsageError, at_least, fraction, open_unit, positive
 from normec.privacy import gaussian
 from normec.privacy.extras import needed
 from normec.privacy.gaussian import delta, epsilon, mu_for
-from normec.privacy.subsampled import SMALLEST_DELTA, Group, epsilon_pld, epsilon_rdp, interval, resolvable
+from normec.privacy.subsampled import Group, epsilon_pld, epsilon_rdp, interval, resolvable
 
 __all__ = ["Account", "Event", "delta", "epsilon", "epsilon_of", "mu_for", "sigma_for"]
 
@@ -113,7 +115,7 @@ class Account:
         groups = tuple(
             g._replace(releases=max(g.releases, math.ceil(ahead(g.releases) - 1e-6))) for g in self._groups()
         )
-        mu = 2 ** (math.ceil(16 * math.log2(self.mu)) / 16) if self.mu > 0 else 0.0
+        mu = max(self.mu, 2 ** (math.ceil(16 * math.log2(self.mu)) / 16)) if self.mu > 0 else 0.0
         if (groups, mu) not in self._upper:
             self._upper[groups, mu] = self._epsilon(groups, mu, horizon)
         return self._upper[groups, mu]
@@ -130,10 +132,9 @@ class Account:
             return plain
         # One interval for the whole run keeps the one-round distributions cached between checkpoints.
         planned = tuple(g._replace(releases=max(g.releases, horizon or 0)) for g in groups)
-        if self.delta < SMALLEST_DELTA:
-            return min(plain, epsilon_rdp(groups, mu, self.delta))
         guess = min(plain, epsilon_rdp(planned, mu, self.delta))
-        return min(plain, epsilon_pld(groups, mu, self.delta, interval(planned, mu, guess)))
+        known = min(plain, epsilon_rdp(groups, mu, self.delta))
+        return min(known, epsilon_pld(groups, mu, self.delta, interval(planned, mu, guess)))
 
 
 def epsilon_of(events: Iterable[Event], delta: float) -> float:

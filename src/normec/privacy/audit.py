@@ -4,18 +4,31 @@ A mechanism that is (ε, δ)-DP satisfies P[S | with] <= e^ε P[S | without] + �
 Run it often both ways, compute a score, choose S = {score > threshold}, and read off the ε that the frequencies
 force.
 
-Two bounds, each holding with probability `confidence`:
-- `clopper_pearson`: no assumption on the scores. The threshold is chosen on one half of the runs and judged on the
-  other, with exact binomial limits. From N runs it cannot show more than about ln(N/4), whatever the leak.
-- `gaussian`: the scores are Gaussian with equal variances, as they are for linear scores of a Gaussian mechanism.
-  The distance of the means over the standard deviation is then a lower bound on μ, and ε follows by μ-GDP. It comes
-  within a few per cent of the claim, so it has teeth.
+Two bounds, each at half of the risk 1 − `confidence`, so that the larger one holds with probability `confidence`:
+- `clopper_pearson`: no assumption on the scores. The score and the threshold are chosen on some runs and judged on
+  others, with exact binomial limits. From N judged runs it cannot show more than about ln(N/8), whatever the leak: to
+  find a leak that is not Gaussian, audit a claim well below that (ε = 2 for a thousand runs).
+- `gaussian`: the score is Gaussian with equal variances in both cases, as every linear score of a Gaussian mechanism
+  is. The distance of the means over the standard deviation is then a lower bound on μ, and ε follows by μ-GDP. It comes
+  within a few per cent of the claim, so it has teeth. The confidence rests on this assumption. For a mechanism that
+  does what it claims the assumption is true, so a true mechanism is accused with probability 1 − `confidence` at most,
+  and a refutation shows that it does something else; how large its ε is, only `clopper_pearson` says without assuming.
 
-A canary that is worst for the Gaussian sends messages of full length in a known direction, and with ALTERNATING
-signs: noise that is used twice cancels in the difference of two rounds, and a message that is always the same would
-cancel with it. Give one score a round (the observed sum minus what is expected without the canary, along the
-direction); for several scores a run, the combination that tells the two cases apart best is learned on the first
-quarter of the runs (Fisher's discriminant) and judged on the others.
+Whatever is adapted to the data (directions, the choice of a score, thresholds) is adapted on runs that are not judged.
+
+`audit_releases` takes what an observer sees, release by release, and tries these scores:
+
+| score | finds |
+| --- | --- |
+| along the canary's known message | too little noise, a message past its bound |
+| Fisher's discriminant over releases | a release without noise, noise used in two rounds |
+| Fisher's discriminant over coordinates | a coordinate with little noise, one number of noise for all coordinates |
+| Fisher's discriminant over everything that is seen | noise that two clients share, noise that returns later |
+| largest and smallest deviation, total energy | truncated tails, one-sided noise, noise that depends on the message |
+| coordinates whose noise was seen before, or is 0 | a coarse grid, few seeds, no noise |
+
+Fisher's discriminant inverts the covariance of the noise, so it finds a direction without noise in any number of
+coordinates. `audit_scores` takes scores of the caller's own: one a run, or several, whose best combination is learned.
 """
 
 from __future__ import annotations
@@ -36,7 +49,10 @@ Scores = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Audit:
-    """What was measured: two lower bounds on ε at `delta`, and the claim they are held against."""
+    """What was measured: two lower bounds on ε at `delta`, and the claim they are held against.
+
+    `trials` counts the judged runs of each kind; `score` names what told the two kinds apart.
+    """
 
     clopper_pearson: float
     gaussian: float
@@ -45,10 +61,11 @@ class Audit:
     confidence: float
     trials: int
     claim: float | None = None
+    score: str = "given"
 
     @property
     def epsilon(self) -> float:
-        """The larger bound; it holds with probability `confidence` because each of the two was given half the risk."""
+        """The larger bound; each of the two has half the risk."""
         return max(self.clopper_pearson, self.gaussian)
 
     @property
@@ -113,13 +130,172 @@ def audit_scores(
     )
 
 
-def discriminant(inside: Scores, outside: Scores) -> Scores:
-    """Fisher's direction: the pooled covariance inverted on the difference of means.
+@dataclass(frozen=True)
+class View:
+    """What one observer sees of a mechanism, and what it is claimed to lose to that observer.
+
+    `inside`, `outside`: observed vectors [runs, releases, d] with and without the canary. `expected_inside`,
+    `expected_outside`: what they would be without noise [releases, d], which the adversary knows. `claim`: ε.
+    """
+
+    name: str
+    inside: Scores
+    outside: Scores
+    expected_inside: Scores
+    expected_outside: Scores
+    claim: float
+
+
+def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.999) -> Audit:
+    """Audit what several observers see; the claim of one of them is judged, and it is the one that looks worst.
+
+    A third of the runs teaches the scores, a sixth chooses the view and the score for each of the two bounds, and the
+    other half judges them. The bounds of the view that leaves least room under its claim are returned.
+    """
+    open_unit(delta=delta, confidence=confidence)
+    each = (1 + confidence) / 2
+    linear: list[_Candidate] = []
+    free: list[_Candidate] = []
+    for view in views:
+        found = _candidates(view)
+        linear += [one for one in found if one.linear]
+        free += found
+    by_mu = max(linear, key=lambda one: _room(gaussian.epsilon(one.chosen_mu(each), delta), one.claim))
+    by_events = max(free, key=lambda one: _room(one.chosen_events(delta, each), one.claim))
+    mu = gaussian_mu(*by_mu.judged, each)
+    bound = clopper_pearson_judged(by_events.chosen, by_events.judged, delta, each)
+    verdicts = [(gaussian.epsilon(mu, delta), by_mu, True), (bound, by_events, False)]
+    _, worst, is_gaussian = max(verdicts, key=lambda one: _room(one[0], one[1].claim))
+    return Audit(
+        clopper_pearson=bound if not is_gaussian or by_events.claim == worst.claim else 0.0,
+        gaussian=gaussian.epsilon(mu, delta) if is_gaussian or by_mu.claim == worst.claim else 0.0,
+        mu=mu,
+        delta=delta,
+        confidence=confidence,
+        trials=min(map(len, worst.judged)),
+        claim=worst.claim,
+        score=worst.name,
+    )
+
+
+def _room(epsilon: float, claim: float) -> float:
+    """How much of the claim a bound reaches."""
+    return epsilon / claim if claim > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A score, computed for the runs that choose and for those that judge: (inside, outside) each."""
+
+    name: str
+    linear: bool
+    claim: float
+    chosen: tuple[Scores, Scores]
+    judged: tuple[Scores, Scores]
+
+    def chosen_mu(self, confidence: float) -> float:
+        return gaussian_mu(*self.chosen, confidence)
+
+    def chosen_events(self, delta: float, confidence: float) -> float:
+        return _best_threshold(*self.chosen, delta, confidence)[0]
+
+
+def _candidates(view: View) -> list[_Candidate]:
+    """All scores of a view, learned on the first third of its runs."""
+    inside, outside = _checked_releases(view.inside), _checked_releases(view.outside)
+    runs = min(len(inside), len(outside))
+    learn, choose = runs // 3, runs // 2
+    shift = np.asarray(view.expected_inside - view.expected_outside, dtype=np.float64)
+    seen = [part - view.expected_outside for part in (inside, outside)]  # what is seen, less what is no secret
+    scores = _linear_scores(seen[0][:learn], seen[1][:learn], shift)
+    found = []
+    for name, is_linear, score in [*((n, True, s) for n, s in scores), *_other_scores(seen, learn, shift)]:
+        values = [score(part[learn:runs]) for part in seen]
+        cut = choose - learn
+        found.append(
+            _Candidate(
+                f"{view.name}: {name}",
+                is_linear,
+                view.claim,
+                (values[0][:cut], values[1][:cut]),
+                (values[0][cut:], values[1][cut:]),
+            )
+        )
+    return found
+
+
+Score = Callable[[Scores], Scores]  # [runs, releases, d] → [runs]
+
+
+def _linear_scores(inside: Scores, outside: Scores, shift: Scores) -> list[tuple[str, Score]]:
+    """Projections: on the canary's message, and on discriminants over releases, coordinates, and all of both."""
+    touched = np.flatnonzero(np.abs(shift).sum(1))  # the releases that the canary takes part in
+    lengths = np.linalg.norm(shift[touched], axis=1, keepdims=True)
+    units = shift[touched] / np.where(lengths > 0, lengths, 1.0)
+    signs = np.sign(units @ units[0]) if len(touched) else np.zeros(0)
+
+    def along(seen: Scores) -> Scores:
+        return np.einsum("nrd,rd->nr", seen[:, touched], units)
+
+    def across(seen: Scores) -> Scores:
+        return np.einsum("nrd,r->nd", seen[:, touched], signs)
+
+    def everything(seen: Scores) -> Scores:
+        return seen.reshape(len(seen), -1)
+
+    def learned(features: Score, gap: Scores | None = None) -> Score:
+        weights = discriminant(features(inside), features(outside), gap)
+        return lambda seen: np.asarray(features(seen) @ weights, dtype=np.float64)
+
+    return [
+        ("the canary's message", lambda seen: np.einsum("nrd,rd->n", seen, shift)),
+        ("a combination of releases", learned(along)),
+        ("a combination of coordinates", learned(across)),
+        ("a combination of all that is seen", learned(everything)),
+        ("the canary's message against the noise as it is", learned(everything, shift.ravel())),
+    ]
+
+
+def _other_scores(seen: Sequence[Scores], learn: int, shift: Scores) -> list[tuple[str, bool, Score]]:
+    """Scores that are not linear in what is seen; only `clopper_pearson` judges them."""
+    inside, outside = (part[:learn] for part in seen)
+    touched = np.flatnonzero(np.abs(shift).sum(1))
+    noise = np.concatenate([(inside - shift)[:, touched].ravel(), outside[:, touched].ravel()])
+    known = np.sort(np.append(noise, 0.0))
+    same = 1e-9 * float(noise.std())
+
+    def repeated(values: Scores) -> Scores:
+        where = np.searchsorted(known, values - same)
+        near = known[np.minimum(where, len(known) - 1)]
+        return np.asarray((np.abs(near - values) <= same).sum((1, 2)), dtype=np.float64)
+
+    return [
+        ("the largest deviation", False, lambda part: np.abs(part[:, touched]).max((1, 2))),
+        ("the smallest coordinate", False, lambda part: part[:, touched].min((1, 2))),
+        ("the largest coordinate", False, lambda part: part[:, touched].max((1, 2))),
+        ("the energy", False, lambda part: (part[:, touched] ** 2).sum((1, 2))),
+        ("noise that was seen before", False, lambda part: repeated(part[:, touched])),
+        ("noise that was seen before, under the canary", False, lambda part: repeated((part - shift)[:, touched])),
+    ]
+
+
+def _checked_releases(seen: Scores) -> Scores:
+    seen = np.asarray(seen, dtype=np.float64)
+    if seen.ndim != 3 or len(seen) < 48:
+        raise UsageError(f"an audit of releases needs [runs >= 48, releases, d] each way, got shape {seen.shape}")
+    if not np.isfinite(seen).all():
+        raise UsageError("an audit's observations must be finite, got NaN or infinity; the mechanism diverged")
+    return seen
+
+
+def discriminant(inside: Scores, outside: Scores, gap: Scores | None = None) -> Scores:
+    """Fisher's direction: the pooled covariance inverted on the difference of means, or on a known `gap`.
 
     A direction without any noise (a forgotten draw, a reused one) makes the covariance singular; the ridge of 1e-9
     of its largest entry keeps such a direction, and lets it win.
     """
-    gap = inside.mean(0) - outside.mean(0)
+    if gap is None:
+        gap = inside.mean(0) - outside.mean(0)
     covariance = np.atleast_2d(np.cov(inside, rowvar=False) + np.cov(outside, rowvar=False))
     ridge = 1e-9 * max(float(np.abs(covariance).max()), 1e-300)
     return np.asarray(np.linalg.solve(covariance + ridge * np.eye(len(gap)), gap), dtype=np.float64)
@@ -144,30 +320,50 @@ def gaussian_mu(inside: Scores, outside: Scores, confidence: float) -> float:
 
 
 def clopper_pearson_epsilon(inside: Scores, outside: Scores, delta: float, confidence: float) -> float:
-    """A lower confidence bound on ε that assumes nothing of the scores."""
+    """A lower confidence bound on ε that assumes nothing of the scores; half the runs choose, half judge."""
     first = min(len(inside), len(outside)) // 2
-    flip, swap, threshold = _best_threshold(inside[:first], outside[:first], delta, confidence)
+    return clopper_pearson_judged(
+        (inside[:first], outside[:first]), (inside[first:], outside[first:]), delta, confidence
+    )
+
+
+def clopper_pearson_judged(
+    chosen: tuple[Scores, Scores], judged: tuple[Scores, Scores], delta: float, confidence: float
+) -> float:
+    """The bound that the `judged` scores prove for the event that looks best on the `chosen` ones."""
+    _, flip, swap, threshold = _best_threshold(*chosen, delta, confidence)
     sign = -1.0 if flip else 1.0
-    hits, false_hits = (sign * part[first:] > threshold for part in ((outside, inside) if swap else (inside, outside)))
+    hits, false_hits = (sign * part > threshold for part in (judged[::-1] if swap else judged))
     return float(
         _forced(np.array([hits.sum()]), len(hits), np.array([false_hits.sum()]), len(false_hits), delta, confidence)[0]
     )
 
 
-def _best_threshold(inside: Scores, outside: Scores, delta: float, confidence: float) -> tuple[bool, bool, float]:
-    """The event score > threshold (of ± score, of either case) that would prove most on these runs."""
+def _best_threshold(
+    inside: Scores, outside: Scores, delta: float, confidence: float
+) -> tuple[float, bool, bool, float]:
+    """The event score > threshold (of ± score, of either case) that would prove most on these runs, and how much."""
     best = (-math.inf, False, False, 0.0)
     for flip in (False, True):
         for swap in (False, True):
             a, b = (outside, inside) if swap else (inside, outside)
             a, b = np.sort(-a if flip else a), np.sort(-b if flip else b)
-            thresholds = np.unique(np.concatenate([a, b]))
+            thresholds = _thresholds(np.unique(np.concatenate([a, b])))
             hits = len(a) - np.searchsorted(a, thresholds, side="right")
             false_hits = len(b) - np.searchsorted(b, thresholds, side="right")
             proved = _forced(hits, len(a), false_hits, len(b), delta, confidence)
             top = int(np.argmax(proved))
             best = max(best, (float(proved[top]), flip, swap, float(thresholds[top])))
-    return best[1:]
+    return best
+
+
+def _thresholds(values: Scores) -> Scores:
+    """Midpoints between sorted scores: all near both ends, where rare events lie, and 128 between."""
+    middles = np.append((values[:-1] + values[1:]) / 2, values[-1])
+    if len(middles) <= 256:
+        return middles
+    inner = np.linspace(64, len(middles) - 65, 128).astype(int)
+    return np.concatenate([middles[:64], middles[inner], middles[-64:]])
 
 
 def _forced(

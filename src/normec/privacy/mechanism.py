@@ -190,14 +190,16 @@ class Mechanism:
             else:
                 self._add(messages.sum(0))
             return messages
-        if isinstance(self._source, GridNoise):
-            sent = privatise(messages, self.sigma, self._source, bound=self.release.bound)
-        else:
-            sent = messages + torch.stack(
-                [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]
-            )
+        sent = self.noisy(messages, clients)
         self._add(sent.sum(0))
         return sent if self.keeps_noise else messages
+
+    def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
+        """What an observer of single messages sees in place of ``[c, d]``: each with the noise of its client."""
+        if isinstance(self._source, GridNoise):
+            return privatise(messages, self.sigma, self._source, bound=self.release.bound)
+        draws = [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]
+        return messages + torch.stack(draws)
 
     def outgoing(self, sums: Tensor, share: float = 1.0, messages: int = 0) -> Tensor:
         """Σ of what clients here send in the round that was paid for last; `sums`: Σ of messages not passed to `send`.
