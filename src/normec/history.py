@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .atomic import flush
+from .atomic import append, flush, read_file, writing
 from .errors import UsageError
 
 Row = dict[str, Any]
@@ -23,9 +23,10 @@ class History:
     the rounds they belong to.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, mode: int = 0o666) -> None:
+        """`mode`, less the umask, is that of the file, should it be created."""
         self.rows: list[Row] = []
-        self._path = path
+        self._path, self._mode = path, mode
         self._seen, self._length = hashlib.sha256(), 0
         self._pending: list[bytes] = []
 
@@ -38,8 +39,7 @@ class History:
     def write(self) -> None:
         if self._path is not None and self._pending:
             data = b"".join(self._pending)
-            with self._path.open("ab") as file:
-                file.write(data)
+            append(self._path, data, self._mode)
             self._pending = []
             self._seen.update(data)
             self._length += len(data)
@@ -48,27 +48,35 @@ class History:
         """Bring all rows to the disk; returns what a checkpoint needs to vouch for them."""
         self.write()
         if self._path is not None and self._path.exists():
-            flush(self._path)
+            with writing(self._path):
+                flush(self._path)
         return {"bytes": self._length, "sha256": self._seen.hexdigest()}
 
     def reread(self) -> None:
         """Take the rows from the file; a last line that a kill cut short is left out."""
-        held = self._path.read_bytes() if self._path is not None and self._path.exists() else b""
+        held = self._held()
         self._take(held[: held.rfind(b"\n") + 1])
 
     def rewind(self, extent: Extent | None) -> None:
         """Go back to what a checkpoint vouches for (None: to nothing); the rest of the file is cut off."""
         if self._path is None:
             return
-        held = self._path.read_bytes() if self._path.exists() else b""
+        held = self._held()
         length = extent["bytes"] if extent is not None else 0
         vouched = held[:length]
         if extent is not None and hashlib.sha256(vouched).hexdigest() != extent["sha256"]:
-            raise UsageError(f"{self._path} is not what its checkpoint says: it was changed by hand or damaged")
+            raise UsageError(
+                f"{self._path} is not what its checkpoint says: it was removed, changed by hand or damaged; "
+                "restore it from a backup, or start anew in another folder"
+            )
         self._take(vouched)
         self._seen, self._length, self._pending = hashlib.sha256(vouched), length, []
         if len(held) > length:
-            os.truncate(self._path, length)
+            with writing(self._path):
+                os.truncate(self._path, length)
+
+    def _held(self) -> bytes:
+        return (read_file(self._path) if self._path is not None else None) or b""
 
     def _take(self, data: bytes) -> None:
         try:

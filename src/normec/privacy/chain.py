@@ -87,7 +87,7 @@ class Chain:
 
     def __init__(self, path: str | os.PathLike[str], expect: Head | None = None, secret: bytes | None = None) -> None:
         self.path, self._secret = Path(path), secret
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             _lock(self._file, self.path)
             self.lines, self.head, self._size = read_chain(self.path, expect, secret)
@@ -175,7 +175,7 @@ def _read_head(path: Path) -> Head | None:
 
 def _save_head(path: Path, head: Head) -> None:
     fresh = _side(path).with_suffix(".new")
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         _write(file, (_plain(head._asdict()) + "\n").encode())
         os.fsync(file)
