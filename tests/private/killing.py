@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch  # noqa: F401  (loaded before the forks)
 import torch
 
 from normec import NormEC, Privacy, Problem, train
@@ -83,6 +82,7 @@ def forked(action: Callable[[], Any]) -> int:
 
 
 def main(folder: Path, noise: str, rounds: int, step: int) -> None:
+    private_run(folder.parent / "first", noise, 1)  # what a run imports is then there before the forks
     nth = 1
     while True:
         out, draws = folder / str(nth), folder / f"{nth}.draws"

@@ -52,7 +52,7 @@ def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "step"), [(3, 1), (200, 29)], ids=["every instant", "reserved in chunks"])
+@pytest.mark.parametrize(("rounds", "step"), [(2, 1), (200, 41)], ids=["every instant", "reserved in chunks"])
 def test_a_simulation_ends_in_the_same_files_wherever_it_is_killed(tmp_path: Path, rounds: int, step: int) -> None:
     private_run(tmp_path / "whole", "seeded", rounds)
     expected = results(tmp_path / "whole")
@@ -100,14 +100,14 @@ def _epsilon(releases: int) -> float:
 
 @pytest.mark.slow
 def test_secure_noise_is_drawn_and_paid_for_once_a_round_but_for_the_round_under_way(tmp_path: Path) -> None:
-    runs = killed_everywhere(tmp_path / "killed", "secure", 5, 1)
+    runs = killed_everywhere(tmp_path / "killed", "secure", 3, 1)
     assert len(runs) > 30
     repeated = 0
     for run in runs:
         paid = Counter(line["round"] for line in lines(run))
         extra = sum(paid.values()) - len(paid)
         assert extra <= 1, run.name
-        assert set(paid) == set(range(5 - extra)), run.name  # the budget is for five releases
+        assert set(paid) == set(range(3 - extra)), run.name  # the budget is for three releases
         drawn = (run.parent / f"{run.name}.draws").read_text().split()
         assert len(drawn) <= sum(paid.values()), f"{run.name} has drawn noise that was not paid for"
         assert len(set(drawn)) == len(drawn)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, nearest
 from ..history import History
+from ..privacy.verify import verified
 from . import config as configs
 from . import runs, tuning
 from .config import ELSEWHERE, RunConfig
@@ -40,6 +41,7 @@ class Record:
     settings: Mapping[str, Any]
     status: str
     summary: Mapping[str, Any]
+    paid: float | None = None  # epsilon by the ledger of a private run that is not finished
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def _metrics(record: Record) -> Row:
     held = {
         **final,
         **{key: summary.get(key) for key in ("best_accuracy", "smallest_grad_norm")},
-        "epsilon": (summary.get("privacy") or final).get("epsilon"),
+        "epsilon": record.paid if record.paid is not None else (summary.get("privacy") or final).get("epsilon"),
         "seconds": summary.get("timings", {}).get("total"),
     }
     return {name: held.get(name) for name in METRICS}
@@ -221,11 +223,19 @@ def _read(folder: Path) -> Record:
         summary = runs.read(folder).summary
         if not isinstance(summary.get("config"), dict) or not isinstance(summary.get("final"), dict):
             raise UsageError(f"{folder / 'summary.json'} is damaged: it lacks the run's settings or its final row")
-        return of(summary, folder)
+        record = of(summary, folder)
+        return record if record.status == "finished" else replace(record, paid=_paid(folder, summary))
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is half-written: it has no config.toml")
     settings = configs.load(folder / "config.toml").model_dump()
     history = History(folder / "metrics.jsonl")
     history.reread()
     last = history.rows[-1] if len(history) else {}
-    return Record(folder, settings, "unfinished", {"round": last.get("round", 0), "final": last})
+    summary = {"round": last.get("round", 0), "final": last}
+    return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
+
+
+def _paid(folder: Path, summary: Mapping[str, Any]) -> float | None:
+    """What a run has paid for that may have gone on since its summary or its last row."""
+    paid = verified(folder, summary)
+    return paid.epsilon if paid is not None else None

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from .. import __version__, data
-from ..atomic import write_atomic
+from ..atomic import OWNER_ONLY, read_file, write_atomic, writing
 from ..callbacks import Callback
 from ..errors import Diverged, UsageError
 from ..fleet import finished
 from ..history import History
 from ..interrupt import Interrupt
+from ..privacy.verify import verified
 from ..problem import Problem
 from ..report import page
 from ..run import Run
@@ -83,7 +84,8 @@ def steps(
         raise
     if run.clients and world.rank == 0:
         rows = list(zip(*run.clients.values(), strict=True))
-        write_atomic(folder / "clients.json", json.dumps({"columns": list(run.clients), "rows": rows}) + "\n")
+        table = json.dumps({"columns": list(run.clients), "rows": rows}) + "\n"
+        write_atomic(folder / "clients.json", table, OWNER_ONLY if run.privacy is not None else None)
     summary = summarise(run, config)
     if summary["privacy"] is not None and data.load(config.data, config.data_dir).fitted:
         summary["privacy"]["notes"] += (FITTED,)
@@ -104,15 +106,17 @@ def default_folder(config: RunConfig) -> Path:
 
 
 def read(folder: Path) -> Result:
-    """A run read back from its folder."""
+    """A run read back from its folder; the ledger of a private one must bear out what its summary says."""
+    data = read_file(folder / "summary.json")
+    if data is None:
+        raise UsageError(f"{folder} holds no finished or interrupted run (there is no summary.json)")
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{folder} holds no finished or interrupted run (there is no summary.json)") from None
-    except ValueError as error:
+        summary = json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{folder / 'summary.json'} is damaged: {error}") from None
     if not isinstance(summary, dict) or "status" not in summary:
         raise UsageError(f"{folder / 'summary.json'} is damaged: it has no status; remove it to have it written anew")
+    verified(folder, summary)
     history = History(folder / "metrics.jsonl")
     history.reread()
     return Result(folder, summary, history)
@@ -120,7 +124,8 @@ def read(folder: Path) -> Result:
 
 def note(config: RunConfig, folder: Path, facts: dict[str, Any]) -> None:
     """Leave word in its folder of a run that ended without a result: `facts` say its status and why."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "config.toml").exists():
         write_atomic(folder / "config.toml", to_toml(config))
     history = History(folder / "metrics.jsonl")

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atomic import writing
+from ..atomic import read_file, writing
 from ..errors import UsageError
 from ..methods import Method
 from .accounting import Account
@@ -113,7 +113,7 @@ class Mechanism:
         """Keep the account in the file `path`; one that a checkpoint knows of must be there."""
         if self._ledger is not None:
             return
-        if expect and not path.exists():
+        if read_file(path) is None and expect:
             raise UsageError(f"{path} is missing; restore it from a backup, or start anew in another folder")
         try:
             with writing(path):

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from . import several, words
 from .document import Section, copyable
 from .html import Html, e, join, table
-from .reading import RunView, read_run, read_runs
+from .reading import RunView, read_runs, trusted_run
 from .run_page import shown
 
 FILE = "comparison.json"
@@ -36,7 +36,7 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
             continue
         place = folder / Path(row["folder"]).name
         try:
-            views[row["method"]] = read_run(place)
+            views[row["method"]] = trusted_run(place)
         except (UsageError, OSError) as error:
             notes.append(f"{row['method']}: {error}")
     if not views:
