@@ -27,6 +27,10 @@ class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of
         self.round, self.clients = round, clients
 
 
+class Unwritable(OSError):  # noqa: N818  (a state of the disk, not a mistake of the caller)
+    """A file could not be written: one line that names its path; what was complete before is still complete."""
+
+
 class RankLost(RuntimeError):  # noqa: N818  (a state of the job, not a mistake of the caller)
     """Another process of the job hangs or is gone; the message names it."""
 

@@ -10,13 +10,13 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import UsageError
 
 
-def read_bytes(path: Path, limit: int | None = None, tail: int | None = None) -> bytes:
-    """The contents of a regular file of at most `limit` bytes; with `tail` only its last so many bytes.
+def open_file(path: Path) -> IO[bytes]:
+    """A regular file, open for reading.
 
     Raises:
         FileNotFoundError: There is nothing at `path`.
@@ -28,18 +28,34 @@ def read_bytes(path: Path, limit: int | None = None, tail: int | None = None) ->
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    found = os.fstat(opened)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
-        raise UsageError(f"{path} is not a regular file")
-    with os.fdopen(opened, "rb") as file:
-        if limit is not None and found.st_size > limit:
-            raise UsageError(f"{path} has {found.st_size:,} bytes; at most {limit:,} are read")
+        raise UsageError(f"{path} cannot be read: it is not a regular file")
+    return os.fdopen(opened, "rb")
+
+
+def read_bytes(path: Path, limit: int | None = None, tail: int | None = None) -> bytes:
+    """The contents of a file of at most `limit` bytes; with `tail` only its last so many.
+
+    Raises as `open_file` does.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise UsageError(f"{path} has {size:,} bytes; at most {limit:,} are read")
         try:
-            file.seek(max(0, found.st_size - tail) if tail is not None else 0)
+            file.seek(max(0, size - tail) if tail is not None else 0)
             return file.read()
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_if_present(path: Path, limit: int | None = None) -> bytes | None:
+    """The contents of a file, None where there is nothing at `path`; raises `UsageError` as `open_file` does."""
+    try:
+        return read_bytes(path, limit)
+    except FileNotFoundError:
+        return None
 
 
 def read_text(path: Path, limit: int | None = None) -> str:

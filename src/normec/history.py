@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .atomic import flush
+from .atomic import append, flush, writing
 from .errors import UsageError
-from .file_reading import parse_json, read_bytes
+from .file_reading import parse_json, read_if_present
 
 Row = dict[str, Any]
 Extent = dict[str, Any]  # how many bytes of the file, and their sha256
@@ -34,9 +34,10 @@ class History:
     the rounds they belong to.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, private: bool = False) -> None:
+        """`private`: only the owner may read the file, should it be created."""
         self.rows: list[Row] = []
-        self._path = path
+        self._path, self._private = path, private
         self._seen, self._length = hashlib.sha256(), 0
         self._pending: list[bytes] = []
 
@@ -49,8 +50,7 @@ class History:
     def write(self) -> None:
         if self._path is not None and self._pending:
             data = b"".join(self._pending)
-            with self._path.open("ab") as file:
-                file.write(data)
+            append(self._path, data, private=self._private)
             self._pending = []
             self._seen.update(data)
             self._length += len(data)
@@ -59,30 +59,35 @@ class History:
         """Bring all rows to the disk; returns what a checkpoint needs to vouch for them."""
         self.write()
         if self._path is not None and self._path.exists():
-            flush(self._path)
+            with writing(self._path):
+                flush(self._path)
         return {"bytes": self._length, "sha256": self._seen.hexdigest()}
 
     def reread(self, limit: int | None = None) -> None:
         """Take the rows from the file, of at most `limit` bytes; a last line that a kill cut short is left out."""
-        try:
-            held = read_bytes(self._path, limit) if self._path is not None else b""
-        except FileNotFoundError:
-            held = b""
+        held = self._held(limit)
         self._take(held[: held.rfind(b"\n") + 1])
 
     def rewind(self, extent: Extent | None) -> None:
         """Go back to what a checkpoint vouches for (None: to nothing); the rest of the file is cut off."""
         if self._path is None:
             return
-        held = self._path.read_bytes() if self._path.exists() else b""
+        held = self._held()
         length = extent["bytes"] if extent is not None else 0
         vouched = held[:length]
         if extent is not None and hashlib.sha256(vouched).hexdigest() != extent["sha256"]:
-            raise UsageError(f"{self._path} is not what its checkpoint says: it was changed by hand or damaged")
+            raise UsageError(
+                f"{self._path} is not what its checkpoint says: it was removed, changed by hand or damaged; "
+                "restore it from a backup, or start anew in another folder"
+            )
         self._take(vouched)
         self._seen, self._length, self._pending = hashlib.sha256(vouched), length, []
         if len(held) > length:
-            os.truncate(self._path, length)
+            with writing(self._path):
+                os.truncate(self._path, length)
+
+    def _held(self, limit: int | None = None) -> bytes:
+        return (read_if_present(self._path, limit) if self._path is not None else None) or b""
 
     def _take(self, data: bytes) -> None:
         rows = [parse_json(line, str(self._path)) for line in data.splitlines()]

@@ -109,7 +109,8 @@ class Observer:
             # What was observed exactly, stays.
             row = meter.read(exact=self._exact(drawn), feedback=self._method.feedback) | row
         if self._mechanism is not None:
-            row["epsilon"] = self._world.first(self._mechanism.epsilon)
+            mechanism, k = self._mechanism, row["round"]
+            row["epsilon"] = self._world.first(lambda: mechanism.epsilon_at(k))
         row = {key: row[key] for key in COLUMNS if key in row}
         broken = [key for key, value in row.items() if not math.isfinite(value)]
         if broken:

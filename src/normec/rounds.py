@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from .privacy.mechanism import Mechanism
 
 
+SMALL_FILE = 2**20  # bytes of releases that are no reason for a checkpoint
+
+
 class Rounds:
     """One run under way: `run` takes it to its end, `steps` round by round."""
 
@@ -67,8 +70,15 @@ class Rounds:
         self.watch = Stopwatch()
         self.payments = Payments(mechanism, world, problem.initial_buffers()) if mechanism is not None else None
         self.sending = Sending(method, plan.seed, mechanism, self.faults)
-        able = self.sending.fused and world.size == 1
+        # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
+        # messages, a checkpoint is that record.
+        fresh = mechanism is not None and kept and not mechanism.repeatable
+        self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
+        self.recording = fresh and not self.save_every_round
+        self.recorded: dict[int, int] = {}  # rounds whose release is known from before a restart, and their attempts
+        able = self.sending.fused and world.size == 1 and not self.recording
         self.closing = Closing(method, plan, problem, mechanism, self.faults, self.sending.bound, able)
+        self.recalled: int | None = None
         self.begun = False
         self.faulty = self.stopping = self.saving = False  # what the ranks said when they were last heard
         self.asked: Callable[[], bool] = lambda: False
@@ -116,6 +126,9 @@ class Rounds:
             self._open_ledger()  # what was spent is in there, even if no round is left to run
         else:
             state = self.initial()
+        if self.recording:
+            attempts = self.world.first(lambda: self.storage.releases.following(state.round))
+            self.recorded = dict(enumerate(attempts, state.round))
         self.watch.start()
         self.saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
         return state
@@ -129,13 +142,16 @@ class Rounds:
             return False
         for callback in self.callbacks:
             callback.round(state.round)
-        if self.begun and (self._time_to_save() if self.world.size == 1 else self.saving):
+        if self.begun and (self._time_to_save(state) if self.world.size == 1 else self.saving):
             self._save(state)
             self.saved_at, self.saving = time.monotonic(), False
         return True
 
-    def _time_to_save(self) -> bool:
-        return self.kept and time.monotonic() - self.saved_at >= self.checkpoint_seconds
+    def _time_to_save(self, state: State) -> bool:
+        if self.save_every_round or time.monotonic() - self.saved_at >= self.checkpoint_seconds:
+            return self.kept
+        most = max(SMALL_FILE, start.size_of(state, self.problem.clients))
+        return self.recording and self.storage.releases.size > most
 
     def _ended(self, state: State) -> Run:
         """The last row, the last checkpoint, and what came out."""
@@ -201,9 +217,10 @@ class Rounds:
             seed = derive_seed(self.plan.seed, "forgetting", k)
             update.forget(method, state.memory, self._places(drawn), seed)
         total = torch.zeros_like(state.x) if total is None else total
-        total = self._whole(total, k, count, looked_at=row is not None)
-        if (row is not None or self._on_host) and (self.world.size == 1 or self.faulty):
+        total = self._whole(total, state, count, looked_at=row is not None)
+        if (row is not None or self._on_host or self.recording) and (self.world.size == 1 or self.faulty):
             self._check(state)
+        self._record_release(k, total)
         if count:
             self._begin(state)
         if row is not None:
@@ -219,13 +236,23 @@ class Rounds:
         state.messages += messages
         state.round += 1
 
-    def _whole(self, total: Tensor, k: int, count: int, looked_at: bool) -> Tensor:
+    def _record_release(self, round: int, total: Tensor) -> None:
+        """Keep what has left in `round`, so that a restart need not draw its noise again."""
+        mechanism = self.mechanism
+        if mechanism is not None and self.recording and round not in self.recorded:
+            self.world.first(lambda: self.storage.releases.append(round, mechanism.attempt, total))
+
+    def _whole(self, total: Tensor, state: State, count: int, looked_at: bool) -> Tensor:
         """Σ of all `count` clients' messages, noise included, from the sum over those that live here.
 
         Ranks say in the same breath whether anything here is broken, whether somebody wants to stop, and, by rank 0's
         clock, whether a checkpoint is due. On a GPU that is heard in rounds that are looked at.
         """
-        if self.mechanism is not None:
+        k = state.round
+        if k in self.recorded:
+            known = self.world.rank == 0
+            total = self.storage.releases.read(k, state.x) if known else torch.zeros_like(state.x)
+        elif self.mechanism is not None:
             share, summed = len(self.own) / self.problem.clients, count if self.sending.fused else 0
             total = self.mechanism.outgoing(total, share, summed)
         self.faults.note_sum(total, k)
@@ -234,7 +261,7 @@ class Rounds:
         broken = self.faults.broken
         if self._on_host and bool(broken):
             total = torch.zeros_like(total)  # what is broken stays here
-        own = torch.tensor([self.asked(), self.world.rank == 0 and self._time_to_save()], device=total.device)
+        own = torch.tensor([self.asked(), self.world.rank == 0 and self._time_to_save(state)], device=total.device)
         signs = torch.cat([broken[None], own])
         with self.watch.timed("communication"):
             packed = self.world.sum(torch.cat([total, signs.to(total.dtype)]))
@@ -247,6 +274,9 @@ class Rounds:
         """Before anything of this round leaves: all finite, the folder taken, the ledger paid. Else the reason."""
         if self.mechanism is None or self.payments is None:
             return None
+        if state.round in self.recorded:
+            self._recall(state, self.mechanism)
+            return None
         if self.world.size > 1 and self.payments.asked:
             return self.payments.pay(state.round)
         if self._on_host or not self.mechanism.simulated or not self.begun:
@@ -254,6 +284,18 @@ class Rounds:
             self.payments.refuse_moving_buffers(state.buffers)
         self._begin(state)
         return self.payments.pay(state.round)
+
+    def _recall(self, state: State, mechanism: Mechanism) -> None:
+        """In place of paying, once a round: the ledger must know of what was released."""
+        if self.recalled == state.round:
+            return
+        round, attempt = state.round, self.recorded[state.round]
+        self._check(state)
+        self._begin(state)
+        self.world.first(lambda: mechanism.recall(round, attempt))
+        if self.world.rank:
+            mechanism.recall(round, attempt)
+        self.recalled = round
 
     def _last_row(self, state: State) -> None:
         drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.coins)
@@ -297,6 +339,7 @@ class Rounds:
         self.world.first(self.storage.open)
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
+        self.world.first(self.storage.begin)
         self._open_ledger()
 
     def _open_ledger(self) -> None:
@@ -318,6 +361,7 @@ class Rounds:
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
         self.watch.seconds |= facts["timings"]
         self.ledger_head = facts.get("ledger")
+        self.clients = self.world.first(lambda: start.clients_in(tensors))
         memory, folder = self.plan.memory, self.storage.out
         return start.restored(self.problem, self.method, memory, tensors, facts, folder, self.world)
 
@@ -332,7 +376,7 @@ class Rounds:
             facts = {"messages": state.messages, "timings": self.watch.seconds}
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
-            tensors = start.tensors_of(state, self.method, self.problem.clients, self.world)
+            tensors = start.tensors_of(state, self.method, self.problem.clients, self.world, self.clients)
             self.world.first(lambda: self.storage.save(state.round, tensors, facts))
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from .memories import MemoryTable, stateless
 from .methods import Method
 from .objective import Objective
 from .observing import whole
-from .run import InitialMemory, State
+from .run import ClientTable, InitialMemory, State
 from .world import World
 
 
@@ -73,10 +74,24 @@ def restored(
     return State(facts["round"], told("x", x), memory, told("estimate", x), buffers, facts["messages"])
 
 
-def tensors_of(state: State, method: Method, clients: int, world: World) -> dict[str, Tensor]:
-    """What a checkpoint holds, in the form of one process; only rank 0's counts."""
+def tensors_of(state: State, method: Method, clients: int, world: World, table: ClientTable) -> dict[str, Tensor]:
+    """What a checkpoint holds, in the form of one process; only rank 0's counts. `table`: of clients, at the end."""
     held = {"x": state.x, "estimate": state.estimate}
     if method.feedback:
-        table = world.collect(state.memory, clients)
-        held |= {"memory": table} if table is not None else {}
-    return held | {f"buffer.{name}": rows for name, rows in whole(state.buffers, world).items()}
+        memory = world.collect(state.memory, clients)
+        held |= {"memory": memory} if memory is not None else {}
+    held |= {f"buffer.{name}": rows for name, rows in whole(state.buffers, world).items()}
+    columns = enumerate(table.items())
+    return held | {f"client.{place}.{name}": torch.from_numpy(np.array(column)) for place, (name, column) in columns}
+
+
+def clients_in(tensors: dict[str, Tensor]) -> ClientTable:
+    """The table of clients in a checkpoint; empty in one that was made before the end of the run."""
+    names = sorted(name for name in tensors if name.startswith("client."))
+    return {name.split(".", 2)[2]: tensors[name].tolist() for name in names}
+
+
+def size_of(state: State, clients: int) -> int:
+    """About how many bytes a checkpoint takes."""
+    row = state.x.element_size() * len(state.x)
+    return row * 2 + clients * len(state.x) * state.memory.element_size() * (state.memory.stride(0) > 0)

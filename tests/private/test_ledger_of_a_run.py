@@ -93,11 +93,12 @@ def killed(folder: Path, at: int, noise: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_secure_noise_drawn_again_is_paid_again_until_the_budget_is_gone(tmp_path: Path) -> None:
-    """Killed after 8 rounds with a checkpoint of round 1: rounds 1 … 7 are drawn anew, and only 12 are allowed."""
+def test_secure_noise_whose_record_is_lost_is_drawn_and_paid_again_until_the_budget_is_gone(tmp_path: Path) -> None:
+    """Killed after 8 rounds with a checkpoint of round 1, releases lost: 1 … 7 are drawn anew, only 12 are allowed."""
     folder = tmp_path / "run"
     assert killed(folder, 8, "secure").returncode == -signal.SIGKILL
     assert len(lines(folder)) == 9
+    (folder / "checkpoint" / "releases.jsonl").unlink()
     done = killed(folder, -1, "secure")
     assert done.returncode == 0, done.stderr
     assert "would bring epsilon" in done.stdout

@@ -106,7 +106,7 @@ class Noise:
             for name, (multiplier, releases) in account.items():
                 known = self._account.get(name, (multiplier, 0))[1]
                 self._account[name] = multiplier, max(known, releases)
-        self._mechanism.recall(Event(z, count=count) for z, count in self._account.values() if count)
+        self._mechanism.take_account(Event(z, count=count) for z, count in self._account.values() if count)
 
     def unlike(self, held: dict[str, Any]) -> str | None:
         """Why this optimizer cannot go on from a saved state with the account `held`, or None."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, nearest
 from ..history import History
+from ..privacy.verify import verified
 from ..report import shapes
 from . import config as configs
 from . import runs, tuning
@@ -41,6 +42,7 @@ class Record:
     settings: Mapping[str, Any]
     status: str
     summary: Mapping[str, Any]
+    paid: float | None = None  # epsilon by the ledger of a private run that is not finished
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _metrics(record: Record) -> Row:
     held = {
         **final,
         **{key: summary.get(key) for key in ("best_accuracy", "smallest_grad_norm")},
-        "epsilon": (summary.get("privacy") or final).get("epsilon"),
+        "epsilon": record.paid if record.paid is not None else (summary.get("privacy") or final).get("epsilon"),
         "seconds": summary.get("timings", {}).get("total"),
     }
     return {name: held.get(name) for name in METRICS}
@@ -225,7 +227,8 @@ def _read(folder: Path) -> Record:
         wrong = shapes.fitting(summary, shapes.SUMMARY, None)[1]
         if wrong:
             raise UsageError(f"{folder / 'summary.json'} is damaged: {wrong[0]} is not what a run writes")
-        return of(summary, folder)
+        record = of(summary, folder)
+        return record if record.status == "finished" else replace(record, paid=_paid(folder, summary))
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is half-written: it has no config.toml")
     settings = configs.load(folder / "config.toml").model_dump()
@@ -234,4 +237,11 @@ def _read(folder: Path) -> Record:
     last = history.rows[-1] if len(history) else {}
     if not shapes.ROW(last):
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
-    return Record(folder, settings, "unfinished", {"round": last.get("round", 0), "final": last})
+    summary = {"round": last.get("round", 0), "final": last}
+    return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
+
+
+def _paid(folder: Path, summary: Mapping[str, Any]) -> float | None:
+    """What a run has paid for that may have gone on since its summary or its last row."""
+    paid = verified(folder, summary)
+    return paid.epsilon if paid is not None else None

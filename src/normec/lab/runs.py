@@ -20,13 +20,14 @@ from typing import Any
 import torch
 
 from .. import __version__, data
-from ..atomic import write_atomic
+from ..atomic import write_atomic, writing
 from ..callbacks import Callback
 from ..errors import Diverged, UsageError
 from ..file_reading import read_json
 from ..fleet import finished
 from ..history import NOT_COVERED, History, uncovered
 from ..interrupt import Interrupt
+from ..privacy.verify import verified
 from ..problem import Problem
 from ..report import page
 from ..run import Run
@@ -90,7 +91,7 @@ def steps(
         table: dict[str, Any] = {"columns": list(run.clients), "rows": list(zip(*run.clients.values(), strict=True))}
         if run.privacy is not None:
             table["note"] = NOT_COVERED
-        write_atomic(folder / "clients.json", json.dumps(table) + "\n")
+        write_atomic(folder / "clients.json", json.dumps(table) + "\n", private=run.privacy is not None)
     summary = summarise(run, config)
     if summary["privacy"] is not None:
         if config.validation:
@@ -114,13 +115,14 @@ def default_folder(config: RunConfig) -> Path:
 
 
 def read(folder: Path) -> Result:
-    """A run read back from its folder."""
+    """A run read back from its folder; the ledger of a private one must bear out what its summary says."""
     try:
         summary = read_json(folder / "summary.json")
     except FileNotFoundError:
         raise UsageError(f"{folder} holds no finished or interrupted run (there is no summary.json)") from None
     if not isinstance(summary, dict) or "status" not in summary:
         raise UsageError(f"{folder / 'summary.json'} is damaged: it has no status; remove it to have it written anew")
+    verified(folder, summary)
     history = History(folder / "metrics.jsonl")
     history.reread()
     return Result(folder, summary, history)
@@ -128,7 +130,8 @@ def read(folder: Path) -> Result:
 
 def note(config: RunConfig, folder: Path, facts: dict[str, Any]) -> None:
     """Leave word in its folder of a run that ended without a result: `facts` say its status and why."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "config.toml").exists():
         write_atomic(folder / "config.toml", to_toml(config))
     history = History(folder / "metrics.jsonl")

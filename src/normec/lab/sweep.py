@@ -23,7 +23,7 @@ from ..errors import Interrupted, UsageError, at_least
 from ..history import History, Row
 from ..interrupt import Interrupt
 from ..report import page
-from ..storage import RunStorage
+from ..storage import FolderLock
 from . import build, runs, workers
 from .cells import DONE, Ending, Message, Task, run_group
 from .config import RunConfig
@@ -189,7 +189,7 @@ class _Sweep:
             try:
                 outcome = _outcome(cell, folder, message.ending)
             except OSError as error:
-                self.unwritable = OSError(f"cannot write to {folder}: {error.strerror}; what is done is kept")
+                self.unwritable = error
                 return
             self._ended(message.index, outcome)
 
@@ -204,13 +204,13 @@ class _Taken:
     def __init__(self, out: Path) -> None:
         if out.exists() and not out.is_dir():
             raise UsageError(f"{out} is a file; a sweep needs a folder")
-        self._storage = RunStorage(out, {})
+        self._lock = FolderLock(out)
 
     def __enter__(self) -> None:
-        self._storage.open()
+        self._lock.take()
 
     def __exit__(self, *_: object) -> None:
-        self._storage.close()
+        self._lock.give_back()
 
 
 def _folders(cells: Sequence[Cell], out: Path) -> list[Path]:

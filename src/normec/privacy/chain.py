@@ -29,7 +29,7 @@ and a chain cannot be pickled. A file that was deleted or replaced while it was 
 
 A torn line, the work of a crash during `append`, is the last of the file, is no whole JSON, and is not counted by
 `NAME.head`. Since `append` had not returned, nothing that waited for it has happened, and the line is dropped. A
-whole line that `NAME.head` does not count yet is kept; where it is the first, the missing head is written on opening.
+whole line that `NAME.head` does not count yet is kept, and the head is brought up to date on opening.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Chain:
             self.lines, self.head, self._size = read_chain(self.path, expect, secret, self._witness)
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
-            if self.lines and not _side(self.path).exists():
-                self._save_heads()  # killed before the first head: a second time would look like a cut
+            if self.lines and _read_head(_side(self.path)) != self.head:
+                self._save_heads()  # killed before its head was written: a line cut now would be missed
             elif self.lines and self._witness is not None:
                 _save_head(self._witness, self.head, True)  # killed before it knew of the last line
         except BaseException:

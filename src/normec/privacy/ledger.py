@@ -116,6 +116,7 @@ class Ledger:
         self._attempts: dict[int, int] = {}  # round → attempts so far
         self._keys: dict[tuple[int, str], tuple[int, float]] = {}  # (round, key) → attempt, sigma
         self._allowance: dict[int, tuple[int, float]] = {}  # reserved without a key, in this process
+        self._epsilons: dict[int, float] = {}  # round → epsilon of the last line that paid for it
         self.epsilon = 0.0
         self._turn = threading.Lock()
         self._chain = Chain(path, expect, secret, witness)
@@ -126,12 +127,12 @@ class Ledger:
             raise
 
     @property
-    def path(self) -> Path:
-        return self._chain.path
-
-    @property
     def releases(self) -> int:
         return self._account.releases
+
+    @property
+    def path(self) -> Path:
+        return self._chain.path
 
     @property
     def head(self) -> Head:
@@ -141,6 +142,17 @@ class Ledger:
     def exact_epsilon(self) -> float:
         """ε of everything in the ledger, without the rounding-up of `epsilon` between checkpoints."""
         return self._account.epsilon() if self.releases else 0.0
+
+    def epsilon_at(self, round: int) -> float:
+        """ε of everything up to the line that last paid for `round`; of the whole ledger where none has.
+
+        It does not depend on what later lines have paid for, so a resumed run finds the value it found before.
+        """
+        return self._epsilons.get(round, self.epsilon)
+
+    def has_paid(self, round: int, attempt: int) -> bool:
+        """Whether a line pays for this attempt of `round`."""
+        return attempt < self._attempts.get(round, 0)
 
     def spend(self, round: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
         """Pay for the release of `round`; raises `BudgetSpent` if the budget does not allow it."""
@@ -219,6 +231,7 @@ class Ledger:
         self._account, self.epsilon = account, line["epsilon"]
         for round in range(line["round"], line["round"] + line["count"]):
             self._attempts[round] = line["attempt"] + 1
+            self._epsilons[round] = line["epsilon"]
             if line["key"] is not None:
                 self._keys[round, line["key"]] = (line["attempt"], line["sigma"])
 

@@ -24,13 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..atomic import writing
 from ..errors import UsageError
+from ..file_reading import read_if_present
 from ..methods import CLIENT_STEPS, Method, overridden
 from ..operators import proven_lipschitz
 from .accounting import Account, Event, mu_for
 from .chain import read_chain
 from .grid import from_grid, grid_step, snap
-from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, affordable
+from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable
 from .noise import GridNoise, noise_source, privatise
 from .release import calibrate
 from .rules import release
@@ -104,6 +106,7 @@ class Mechanism:
         self._chunk = max(1, setting.rounds // 100) if self._key is not None else 1
         self._paid: int | None = None
         self._attempt = 0
+        self._recalled = False
         self._sum: Tensor | None = None
 
     @property
@@ -121,12 +124,20 @@ class Mechanism:
         """Whether the noise can be repeated by whoever knows the seed, so that it protects nobody."""
         return self.privacy.noise == "seeded"
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether a release that is made again comes out bit for bit the same, and costs nothing more."""
+        return self._key is not None
+
     def open(self, path: Path, expect: list[Any] | None = None) -> None:
-        """Keep the account in the file `path`."""
+        """Keep the account in the file `path`; one that a checkpoint knows of must be there."""
         if self._ledger is not None:
             return
+        if read_if_present(path) is None and expect:
+            raise UsageError(f"{path} is missing; restore it from a backup, or start anew in another folder")
         try:
-            self._ledger = Ledger(path, self.privacy, self.setting.rounds, Head(*expect) if expect else None)
+            with writing(path):
+                self._ledger = Ledger(path, self.privacy, self.setting.rounds, Head(*expect) if expect else None)
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None
 
@@ -158,18 +169,29 @@ class Mechanism:
         if self._ledger is None:
             attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
             self._account = self._with(self.release.event(self.sigma, round), round)
-        elif self._chunk == 1:
-            attempt = self._ledger.spend(round, self.release.event(self.sigma, round), self.sigma, self._key).attempt
         else:
-            first = round - round % self._chunk
-            count = min(self._chunk, self.setting.rounds - first)
-            event = self.release.event(self.sigma, first, count)
-            attempt = self._ledger.reserve(first, event, self.sigma, self._key).attempt
-        self._paid, self._attempt = round, attempt
+            with writing(self._ledger.path):
+                attempt = self._spend(self._ledger, round).attempt
+        self._paid, self._attempt, self._recalled = round, attempt, False
 
-    def recall(self, events: Iterable[Event]) -> None:
+    def _spend(self, ledger: Ledger, round: int) -> Receipt:
+        if self._chunk == 1:
+            return ledger.spend(round, self.release.event(self.sigma, round), self.sigma, self._key)
+        first = round - round % self._chunk
+        count = min(self._chunk, self.setting.rounds - first)
+        return ledger.reserve(first, self.release.event(self.sigma, first, count), self.sigma, self._key)
+
+    def take_account(self, events: Iterable[Event]) -> None:
         """Take `events` as the whole account so far, where no ledger keeps it."""
         self._account = Account(self.privacy.delta, events)
+
+    def recall(self, round: int, attempt: int) -> None:
+        """In place of `pay`: this attempt of `round` was released before and its sum is known; nothing is drawn."""
+        if self._ledger is not None and not self._ledger.has_paid(round, attempt):
+            raise UsageError(
+                f"round {round} is among the releases of the run but not in its ledger; restore both from one backup"
+            )
+        self._paid, self._attempt, self._sum, self._recalled = round, attempt, None, True
 
     @property
     def attempt(self) -> int:
@@ -178,11 +200,13 @@ class Mechanism:
 
     def paid_elsewhere(self, round: int, attempt: int) -> None:
         """The rank that keeps the ledger has paid for `round`."""
-        self._paid, self._attempt, self._sum = round, attempt, None
+        self._paid, self._attempt, self._sum, self._recalled = round, attempt, None, False
 
     def send(self, messages: Tensor, clients: Tensor) -> Tensor:
         """Messages ``[c, d]`` on their way to the server; returns what the clients' memories may take."""
         self._check_paid()
+        if self._recalled:
+            return messages
         if self.privacy.trust != "local":
             if isinstance(self._source, GridNoise):
                 step = grid_step(self.release.sum_sigma(self.sigma))
@@ -236,6 +260,10 @@ class Mechanism:
         if self._ledger is not None:
             return self._ledger.epsilon
         return self._account.upper(self.setting.rounds) if self._account.releases else 0.0
+
+    def epsilon_at(self, round: int) -> float:
+        """ε of what was paid for up to `round`, which a resumed run finds again; cheap, never below the truth."""
+        return self._ledger.epsilon_at(round) if self._ledger is not None else self.epsilon()
 
     def spent(self) -> Spent:
         """The exact account of what was paid for so far."""

@@ -11,7 +11,7 @@ from ..atomic import write_atomic
 from ..errors import UsageError
 from . import comparison, run_page, several, sweep_page, theory_page
 from .html import Html
-from .reading import is_file, is_run, read_run
+from .reading import is_file, is_run, trusted_run
 
 NAME = "report.html"
 Link = Callable[[Path], str]
@@ -56,7 +56,7 @@ def write(folder: Path, path: Path | None = None) -> Path:
 
 def write_run(folder: Path, summary: dict[str, Any] | None = None, path: Path | None = None) -> Path:
     """A run's page, with `summary` in place of its summary.json if that is still to be written."""
-    return _write(path or folder / NAME, run_page.render(read_run(folder, summary)))
+    return _write(path or folder / NAME, run_page.render(trusted_run(folder, summary)))
 
 
 def write_comparison(folder: Path) -> Path:
@@ -74,7 +74,7 @@ def write_many(folders: Sequence[Path], path: Path) -> Path:
 
 
 def render_many(folders: Sequence[Path], link: Link, rerun: Html | None = None, served: str | None = None) -> str:
-    views = {name: read_run(folder) for name, folder in _named(folders).items()}
+    views = {name: trusted_run(folder) for name, folder in _named(folders).items()}
     if not views:
         raise UsageError("name at least one run")
     links = {name: link(view.folder) for name, view in views.items()}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..atomic import writing
 from ..errors import UsageError, one_of
 from ..history import NOT_COVERED, History, uncovered
 from .spread import Spread, over_seeds
@@ -53,7 +54,8 @@ def figure(path: Path, columns: int, height: float = 2.6, width: float = 3.4, ro
     with mpl.rc_context(style):
         sheet = Figure(figsize=(width * columns, height), layout="constrained")
         yield sheet, sheet.subplots(rows, columns, squeeze=False).reshape(-1)
-        sheet.savefig(path, dpi=160)
+        with writing(path):
+            sheet.savefig(path, dpi=160)
 
 
 def measured(histories: Sequence[History], panels: Sequence[Panel] = PANELS) -> bool:

@@ -38,7 +38,7 @@ STATUS = {
 class RunView:
     """What a run's folder says.
 
-    `identity` is what its checkpoint is known by, `paid` the ε of the ledger's last line, `notes` what could not be
+    `identity` is what its checkpoint is known by, `paid` the ε of the ledger, `notes` what could not be
     read.
     """
 
@@ -52,6 +52,7 @@ class RunView:
     checkpoint: dict[str, Any] = field(default_factory=dict)
     paid: float = 0.0
     clients: dict[str, Any] | None = None
+    distrust: str | None = None  # why the ledger does not bear out what the run says it has spent
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -110,9 +111,11 @@ class RunView:
 
     @property
     def epsilon(self) -> float | None:
-        """Spent so far; None for a run without privacy."""
+        """Spent so far; None for a run without privacy, and for one whose ledger does not bear it out."""
+        if self.distrust is not None:
+            return None
         if self.status != "training" and self.privacy is not None:
-            return float(self.privacy["epsilon"])
+            return max(float(self.privacy["epsilon"]), self.paid)
         known = self.final.get("epsilon")
         return max(known or 0.0, self.paid) if self.private and (known or self.paid) else None
 
@@ -176,6 +179,28 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     view.status = str(view.summary.get("status", "unfinished"))
     if summary is None and being_written(folder):
         view.status = "training"
+    elif view.private:
+        _verify(view)
+    return view
+
+
+def _verify(view: RunView) -> None:
+    """Hold what a run says it has spent against its ledger."""
+    from ..privacy.verify import verified
+
+    try:
+        known = verified(view.folder, view.summary)
+        view.paid = known.epsilon if known is not None else 0.0
+    except UsageError as error:
+        view.distrust = str(error)
+        view.notes.append(view.distrust)
+
+
+def trusted_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
+    """As `read_run`; a run is refused that states an ε which its ledger does not bear out."""
+    view = read_run(folder, summary)
+    if view.distrust is not None:
+        raise UsageError(view.distrust)
     return view
 
 
@@ -184,7 +209,7 @@ def read_runs(folders: list[Path]) -> tuple[list[RunView], list[str]]:
     views, notes = [], []
     for folder in folders:
         try:
-            views.append(read_run(folder))
+            views.append(trusted_run(folder))
         except UsageError as error:
             notes.append(str(error))
     return views, notes

@@ -1,0 +1,86 @@
+"""The ledger of a run on disk, held against what the run's checkpoint and summary say was spent.
+
+An ε that is read from a file is only worth its ledger: it is shown where the ledger is there, its hashes verify, the
+checkpoint recognises it, and its lines amount to that ε. The checks read the folder and change nothing in it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import UsageError
+from ..file_reading import read_if_present
+from .accounting import Account, Event
+from .chain import Head, LedgerDamaged, read_chain
+
+CURE = "restore the run's folder from a backup; its epsilon is not shown"
+
+
+class Paid(NamedTuple):
+    """What a ledger's lines amount to: exactly, where a summary says the same, else rounded up (`Account.upper`)."""
+
+    epsilon: float
+    releases: int
+
+
+def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | None:
+    """What a run has paid for by its ledger; None for a run without privacy, or without releases.
+
+    Args:
+        folder: The run's folder.
+        summary: What its summary.json says, where there is one.
+
+    Raises:
+        UsageError: The ledger is missing, damaged, or does not amount to what the summary says.
+    """
+    spent, head = (summary or {}).get("privacy"), _head_in_checkpoint(folder)
+    if not isinstance(spent, Mapping) and head is None:
+        return None
+    path = folder / "ledger.jsonl"
+    if read_if_present(path) is None:
+        raise UsageError(f"{path} is missing; {CURE}")
+    try:
+        header, *lines = read_chain(path, head).lines or [{}]
+        events = [Event(line["multiplier"], line["rate"], line["count"]) for line in lines]
+        paid = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"])) if lines else Paid(0.0, 0)
+        delta = float(header["privacy"]["delta"])
+    except (LedgerDamaged, OSError) as error:
+        raise UsageError(f"{error}; {CURE}") from None
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{path} is not what a run writes; {CURE}") from None
+    if not isinstance(spent, Mapping):
+        return paid
+    return _agreed(path, spent, paid, events, delta, ended=(summary or {}).get("status") == "finished")
+
+
+def _agreed(
+    path: Path, spent: Mapping[str, Any], paid: Paid, events: list[Event], delta: float, *, ended: bool
+) -> Paid:
+    """Refuse a summary that its ledger does not bear out; that of a run which went on since may know less."""
+    said, releases = spent.get("epsilon"), spent.get("releases")
+    if not isinstance(said, int | float) or not isinstance(releases, int) or spent.get("delta") != delta:
+        raise UsageError(f"{path} does not belong to the summary.json beside it; {CURE}")
+    if releases < paid.releases and not ended:
+        return paid
+    exact = paid.epsilon
+    if releases == paid.releases and events and not math.isclose(said, exact, rel_tol=1e-9):
+        exact = Account(delta, events).epsilon()
+    if releases != paid.releases or not math.isclose(said, exact, rel_tol=1e-9):
+        raise UsageError(
+            f"{path} amounts to epsilon = {exact:.6g} in {paid.releases} releases, summary.json says {said:.6g} in "
+            f"{releases}; {CURE}"
+        )
+    return Paid(exact, releases)
+
+
+def _head_in_checkpoint(folder: Path) -> Head | None:
+    """The ledger as the run's checkpoint knew it; None where the checkpoint is gone or says nothing of one."""
+    try:
+        known = json.loads((folder / "checkpoint" / "latest.json").read_bytes())["ledger"]
+        return Head(int(known[0]), str(known[1]))
+    except (OSError, ValueError, AttributeError, TypeError, IndexError, KeyError, RecursionError):
+        return None

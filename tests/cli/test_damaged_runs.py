@@ -1,0 +1,203 @@
+"""Run folders that were edited, cut or emptied by hand: each command says so in one line, and shows no ε."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normec.cli.app import run as command
+
+WORDS = ["--rounds", "3", "--clients", "5", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private run that is done."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert command(["train", *WORDS, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "runs" / "run"))
+
+
+def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        held = json.loads((folder / name).read_text())
+        change(held)
+        (folder / name).write_text(json.dumps(held))
+
+    return damage
+
+
+def replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+
+    return damage
+
+
+def emptied(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(b"") and None
+
+
+def removed(*names: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
+def made_a_folder(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return damage
+
+
+def shortened(folder: Path) -> None:
+    """The last release is cut off, and the head is made to agree."""
+    path = folder / "ledger.jsonl"
+    kept = path.read_text().splitlines()[:-1]
+    path.write_text("\n".join(kept) + "\n")
+    head = {"hash": json.loads(kept[-1])["hash"], "lines": len(kept)}
+    (folder / "ledger.jsonl.head").write_text(json.dumps(head) + "\n")
+
+
+SPENT = {
+    "ledger removed": removed("ledger.jsonl"),
+    "ledger and head removed": removed("ledger.jsonl", "ledger.jsonl.head"),
+    "head removed": removed("ledger.jsonl.head"),
+    "ledger emptied": emptied("ledger.jsonl"),
+    "a line changed": replaced("ledger.jsonl", '"sigma":', '"sigma":1'),
+    "a release cut off": shortened,
+    "ledger a folder": made_a_folder("ledger.jsonl"),
+    "a smaller epsilon in the summary": edited("summary.json", lambda held: held["privacy"].update(epsilon=1.0)),
+    "fewer releases in the summary": edited("summary.json", lambda held: held["privacy"].update(releases=2)),
+    "another delta in the summary": edited("summary.json", lambda held: held["privacy"].update(delta=1e-9)),
+}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Exit code 2, one line on stderr, nothing of a result."""
+    capsys.readouterr()
+    code = command(list(arguments))
+    said = capsys.readouterr()
+    assert code == 2, said
+    assert said.err.startswith("error: ") or "left out: " in said.err
+    assert said.err.count("error: ") == 1
+    assert "Traceback" not in said.err
+    assert "ε = " not in said.out
+    return said.err
+
+
+@pytest.mark.parametrize("damage", SPENT.values(), ids=SPENT.keys())
+def test_an_epsilon_that_its_ledger_does_not_bear_out_is_not_shown(
+    copied: Path, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(copied)
+    for said in (
+        refused(capsys, "train", *WORDS, "--out", str(copied)),
+        refused(capsys, "report", str(copied)),
+        refused(capsys, "results", str(copied.parent), "--each", "--format", "csv"),
+    ):
+        assert "ledger.jsonl" in said
+
+
+def test_a_copy_that_nobody_touched_is_shown(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["train", *WORDS, "--out", str(copied)], ["report", str(copied)], ["results", str(copied)]):
+        assert command(words) == 0, capsys.readouterr()
+
+
+def test_a_finished_run_whose_checkpoint_was_removed_is_still_shown(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(copied / "checkpoint")
+    for words in (["train", *WORDS, "--out", str(copied)], ["report", str(copied)], ["results", str(copied)]):
+        assert command(words) == 0, capsys.readouterr()
+
+
+UNREADABLE = {
+    "latest.json removed": (removed("checkpoint/latest.json"), "latest.json"),
+    "latest.json emptied": (emptied("checkpoint/latest.json"), "latest.json"),
+    "latest.json a folder": (made_a_folder("checkpoint/latest.json"), "latest.json"),
+    "checkpoint removed": (lambda folder: shutil.rmtree(folder / "checkpoint"), "latest.json"),
+    "state removed": (removed("checkpoint/round-00000003.safetensors"), "round-00000003.safetensors"),
+    "state emptied": (emptied("checkpoint/round-00000003.safetensors"), "round-00000003.safetensors"),
+    "state a folder": (made_a_folder("checkpoint/round-00000003.safetensors"), "round-00000003.safetensors"),
+    "metrics removed": (removed("metrics.jsonl"), "metrics.jsonl"),
+    "metrics emptied": (emptied("metrics.jsonl"), "metrics.jsonl"),
+    "metrics a folder": (made_a_folder("metrics.jsonl"), "metrics.jsonl"),
+    "config removed": (removed("config.toml"), "config.toml"),
+    "config a folder": (made_a_folder("config.toml"), "config.toml"),
+    "config no text": (lambda folder: (folder / "config.toml").write_bytes(b"\xff\x00"), "config.toml"),
+    "ledger removed": (removed("ledger.jsonl"), "ledger.jsonl"),
+    "ledger emptied": (emptied("ledger.jsonl"), "ledger.jsonl"),
+    "ledger a folder": (made_a_folder("ledger.jsonl"), "ledger.jsonl"),
+    "head removed": (removed("ledger.jsonl.head"), "ledger.jsonl.head"),
+    "head emptied": (emptied("ledger.jsonl.head"), "ledger.jsonl.head"),
+}
+
+
+@pytest.mark.parametrize(("damage", "name"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_a_run_to_be_resumed_that_has_lost_a_file_is_refused_and_left_alone(
+    copied: Path, damage: Callable[[Path], Any], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without summary.json, as a kill just before the end leaves it."""
+    (copied / "summary.json").unlink()
+    damage(copied)
+    before = _names(copied)
+    assert name in refused(capsys, "train", *WORDS, "--out", str(copied))
+    assert _names(copied) == before
+
+
+def _names(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("name", ["checkpoint/latest.json", "metrics.jsonl", "ledger.jsonl", "config.toml"])
+def test_a_file_of_another_user_is_named(copied: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (copied / "summary.json").unlink()
+    for path in (copied, *copied.rglob("*")):
+        os.chown(path, 65534, 65534)
+    os.chown(copied / name, 0, 0)
+    (copied / name).chmod(0o600)
+    for folder in (copied, *copied.parents):
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == 0 and str(folder).startswith("/tmp/pytest"):
+            folder.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        capsys.readouterr()
+        code = command(["train", *WORDS, "--out", str(copied)])
+        said = capsys.readouterr().err
+    finally:
+        os.seteuid(0)
+    assert code in (1, 2)
+    assert said.count("\n") == 1
+    assert name in said
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_what_clients_keep_to_themselves_is_for_the_owner_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert command(["train", *WORDS, "--out", str(tmp_path / "run"), "--set", "noise=secure"]) == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run/checkpoint").stat().st_mode & 0o777 == 0o700
+    private = ["metrics.jsonl", "ledger.jsonl", "ledger.jsonl.head", "clients.json"]
+    for path in [*(tmp_path / "run/checkpoint").iterdir(), *(tmp_path / "run" / name for name in private)]:
+        assert path.stat().st_mode & 0o777 == 0o600, path.name
