@@ -21,31 +21,40 @@ class Payments:
     def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers) -> None:
         self._mechanism, self._world, self._first_buffers = mechanism, world, first_buffers
         self._answer: tuple[int, str | None] | None = None
+        self._same = True  # whether releases in the ledger are of the same run and data
 
-    def open(self, folder: Path | None, head: list[Any] | None) -> None:
-        """Keep the account in the run's folder, if this rank has it; `head`: the ledger as a checkpoint knew it."""
+    def open(self, folder: Path | None, head: list[Any] | None, resumed: bool) -> None:
+        """Keep the account in the run's folder, if this rank has it.
+
+        `head`: the ledger as a checkpoint knew it. `resumed`: a checkpoint says that the releases in the ledger are
+        this run's, of the same data. Without one nothing does, and every round is paid for.
+        """
         if folder is not None:
             self._mechanism.open(folder / "ledger.jsonl", head)
+            self._same = resumed or not self._mechanism.begun
 
     def asked(self, round: int) -> bool:
         """Whether `round` was paid for or refused already."""
         return self._answer is not None and self._answer[0] == round
 
-    def pay(self, round: int) -> str | None:
-        """Why `round` may not be made, or None: it is paid for. All ranks ask together; once a round."""
+    def pay(self, round: int, key: str | None = None) -> str | None:
+        """Why `round` may not be made, or None: it is paid for. All ranks ask together; once a round.
+
+        `key`: see `Mechanism.pay`.
+        """
         if self._answer is not None and self._answer[0] == round:
             return self._answer[1]
-        said = self._world.first(lambda: self._paid(round))
+        said = self._world.first(lambda: self._paid(round, key if self._same else None))
         if said["refused"] is None and self._world.rank:
             self._mechanism.paid_elsewhere(round, said["attempt"])
         self._answer = round, said["refused"]
         return self._answer[1]
 
-    def _paid(self, round: int) -> dict[str, Any]:
+    def _paid(self, round: int, key: str | None) -> dict[str, Any]:
         from .privacy.ledger import BudgetSpent
 
         try:
-            self._mechanism.pay(round)
+            self._mechanism.pay(round, key)
         except BudgetSpent as spent:
             return {"refused": str(spent), "attempt": 0}
         return {"refused": None, "attempt": self._mechanism.attempt}

@@ -6,9 +6,12 @@ messages; a look whether all is finite; with privacy, the release is paid for an
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +29,7 @@ from .methods import Method
 from .objective import Buffers, Objective
 from .observing import Observer, broken_rows, copied, here, whole
 from .paying import Payments
+from .repeating import machine, repeatable
 from .run import ClientTable, Plan, Run, State, batches_of
 from .sending import Sending
 from .stopwatch import Stopwatch
@@ -69,7 +73,7 @@ class Rounds:
         self.sending = Sending(method, plan.seed, mechanism, self.faults)
         able = self.sending.fused and world.size == 1
         self.closing = Closing(method, plan, problem, mechanism, self.faults, self.sending.bound, able)
-        self.begun = False
+        self.begun = self.resumed = False
         self.faulty = self.stopping = self.saving = False  # what the ranks said when they were last heard
         self.asked: Callable[[], bool] = lambda: False
         self.ledger_head: list[Any] | None = None
@@ -112,6 +116,7 @@ class Rounds:
         saved = self.world.first(found)
         if saved:
             facts, self.storage.history.rows = saved
+            self.resumed = True
             state = self._restored(tensors, facts)
             self._open_ledger()  # what was spent is in there, even if no round is left to run
         else:
@@ -246,12 +251,29 @@ class Rounds:
         if self.mechanism is None or self.payments is None:
             return None
         if self.world.size > 1 and self.payments.asked(state.round):
-            return self.payments.pay(state.round)
+            return self.payments.pay(state.round, self._release_key())
         if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
             self.payments.refuse_moving_buffers(state.buffers)
         self._begin(state)
-        return self.payments.pay(state.round)
+        return self.payments.pay(state.round, self._release_key())
+
+    def _release_key(self) -> str | None:
+        """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
+
+        It holds what the bits depend on beside the run's public settings: where and by which engine they are computed.
+        Lazy data sets may answer differently, and code of the caller's own may change between two processes.
+        """
+        mechanism, form = self.mechanism, getattr(self.engine, "form", None)
+        if mechanism is None or not mechanism.simulated or form is None or not repeatable(self.problem, self.method):
+            return None
+        facts = (mechanism.name, form, str(self.problem.x0.dtype), self._machines)
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    @cached_property
+    def _machines(self) -> list[Any]:
+        """Where the ranks compute, known to all. Collective."""
+        return self.world.gather([torch.get_num_threads(), *machine(self.problem.x0.device)])
 
     def _last_row(self, state: State) -> None:
         drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.seed)
@@ -295,12 +317,14 @@ class Rounds:
         self.world.first(self.storage.open)
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
+        if self.mechanism is not None and self.kept and not self.resumed:
+            self._save(state)  # a ledger never stands without the checkpoint that says whose releases it holds
         self._open_ledger()
 
     def _open_ledger(self) -> None:
         payments = self.payments
         if payments is not None:
-            self.world.first(lambda: payments.open(self.storage.out, self.ledger_head))
+            self.world.first(lambda: payments.open(self.storage.out, self.ledger_head, self.resumed))
 
     def initial(self) -> State:
         def noted() -> Iterator[gradients.Block]:

@@ -82,9 +82,8 @@ class Mechanism:
         self._source = noise_source(privacy.noise or "secure", seed if privacy.noise == "seeded" else None)
         self._account = Account(privacy.delta)
         self._ledger: Ledger | None = None
-        self._name, self._notes = name, notes
-        self._key = name if privacy.noise == "seeded" else None  # a seeded release repeats bit for bit
-        # A simulation pays for a hundredth of its rounds at once; real noise is paid for round by round.
+        self.name, self._notes = name, notes
+        # A simulation that repeats to the bit pays for a hundredth of its rounds at once; all others round by round.
         self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
         self._paid: int | None = None
         self._attempt = 0
@@ -123,22 +122,29 @@ class Mechanism:
         if self._ledger is not None:
             self._ledger.close()
 
-    def pay(self, round: int) -> None:
-        """Before anything of `round` leaves; the second call for a round does nothing."""
+    @property
+    def begun(self) -> bool:
+        """Whether the ledger holds releases of this or an earlier process."""
+        return self._ledger is not None and self._ledger.releases > 0
+
+    def pay(self, round: int, key: str | None = None) -> None:
+        """Before anything of `round` leaves; the second call for a round does nothing.
+
+        `key` names a release that would come out bit for bit the same if it were made again, and then costs nothing
+        more. Without one a round that is made again is paid for again, and draws other noise.
+        """
         if self._paid == round:
             return
         self._attempt = 0
         if self._ledger is None:
             self._account.add(self.release.event(self.sigma, round))
-        elif self._chunk == 1:
-            self._attempt = self._ledger.spend(
-                round, self.release.event(self.sigma, round), self.sigma, self._key
-            ).attempt
+        elif key is None or self._chunk == 1:
+            event = self.release.event(self.sigma, round)
+            self._attempt = self._ledger.spend(round, event, self.sigma, key).attempt
         else:
-            first = round - round % self._chunk
-            count = min(self._chunk, self.setting.rounds - first)
-            event = self.release.event(self.sigma, first, count)
-            self._attempt = self._ledger.reserve(first, event, self.sigma, self._key).attempt
+            end = min(round - round % self._chunk + self._chunk, self.setting.rounds)
+            event = self.release.event(self.sigma, round, end - round)
+            self._attempt = self._ledger.reserve(round, event, self.sigma, key).attempt
         self._paid, self._sum = round, None
 
     @property
@@ -226,5 +232,5 @@ class Mechanism:
         self._sum = part if self._sum is None else self._sum + part
 
     def _draw(self, like: Tensor, sigma: float, *path: str | int) -> Tensor:
-        named = (self._name, "round", self._paid or 0, "attempt", self._attempt, *path)
+        named = (self.name, "round", self._paid or 0, "attempt", self._attempt, *path)
         return self._source.draw(like.shape, sigma, *named, device=like.device, dtype=like.dtype)
