@@ -134,8 +134,11 @@ def prepare(
     )
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
     plan.participation.draw(problem.clients, 0, seed)  # refuses what cannot be drawn, before anything starts
-    mechanism = _mechanism(problem, method, plan, privacy, counted) if privacy is not None else None
-    if privacy is not None:  # before anything else runs the caller's code
+    mechanism = None
+    if privacy is not None:
+        notes = _assumptions(privacy, plan, counted, own_engine=not isinstance(engine, str))
+        mechanism = _mechanism(problem, method, plan, privacy, notes)
+        # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, seed, privacy.record_clip)
     kept, identity = out is not None, {}
@@ -236,8 +239,7 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     return claimed or given or Everyone()
 
 
-def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, counted: bool) -> Mechanism:
-    """`counted`: the rounds follow from how many records the clients hold."""
+def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, notes: tuple[str, ...]) -> Mechanism:
     from .privacy.mechanism import Mechanism
     from .privacy.setting import FULL, Sampling, Setting
 
@@ -287,12 +289,19 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
     }
     public["dimension"] = len(problem.x0)  # not the engine or the device: the same run has the same noise
     name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
+    return Mechanism(privacy, method, setting, plan.seed, name, notes)
+
+
+def _assumptions(privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) -> tuple[str, ...]:
+    """What this run takes for granted, for its report. `counted`: the rounds follow from the clients' sizes."""
     notes = []
     if not isinstance(plan.initial_memory, str):
         notes.append("the given initial memory is taken as public")
     if counted and privacy.unit == "client":
         notes.append("how many records the clients hold is taken as public: the rounds follow from it")
-    return Mechanism(privacy, method, setting, plan.seed, name, tuple(notes))
+    if own_engine:
+        notes.append("the gradients come from an engine of the caller's own; nothing checks that it parts the clients")
+    return tuple(notes)
 
 
 def _lr_by_theory(
