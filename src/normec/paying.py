@@ -22,11 +22,17 @@ class Payments:
         self._mechanism, self._world, self._first_buffers = mechanism, world, first_buffers
         self._asked = False
         self._refused: str | None = None
+        self._same = True  # whether releases in the ledger are of the same run and data
 
-    def open(self, folder: Path | None, head: list[Any] | None) -> None:
-        """Keep the account in the run's folder, if this rank has it; `head`: the ledger as a checkpoint knew it."""
+    def open(self, folder: Path | None, head: list[Any] | None, resumed: bool) -> None:
+        """Keep the account in the run's folder, if this rank has it.
+
+        `head`: the ledger as a checkpoint knew it. `resumed`: a checkpoint says that the releases in the ledger are
+        this run's, of the same data. Without one nothing does, and every round is paid for.
+        """
         if folder is not None:
             self._mechanism.open(folder / "ledger.jsonl", head)
+            self._same = resumed or not self._mechanism.begun
 
     def begin(self) -> None:
         """A round begins, for the first time or again: nothing of it is paid for yet."""
@@ -37,24 +43,24 @@ class Payments:
         """Whether the round that has begun was paid for or refused already."""
         return self._asked
 
-    def pay(self, round: int) -> str | None:
+    def pay(self, round: int, key: str | None = None) -> str | None:
         """Why `round` may not be made, or None: it is paid for. All ranks ask together.
 
-        The first call after `begin` pays for one release; the others repeat its answer.
+        The first call after `begin` pays for one release; the others repeat its answer. `key`: see `Mechanism.pay`.
         """
         if self._asked:
             return self._refused
-        said = self._world.first(lambda: self._paid(round))
+        said = self._world.first(lambda: self._paid(round, key if self._same else None))
         if said["refused"] is None and self._world.rank:
             self._mechanism.paid_elsewhere(said["round"], said["attempt"])
         self._asked, self._refused = True, said["refused"]
         return self._refused
 
-    def _paid(self, round: int) -> dict[str, Any]:
+    def _paid(self, round: int, key: str | None) -> dict[str, Any]:
         from .privacy.ledger import BudgetSpent
 
         try:
-            self._mechanism.pay(round)
+            self._mechanism.pay(round, key)
         except BudgetSpent as spent:
             return {"refused": str(spent), "round": round, "attempt": 0}
         return {"refused": None, "round": round, "attempt": self._mechanism.attempt}

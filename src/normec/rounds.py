@@ -6,9 +6,12 @@ messages; a look whether all is finite; with privacy, the release is paid for an
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +29,7 @@ from .methods import Method
 from .objective import Buffers, Objective
 from .observing import Observer, broken_rows, copied, here, whole
 from .paying import Payments
+from .repeating import machine, repeatable
 from .run import ClientTable, Plan, Run, State, batches_of
 from .sending import Sending
 from .stopwatch import Stopwatch
@@ -72,14 +76,14 @@ class Rounds:
         self.sending = Sending(method, plan.seed, mechanism, self.faults)
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
-        fresh = mechanism is not None and kept and not mechanism.repeatable
+        fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
         self.recorded: dict[int, int] = {}  # rounds whose release is known from before a restart, and their attempts
         able = self.sending.fused and world.size == 1 and not self.recording
         self.closing = Closing(method, plan, problem, mechanism, self.faults, self.sending.bound, able)
         self.recalled: int | None = None
-        self.begun = False
+        self.begun = self.resumed = False
         self.faulty = self.stopping = self.saving = False  # what the ranks said when they were last heard
         self.asked: Callable[[], bool] = lambda: False
         self.ledger_head: list[Any] | None = None
@@ -112,16 +116,14 @@ class Rounds:
         """The state to start from: the checkpoint's, where there is one."""
         tensors: dict[str, Tensor] = {}
 
-        def found() -> tuple[dict[str, Any], list[Row]] | None:
+        def found() -> tuple[bool, dict[str, Any] | None, list[Row]]:
             saved = self.storage.load()
-            if saved is None:
-                return None
-            tensors.update(saved[0])
-            return saved[1], self.storage.history.rows
+            if saved is not None:
+                tensors.update(saved[0])
+            return self.storage.begun, saved[1] if saved is not None else None, self.storage.history.rows
 
-        saved = self.world.first(found)
-        if saved:
-            facts, self.storage.history.rows = saved
+        self.resumed, facts, self.storage.history.rows = self.world.first(found)
+        if facts is not None:
             state = self._restored(tensors, facts)
             self._open_ledger()  # what was spent is in there, even if no round is left to run
         else:
@@ -283,7 +285,28 @@ class Rounds:
             self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
             self.payments.refuse_moving_buffers(state.buffers)
         self._begin(state)
-        return self.payments.pay(state.round)
+        return self.payments.pay(state.round, self._release_key())
+
+    def _release_key(self) -> str | None:
+        """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
+
+        It holds what the bits depend on beside the run's public settings: where and by which engine they are computed.
+        Lazy data sets may answer differently, and code of the caller's own may change between two processes.
+        """
+        if self.mechanism is None or not self._repeatable:
+            return None
+        facts = (self.mechanism.name, getattr(self.engine, "form", None), str(self.problem.x0.dtype), self._machines)
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    @property
+    def _repeatable(self) -> bool:
+        seeded = self.mechanism is not None and self.mechanism.simulated
+        return seeded and getattr(self.engine, "form", None) is not None and repeatable(self.problem, self.method)
+
+    @cached_property
+    def _machines(self) -> list[Any]:
+        """Where the ranks compute, known to all. Collective."""
+        return self.world.gather([torch.get_num_threads(), *machine(self.problem.x0.device)])
 
     def _recall(self, state: State, mechanism: Mechanism) -> None:
         """In place of paying, once a round: the ledger must know of what was released."""
@@ -345,7 +368,7 @@ class Rounds:
     def _open_ledger(self) -> None:
         payments = self.payments
         if payments is not None:
-            self.world.first(lambda: payments.open(self.storage.out, self.ledger_head))
+            self.world.first(lambda: payments.open(self.storage.out, self.ledger_head, self.resumed))
 
     def initial(self) -> State:
         def noted() -> Iterator[gradients.Block]:

@@ -105,6 +105,11 @@ class RunStorage:
         self.history.rewind(found[1]["metrics"] if found else None)
         return found
 
+    @property
+    def begun(self) -> bool:
+        """Whether this run, known by its identity, has begun in the folder."""
+        return self._checkpoints is not None and self._checkpoints.begun
+
     def open(self) -> None:
         """Make the folder and take it: one process at a time writes here."""
         if self._lock is not None:

@@ -154,8 +154,11 @@ def prepare(
             "add diagnostics=True to record them all the same, or leave full_gradient out"
         )
     plan.participation.draw(problem.clients, 0, plan.coins)  # refuses what cannot be drawn, before anything starts
-    mechanism = _mechanism(problem, method, plan, privacy, counted) if privacy is not None else None
-    if privacy is not None:  # before anything else runs the caller's code
+    mechanism = None
+    if privacy is not None:
+        notes = _assumptions(privacy, plan, counted, own_engine=not isinstance(engine, str))
+        mechanism = _mechanism(problem, method, plan, privacy, notes)
+        # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, privacy.record_clip)
     kept, identity = out is not None, {}
@@ -264,8 +267,7 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     return claimed or given or Everyone()
 
 
-def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, counted: bool) -> Mechanism:
-    """`counted`: the rounds follow from how many records the clients hold."""
+def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, notes: tuple[str, ...]) -> Mechanism:
     from .privacy.mechanism import Mechanism
     from .privacy.setting import FULL, Sampling, Setting
 
@@ -315,6 +317,11 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
     }
     public["dimension"] = len(problem.x0)  # not the engine or the device: the same run has the same noise
     name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
+    return Mechanism(privacy, method, setting, plan.coins, name, notes)
+
+
+def _assumptions(privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) -> tuple[str, ...]:
+    """What this run takes for granted, for its report. `counted`: the rounds follow from the clients' sizes."""
     notes = []
     if not isinstance(plan.initial_memory, str):
         notes.append("the given initial memory is taken as public")
@@ -322,7 +329,9 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         notes.append("how many records the clients hold is taken as public: the rounds follow from it")
     if plan.diagnostics:
         notes.append(RECORDED)
-    return Mechanism(privacy, method, setting, plan.coins, name, tuple(notes))
+    if own_engine:
+        notes.append("the gradients come from an engine of the caller's own; nothing checks that it parts the clients")
+    return tuple(notes)
 
 
 def _lr_by_theory(

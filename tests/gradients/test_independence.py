@@ -302,6 +302,16 @@ def test_the_check_leaves_the_problem_and_the_generators_as_they_were() -> None:
     assert not of.model.mean.any()  # type: ignore[union-attr, operator]
 
 
+def test_an_engine_of_the_caller_s_own_is_noted() -> None:
+    of = ALONE["network"]()
+    engine: Any = choose("loop", of, None, 0)
+    notes = [
+        train(of, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=CLIENT, engine=used).privacy.notes  # type: ignore[union-attr]
+        for used in (engine, "loop")
+    ]
+    assert [any("engine of the caller's own" in note for note in said) for said in notes] == [True, False]
+
+
 # Records of one client
 
 

@@ -124,9 +124,22 @@ def test_a_replay_is_the_same_release(path: Path) -> None:
         assert other.fresh
         assert other.attempt == 1
         assert resumed.releases == 2
-        assert resumed.spend(0, EVENT, 10.4, key="seed 1").attempt == 0
         with pytest.raises(UsageError, match="sigma"):
-            resumed.spend(0, Event(5.0), 5.0, key="seed 1")
+            resumed.spend(0, Event(5.0), 5.0, key="seed 2")
+
+
+def test_a_round_that_counts_again_voids_what_was_paid_from_there_on(path: Path) -> None:
+    """The run went another way from round 1: the old rounds 1 and 2 will not come again."""
+    with opened(path) as ledger:
+        for k in range(3):
+            ledger.spend(k, EVENT, 10.4, key="one machine")
+        assert ledger.spend(1, EVENT, 10.4, key="another").attempt == 1
+    with opened(path) as resumed:
+        assert not resumed.spend(0, EVENT, 10.4, key="one machine").fresh
+        assert not resumed.spend(1, EVENT, 10.4, key="another").fresh
+        assert resumed.spend(2, EVENT, 10.4, key="one machine").attempt == 1
+        assert resumed.spend(1, EVENT, 10.4, key="one machine").attempt == 2
+        assert resumed.releases == 6
 
 
 def test_fresh_noise_is_counted_again(path: Path) -> None:

@@ -38,6 +38,11 @@ class Batched:
         self._block = max(1, int(_BLOCK_FLOATS // len(problem.x0) * typical))
 
     @property
+    def form(self) -> str:
+        """The engine and whatever else the bits of its sums depend on."""
+        return f"{self.name}, blocks of {self._block}"
+
+    @property
     def threads(self) -> int:
         return torch.get_num_threads()
 

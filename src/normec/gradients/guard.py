@@ -32,6 +32,11 @@ _verdicts: WeakKeyDictionary[Problem, dict[Hashable, str | None]] = WeakKeyDicti
 class Fast(Engine, Protocol):
     """An engine that the guard can hold against the reference."""
 
+    @property
+    def form(self) -> str:
+        """The engine and whatever else the bits of its sums depend on."""
+        ...
+
     def shrink(self) -> bool: ...
 
 
@@ -46,11 +51,15 @@ class Guarded:
         self._problem, self._make, self._reference, self._kind = problem, make, reference, kind
         self._fast = make(problem)
         self._checked = self._compared = self._proven = False
-        self._engine: Engine = self._fast
+        self._engine: Fast | Loop = self._fast
 
     @property
     def name(self) -> str:
         return self._engine.name
+
+    @property
+    def form(self) -> str:
+        return self._engine.form
 
     @property
     def threads(self) -> int:

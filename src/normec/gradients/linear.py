@@ -57,6 +57,11 @@ class Linear:
         return self._block > 0
 
     @property
+    def form(self) -> str:
+        """The engine and whatever else the bits of its sums depend on."""
+        return f"{self.name}, blocks of {self._block}"
+
+    @property
     def threads(self) -> int:
         work = 2 * len(self._problem.x0) * float(self._divisors.sum())
         return 1 if work < 1e9 else torch.get_num_threads()  # some ms: less than two threads lose by waiting

@@ -47,6 +47,11 @@ class Loop:
         return Loop(problem, self._batches, self._seed, self._clip)
 
     @property
+    def form(self) -> str:
+        """The engine and whatever else the bits of its sums depend on."""
+        return f"{self.name}, blocks of {self._block}"
+
+    @property
     def threads(self) -> int:
         """Small gradients are done before a second thread has woken up, and on a busy machine far sooner."""
         return 1 if self._work < _ONE_THREAD_FLOPS else torch.get_num_threads()

@@ -7,10 +7,11 @@ names, then at any moment, over all crashes and restarts, the releases made are 
 - `spend` appends and syncs first (`chain`). A run killed after that and before its release has paid for nothing:
   over-, never under-counted.
 - Same release, same price. With `key` the caller names a release that would come out bit for bit the same if made
-  again (seeded noise, same seed, same configuration, deterministic arithmetic: hash them into the key, never the
-  data). A second `spend` of that round with that key is a replay: nothing is added. Without a key (secure noise is
-  drawn afresh) or with another key the round counts again and gets the next `attempt`, which belongs in the noise's
-  path, so that one draw never covers two messages.
+  again (seeded noise, same seed, same configuration, same machine, deterministic arithmetic: hash them into the key,
+  never the data). A second `spend` of that round with that key adds nothing. Without a key (secure noise is drawn
+  afresh) or with another key the round counts again and gets the next `attempt`, which belongs in the noise's path, so
+  that one draw never covers two messages. A round that counts again may lead elsewhere: what was paid before for it and
+  for all later rounds is then no longer the same release, and its keys are void.
 - `reserve` pays for many rounds with one line, before they are made. With a key, a resumed run goes on inside its
   reservation; without, the allowance lives in the process that made it, and what a crash leaves of it is lost, not
   returned.
@@ -115,6 +116,7 @@ class Ledger:
         self._account = Account(privacy.delta)
         self._attempts: dict[int, int] = {}  # round → attempts so far
         self._keys: dict[tuple[int, str], tuple[int, float]] = {}  # (round, key) → attempt, sigma
+        self._last_key = -1  # the latest round that was paid for with a key
         self._allowance: dict[int, tuple[int, float]] = {}  # reserved without a key, in this process
         self._epsilons: dict[int, float] = {}  # round → epsilon of the last line that paid for it
         self.epsilon = 0.0
@@ -229,11 +231,14 @@ class Ledger:
 
     def _take(self, line: dict[str, Any], account: Account) -> None:
         self._account, self.epsilon = account, line["epsilon"]
+        if line["round"] <= self._last_key:
+            self._keys = {known: paid for known, paid in self._keys.items() if known[0] < line["round"]}
         for round in range(line["round"], line["round"] + line["count"]):
             self._attempts[round] = line["attempt"] + 1
             self._epsilons[round] = line["epsilon"]
             if line["key"] is not None:
                 self._keys[round, line["key"]] = (line["attempt"], line["sigma"])
+                self._last_key = max(self._last_key, round)
 
     def _resume(self) -> None:
         header = {"kind": "header", "format": 1, "privacy": self.privacy.to_dict()}

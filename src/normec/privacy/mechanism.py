@@ -78,7 +78,6 @@ class Mechanism:
         name: str = "",
         notes: tuple[str, ...] = (),
         gaps: tuple[str, ...] = (),
-        repeatable: bool = True,
     ) -> None:
         """Refuse what no rule covers.
 
@@ -87,9 +86,6 @@ class Mechanism:
                 no noise.
             notes: What belongs beside ε in a report.
             gaps: What this run does not cover, beside what the statement itself lists.
-            repeatable: Whether a round that is made again with seeded noise is the same release, bit for bit, and
-                costs nothing. False where somebody else computes the gradients: every release is then paid for, and
-                has noise of its own.
         """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
@@ -100,10 +96,9 @@ class Mechanism:
         self._account = Account(privacy.delta)
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
-        self._name, self._notes, self._gaps = name, notes, gaps
-        self._key = name if privacy.noise == "seeded" and repeatable else None
-        # A simulation pays for a hundredth of its rounds at once; all others pay round by round.
-        self._chunk = max(1, setting.rounds // 100) if self._key is not None else 1
+        self.name, self._notes, self._gaps = name, notes, gaps
+        # A simulation that repeats to the bit pays for a hundredth of its rounds at once; all others round by round.
+        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
         self._paid: int | None = None
         self._attempt = 0
         self._recalled = False
@@ -123,11 +118,6 @@ class Mechanism:
     def simulated(self) -> bool:
         """Whether the noise can be repeated by whoever knows the seed, so that it protects nobody."""
         return self.privacy.noise == "seeded"
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether a release that is made again comes out bit for bit the same, and costs nothing more."""
-        return self._key is not None
 
     def open(self, path: Path, expect: list[Any] | None = None) -> None:
         """Keep the account in the file `path`; one that a checkpoint knows of must be there."""
@@ -159,11 +149,12 @@ class Mechanism:
         if self._ledger is not None:
             self._ledger.close()
 
-    def pay(self, round: int) -> None:
+    def pay(self, round: int, key: str | None = None) -> None:
         """Pay for one release of `round`, before anything of it leaves; raises `BudgetSpent`.
 
-        Every call pays for another release, whose noise has another name, unless the ledger knows that it is the same
-        release as before. What an earlier call has left behind is dropped.
+        Every call pays for another release, whose noise has another name, unless `key` names a release that the ledger
+        knows and that would come out bit for bit the same if it were made again. What an earlier call has left behind
+        is dropped.
         """
         self._paid, self._sum = None, None
         if self._ledger is None:
@@ -171,15 +162,14 @@ class Mechanism:
             self._account = self._with(self.release.event(self.sigma, round), round)
         else:
             with writing(self._ledger.path):
-                attempt = self._spend(self._ledger, round).attempt
+                attempt = self._spend(self._ledger, round, key).attempt
         self._paid, self._attempt, self._recalled = round, attempt, False
 
-    def _spend(self, ledger: Ledger, round: int) -> Receipt:
-        if self._chunk == 1:
-            return ledger.spend(round, self.release.event(self.sigma, round), self.sigma, self._key)
-        first = round - round % self._chunk
-        count = min(self._chunk, self.setting.rounds - first)
-        return ledger.reserve(first, self.release.event(self.sigma, first, count), self.sigma, self._key)
+    def _spend(self, ledger: Ledger, round: int, key: str | None) -> Receipt:
+        if key is None or self._chunk == 1:
+            return ledger.spend(round, self.release.event(self.sigma, round), self.sigma, key)
+        end = min(round - round % self._chunk + self._chunk, self.setting.rounds)
+        return ledger.reserve(round, self.release.event(self.sigma, round, end - round), self.sigma, key)
 
     def take_account(self, events: Iterable[Event]) -> None:
         """Take `events` as the whole account so far, where no ledger keeps it."""
@@ -192,6 +182,11 @@ class Mechanism:
                 f"round {round} is among the releases of the run but not in its ledger; restore both from one backup"
             )
         self._paid, self._attempt, self._sum, self._recalled = round, attempt, None, True
+
+    @property
+    def begun(self) -> bool:
+        """Whether the ledger holds releases of this or an earlier process."""
+        return self._ledger is not None and self._ledger.releases > 0
 
     @property
     def attempt(self) -> int:
@@ -300,5 +295,5 @@ class Mechanism:
         self._sum = part if self._sum is None else self._sum + part
 
     def _draw(self, like: Tensor, sigma: float, *path: str | int) -> Tensor:
-        named = (self._name, "round", self._paid or 0, "attempt", self._attempt, *path)
+        named = (self.name, "round", self._paid or 0, "attempt", self._attempt, *path)
         return self._source.draw(like.shape, sigma, *named, device=like.device, dtype=like.dtype)

@@ -60,6 +60,11 @@ class Shared:
         self._graphs = Graphs() if device.type == "cuda" else None
 
     @property
+    def form(self) -> str:
+        """The engine and whatever else the bits of its sums depend on."""
+        return f"{self.name}, blocks of {self._block}"
+
+    @property
     def threads(self) -> int:
         return torch.get_num_threads()
 

@@ -1,0 +1,44 @@
+"""Whether a release would come out bit for bit the same if it were made again, and what its bits depend on."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from . import __version__
+from .functions import FunctionProblem
+from .methods import CLIENT_STEPS, Method, overridden
+from .objective import Objective
+from .operators import Clip, SmoothedNorm
+from .problem import Problem
+from .records import ResidentRecords
+
+
+def repeatable(problem: Objective, method: Method) -> bool:
+    """Whether the same call computes the same messages again: records in tensors, and steps of this library."""
+    fixed = type(problem) is FunctionProblem or (
+        type(problem) is Problem and isinstance(problem.records, ResidentRecords)
+    )
+    return fixed and type(method.operator) in (SmoothedNorm, Clip) and not overridden(method, *CLIENT_STEPS)
+
+
+def machine(device: torch.device) -> tuple[str, ...]:
+    """What the bits of a sum depend on: versions, the processor and its instructions, the GPU."""
+    found = [__version__, torch.__version__, device.type, _processor(), torch.backends.cpu.get_cpu_capability()]
+    if device.type == "cuda":
+        found += [torch.cuda.get_device_name(device), str(torch.version.cuda), str(torch.backends.cudnn.version())]
+    return tuple(found)
+
+
+@cache
+def _processor() -> str:
+    """The processor's model, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else f"{platform.machine()} {platform.processor()}"
