@@ -183,9 +183,9 @@ class Rounds:
 
     def step(self, state: State) -> str | None:
         """Round k: every drawn client one message, the server one step; or the reason why there is no more."""
-        k, method, n = state.round, self.method, self.problem.clients
         if self.payments is not None:
             self.payments.begin()
+        k, method, n = state.round, self.method, self.problem.clients
         drawn = self.plan.participation.draw(n, k, self.plan.coins)
         row, meter = None, None
         if self.observer.due(k):

@@ -105,7 +105,7 @@ def _train_nan(world: World, **how: Any) -> None:
 
 def main(name: str, folder: str) -> None:
     job = {"trajectories": trajectories, "secure": secure, "mistakes": mistakes}[name]
-    with cluster.join(timeout=120) as world:
+    with cluster.join(timeout=600) as world:
         job(world, Path(folder))
 
 

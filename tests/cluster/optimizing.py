@@ -189,6 +189,6 @@ def _private(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with cluster.join(timeout=120) as world:
+    with cluster.join(timeout=600) as world:
         assert world.size == RANKS
         run(world.rank, Path(sys.argv[1]))

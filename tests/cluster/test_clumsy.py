@@ -43,7 +43,7 @@ def test_a_mistake_is_refused_on_every_rank(found: list[dict[str, Any]], case: s
 def test_no_other_rank_learns_that_a_gradient_is_not_finite(found: list[dict[str, Any]]) -> None:
     first, second = (rank["one_client_has_no_number"] for rank in found)
     assert first["heard"] == [[], [], []]
-    assert second["heard"] == [[], ["the gradient of client 1 is not finite in round 1; it sends zero, with noise"], []]
+    assert second["heard"] == [[], ["the gradient of client 1 is not finite in round 1; it sent zero, with noise"], []]
     assert first["x"] == second["x"]
     assert math.isfinite(first["x"])
     assert first["releases"] == second["releases"] == 3

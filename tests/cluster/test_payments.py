@@ -90,9 +90,7 @@ def test_a_gradient_that_is_not_finite_costs_a_release_and_looks_like_any_other(
 ) -> None:
     """Whether a client's gradient overflowed is a function of its data that no noise would cover."""
     x, optimizer = private
-    with pytest.warns(
-        UserWarning, match="the gradient of client 0 is not finite in round 0; it sends zero, with noise"
-    ):
+    with pytest.warns(UserWarning, match="the gradient of client 0 is not finite in round 0; it sent zero, with noise"):
         moved = released(x, optimizer, math.nan)
     assert torch.isfinite(moved).all()
     assert 0.5 * SIGMA < float(moved.std()) < 2 * SIGMA, "noise of σ alone"

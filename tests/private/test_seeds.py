@@ -27,7 +27,7 @@ def noisy_sum(seed: int | None) -> tuple[Tensor, Tensor]:
     public = prepare(bowls(CLIENTS), METHOD, lr=0.1, rounds=1, privacy=SUM, seed=seed).mechanism
     assert public is not None
     sigma = public.release.sum_sigma(public.sigma)
-    path = (public._name, "round", 0, "attempt", 0, "sum")
+    path = (public.name, "round", 0, "attempt", 0, "sum")
     guess = SeededNoise(seed or 0).draw(run.x.shape, sigma, *path, dtype=run.x.dtype)
     return run.state.estimate * CLIENTS, guess
 

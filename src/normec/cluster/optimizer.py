@@ -158,7 +158,6 @@ class ClientOptimizer(Optimizer):
             if faults:
                 sent = torch.full_like(sent, torch.nan)  # so that all ranks see that there is no sum
         else:
-            self._warn(faults)
             self._noise.pay(self.round)
             sent, kept = self._noise.outgoing(messages, self._clients)
         wait = self.world.sum_later(torch.cat([sent, self._position().to(sent.dtype)]))
@@ -167,7 +166,7 @@ class ClientOptimizer(Optimizer):
         self._refuse_other_positions(total[-POSITION:])
         total = total[:-POSITION]
         if total.is_floating_point() and not bool(torch.isfinite(total.sum())):
-            self._stop(faults)
+            self._stop(faults if self._noise is None else [])
         if self._noise is not None:
             total = self._noise.received(total, self._estimate)
         if self.method.feedback:
@@ -176,6 +175,8 @@ class ClientOptimizer(Optimizer):
         self._estimate.copy_(estimate)
         self._flat.move(direction, self.param_groups)
         self.round += 1
+        for fault in faults:  # where a sum was made all the same; last, because a warning may be made an error
+            warnings.warn(f"{fault} in round {self.round - 1}; it sent zero, with noise", stacklevel=2)
 
     def _messages(self) -> tuple[Tensor, list[str]]:
         """The messages of this rank's clients, zero where one has none that may be sent; and why, client by client."""
@@ -189,10 +190,6 @@ class ClientOptimizer(Optimizer):
         faults = {place: why for place, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
         messages[list(faults)] = 0.0
         return messages, list(faults.values())
-
-    def _warn(self, faults: list[str]) -> None:
-        for fault in faults:
-            warnings.warn(f"{fault} in round {self.round}; it sends zero, with noise", stacklevel=3)
 
     def _stop(self, faults: list[str]) -> None:
         """Raise the same error on every rank, which all have seen that there is no sum."""
