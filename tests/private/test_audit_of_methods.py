@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {"rounds": 4, "trials": 400, "dimension": 16}
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_no_method_is_refuted_and_the_bound_has_teeth(name: str) -> None:
     found = audit_method(METHODS[name], CLAIM, **SMALL)
     assert not found.violated
