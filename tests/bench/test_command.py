@@ -19,7 +19,7 @@ from normec.bench.measure import Effort, arena, compete
 from normec.bench.workloads import Case
 from normec.cli.app import run
 
-from ..cli.command import COMMAND, ENVIRONMENT, normec
+from ..cli.command import COMMAND, ENVIRONMENT, end_with_us, normec
 from ..waiting import LIMIT, wait_for
 
 PATIENT = ("--seconds", "1e6", "--limit", "1e6")  # a slow machine makes as many rounds as a fast one
@@ -145,6 +145,7 @@ def test_told_to_end_it_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
         env={**ENVIRONMENT, "TMPDIR": str(scratch)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=end_with_us,
     )
     try:
         wait_for(lambda: list(scratch.glob("normec-bench-*/answer.json")), "the first contestant's first answer")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from ..waiting import LIMIT
+
 COMMAND = [sys.executable, "-m", "normec"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+LIBC = ctypes.CDLL(None)
 # Forks a child for each request on its standard input, and answers with the exit code of the child. Most of the time
 # of a command would go into its imports; here they are made once.
 SERVER = """
@@ -57,20 +63,34 @@ def normec(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         asked = {"arguments": arguments, "cwd": str(cwd), "out": out.name, "err": err.name}
         server.stdin.write(json.dumps(asked) + "\n")
         server.stdin.flush()
+        assert select.select([server.stdout], [], [], LIMIT)[0], f"normec {' '.join(arguments)} does not end"
         code = int(server.stdout.readline())
         return subprocess.CompletedProcess(["normec", *arguments], code, out.read().decode(), err.read().decode())
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     """Start the command from nothing, as a user does."""
+    return popen([*COMMAND, *arguments], cwd)
+
+
+def popen(command: list[str], cwd: Path) -> subprocess.Popen[str]:
+    """Start a process with pipes to its three streams; it ends when the tests end, however they end."""
     return subprocess.Popen(
-        [*COMMAND, *arguments],
+        command,
         cwd=cwd,
         env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=end_with_us,
     )
+
+
+def end_with_us() -> None:
+    """Ask the kernel for SIGKILL at the parent's death (prctl 1 is PR_SET_PDEATHSIG; Linux only)."""
+    if sys.platform == "linux":
+        LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ..waiting import LIMIT
-from .command import ENVIRONMENT, contents, normec
+from .command import ENVIRONMENT, contents, normec, popen
 
 RUN = ["train", "--rounds", "150", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet"]
 
@@ -55,15 +55,7 @@ main()
 
 def held(flushes: int, *arguments: str, cwd: Path) -> subprocess.Popen[str]:
     """The command, which has flushed so much and will not end before its standard input does."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HELD, str(flushes), *arguments],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = popen([sys.executable, "-c", HELD, str(flushes), *arguments], cwd)
     assert process.stdout is not None
     assert process.stdout.readline() == "training\n", process.communicate()[1]
     return process

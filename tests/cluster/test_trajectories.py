@@ -63,6 +63,7 @@ def test_secure_noise_is_added_on_each_rank_as_whole_numbers(tmp_path: Path) -> 
     assert 1e-6 < away < 0.1, "noise of a thousandth moves x a little, and does move it"
 
 
+@pytest.mark.slow
 def test_mistakes_are_said_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("")
     done = torchrun(2, "-m", "tests.cluster.jobs", "mistakes", str(tmp_path), cwd=tmp_path)

@@ -89,6 +89,7 @@ def test_refusals() -> None:
         models.build("resnet2", (3, 32, 32), 10)
 
 
+@pytest.mark.slow
 def test_a_short_run_on_images_like_cifar_lowers_the_loss() -> None:
     """uint8 images whose class shows in their colour; crop, flip and normalisation as on CIFAR-10."""
     draw = torch.Generator().manual_seed(0)
