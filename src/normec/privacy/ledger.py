@@ -37,8 +37,6 @@ from normec.privacy.statement import Privacy
 
 __all__ = ["BudgetSpent", "Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]
 
-_ROUNDING = 1e-9  # relative: what summing many μ² may add by rounding
-
 
 class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mistake)
     """The release would pass the budget; it was neither written down nor may it be made."""
@@ -179,10 +177,9 @@ class Ledger:
         after = self._account.copy()
         after.add(event)
         epsilon = after.upper(self.horizon)
-        limit = self.privacy.budget * (1 + _ROUNDING)
-        if epsilon > limit:
+        if epsilon > self.privacy.budget:
             epsilon = after.epsilon()
-            if epsilon > limit:
+            if epsilon > self.privacy.budget:
                 raise BudgetSpent(first, epsilon, self.privacy.budget)
         if not math.isfinite(epsilon):
             raise UsageError(f"sigma = {sigma:g} gives no privacy at all: epsilon is infinite; raise it")
