@@ -118,12 +118,12 @@ def table(
 @app.command("audit")
 def audit(
     method: Annotated[str, typer.Option(help="A method's name, or all.")] = "all",
-    epsilon: Annotated[float, typer.Option(help="The target that is claimed.")] = 8.0,
+    epsilon: Annotated[float, typer.Option(help="The ε that is claimed. A small one shows more kinds of bugs.")] = 2.0,
     delta: Delta = 1e-5,
     relation: Relation = "zero-out",
     trust: Trust = "secure-sum",
     noise: Annotated[str, typer.Option(help="seeded, secure or exact.")] = "seeded",
-    rounds: Annotated[int, typer.Option(help="Rounds a run.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds of a run.")] = 4,
     trials: Annotated[int, typer.Option(help="Runs with the canary, and as many without.")] = 1000,
     as_json: o.Json = False,
 ) -> int:
@@ -133,6 +133,7 @@ def audit(
     from ..lab import methods
     from ..lab.audit import audit_method
     from ..privacy import Privacy
+    from .tables import number, show
 
     bounded = ("normec", "normec-plain", "normec-forgetting", "clip21", "dpsgd-norm", "dpsgd-clip")
     one_of(("all", *bounded), method=method)
@@ -141,18 +142,41 @@ def audit(
         "normec-forgetting": {"method": "normec", "decay": 0.2},
     }
     privacy = Privacy(epsilon=epsilon, delta=delta, relation=_(relation), trust=_(trust), noise=_(noise))
+    names = bounded if method == "all" else (method,)
     found = {}
-    for name in bounded if method == "all" else (method,):
+    for name in names:
+        print(f"auditing {name}", file=sys.stderr, flush=True)
         built = methods.build(configs.make(extra.get(name, {"method": name})), dim=16)
         found[name] = audit_method(built, privacy, rounds=rounds, trials=trials)
-        if not as_json:
-            print(f"{name}: {found[name]}", flush=True)
     if as_json:
         facts = {
-            name: {"epsilon": one.epsilon, "claim": one.claim, "refuted": one.violated, "confidence": one.confidence}
+            name: {
+                "epsilon": one.epsilon,
+                "gaussian": one.gaussian,
+                "clopper_pearson": one.clopper_pearson,
+                "claim": one.claim,
+                "refuted": one.violated,
+                "confidence": one.confidence,
+                "judged_runs": one.trials,
+                "score": one.score,
+            }
             for name, one in found.items()
         }
         print(json.dumps(facts))
+    else:
+        rows = [
+            [
+                name,
+                number(one.claim, 4),
+                number(one.gaussian, 4),
+                number(one.clopper_pearson, 4),
+                "REFUTED" if one.violated else "not refuted",
+                one.score,
+            ]
+            for name, one in found.items()
+        ]
+        columns = ("method", ">claimed ε", ">ε ≥ (Gaussian)", ">ε ≥ (no assumption)", "verdict", "told most")
+        show(rows, columns, title=f"δ = {delta:g}, {trust}, {relation}: each verdict holds with 99.9 % confidence")
     return 1 if any(one.violated for one in found.values()) else 0
 
 

@@ -25,7 +25,6 @@ from .journal import JOURNAL, Journal, read_journal
 FILE = "ledger.jsonl"
 SPENDING = "spending"  # the journal's event of the first payment
 _CURE = "restore the ledger from a copy, or begin an empty folder with what is left of the budget"
-_ROUNDING = 1e-9  # relative: what summing many μ² may add by rounding
 
 
 class Releases:
@@ -82,7 +81,7 @@ class PartyAccount:
 
     def affords(self, event: Event, epsilon: float, delta: float) -> bool:
         """Whether one more release stays within (epsilon, delta)."""
-        return self.releases.epsilon(delta, more=event) <= epsilon * (1 + _ROUNDING)
+        return self.releases.epsilon(delta, more=event) <= epsilon
 
     def pay(self, run: str, node: str, step: int, event: Event, sigma: float) -> None:
         """On return the line is on the disk; only now may anything be computed, and the message leave."""
@@ -96,7 +95,7 @@ class PartyAccount:
         than that. Once the owner raises the budget, the rest is charged for as long as the claim stands.
         """
         missing = due - self.releases.count(run, node)
-        if missing <= 0 or self.releases.epsilon(delta) > epsilon * (1 + _ROUNDING):
+        if missing <= 0 or self.releases.epsilon(delta) > epsilon:
             return 0
         charged = min(missing, self._affordable(event, missing, epsilon, delta) + 1)
         self._append(run, node, due, Event(event.multiplier, event.rate, charged), sigma, recovered=True)

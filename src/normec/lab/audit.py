@@ -3,12 +3,12 @@
 The cast. The canary's gradient is huge along a dense random direction and its sign follows +, −, −, −, +, …, so its
 messages have full length whatever its memory holds: the worst a client can send. The sign both changes and stays from
 one round to the next, and to the one after it, because noise that is used twice cancels in a difference and noise that
-returns with the opposite sign cancels in a sum. One other client pushes against the canary with half its size, so that a bound on the sum of
-gradients is not taken for a bound on each message. All others have small gradients of their own, so that whatever
-enters their memories shows in their next messages. They are drawn in every other round only, for their noise belongs in
-the sum in every round. The canary is the first client in half of the runs and the last in the others. The engine yields
-two blocks of clients, and the canary shares one with its opponent, so that a bound on a block is not taken for a bound
-on a client either.
+returns with the opposite sign cancels in a sum. One other client pushes against the canary with half its size, so that
+a bound on the sum of gradients is not taken for a bound on each message. All others have small gradients of their own,
+so that whatever enters their memories shows in their next messages. They are drawn in every other round only, for their
+noise belongs in the sum in every round. The canary is the first client in half of the runs and the last in the others.
+The engine yields two blocks of clients, and the canary shares one with its opponent, so that a bound on a block is not
+taken for a bound on a client either.
 
 The observer. It knows what everybody would send without noise: `Method.client_step` with a memory a client, the
 definition, not the code under audit. Under "secure-sum" and "central" trust it sees the sum of each round, read back

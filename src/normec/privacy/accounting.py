@@ -25,11 +25,12 @@ from normec.errors import UsageError, at_least, fraction, open_unit, positive
 from normec.privacy import gaussian
 from normec.privacy.extras import needed
 from normec.privacy.gaussian import delta, epsilon, mu_for
-from normec.privacy.subsampled import Group, epsilon_pld, epsilon_rdp, interval, resolvable
+from normec.privacy.subsampled import LARGEST_EPSILON, Group, epsilon_pld, epsilon_rdp, interval, resolvable
 
 __all__ = ["Account", "Event", "delta", "epsilon", "epsilon_of", "mu_for", "sigma_for"]
 
 _CHECKPOINTS = 32
+_ROOM = 1e-11  # relative: a calibrated run pays round by round, and its sum of μ² may round up by less than this
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Account:
     def of_mu(cls, mu: float, releases: int, delta: float) -> Account:
         """The account of `releases` un-sampled releases that are μ-GDP together."""
         account = cls(delta)
-        account._square, account.releases = mu**2, releases
+        account._square, account.releases = mu * mu, releases
         return account
 
     def copy(self) -> Account:
@@ -78,10 +79,12 @@ class Account:
             key = (event.multiplier, event.rate)
             self._sampled[key] = self._sampled.get(key, 0) + event.count
             return
-        term = event.count / event.multiplier**2
+        # Products, for a power raises where they overflow; never 0, for μ² may not vanish by rounding.
+        term = max(event.count * (1 / event.multiplier) * (1 / event.multiplier), math.ulp(0.0))
         total = self._square + term
-        larger, smaller = max(self._square, term), min(self._square, term)
-        self._lost += (larger - total) + smaller
+        if math.isfinite(total):
+            larger, smaller = max(self._square, term), min(self._square, term)
+            self._lost += (larger - total) + smaller
         self._square = total
 
     @property
@@ -125,7 +128,7 @@ class Account:
 
     def _epsilon(self, groups: tuple[Group, ...], mu: float, horizon: int | None) -> float:
         plain = gaussian.epsilon(math.hypot(mu, *(math.sqrt(g.releases) / g.multiplier for g in groups)), self.delta)
-        if not math.isfinite(plain):
+        if plain > LARGEST_EPSILON:
             return plain
         groups, mu = resolvable(groups, mu)
         if not groups:
@@ -145,11 +148,13 @@ def epsilon_of(events: Iterable[Event], delta: float) -> float:
 def sigma_for(account_at: Callable[[float], Account], target: float) -> float:
     """The smallest σ whose account stays within `target`: to 1e-6 in ε, or to 1e-8 in σ where a PLD's ε jumps by more.
 
-    `account_at(σ)` is the account of the whole run, falling in σ. The σ that suffices without amplification, found
-    from the closed form, is the upper end of the bracket; the root is then searched on the full account, and the
-    answer is moved up until `account_at(σ).epsilon() <= target` holds.
+    `account_at(σ)` is the account of the whole run, falling in σ. `target` is kept with a relative room of 1e-11, so
+    that a ledger that adds up the same run round by round, and allows nothing above the target, pays for the last one.
+    The σ that suffices without amplification, found from the closed form, is the upper end of the bracket; the root is
+    then searched on the full account, and the answer is moved up until `account_at(σ).epsilon() <= target` holds.
     """
     positive(epsilon=target)
+    target *= 1 - _ROOM
     brentq = needed("scipy.optimize", "privacy").brentq
     enough = mu_for(target, account_at(1.0).delta)
 

@@ -11,7 +11,8 @@ tail 1 − Φ at the half-integer in 240-bit arithmetic. So the holes and uneven
 which attacks rest on, do not exist in the output.
 
 There is no seed: two sources never share a key, a forked process takes a new one, and a source cannot be copied or
-saved.
+saved. What no process can notice is a copy of the whole machine: a virtual machine that is resumed twice from one
+snapshot of its memory draws the same noise twice. Start the process anew after a restore.
 """
 
 from __future__ import annotations

@@ -39,8 +39,6 @@ from normec.privacy.statement import Privacy
 
 __all__ = ["BudgetSpent", "Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]
 
-_ROUNDING = 1e-9  # relative: what summing many μ² may add by rounding
-
 
 class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mistake)
     """The release would pass the budget; it was neither written down nor may it be made."""
@@ -65,10 +63,9 @@ def affordable(account: Account, event: Event, privacy: Privacy, horizon: int, r
     after = account.copy()
     after.add(event)
     epsilon = after.upper(horizon)
-    limit = privacy.budget * (1 + _ROUNDING)
-    if epsilon > limit:
+    if epsilon > privacy.budget:
         epsilon = after.epsilon()
-        if epsilon > limit:
+        if epsilon > privacy.budget:
             raise BudgetSpent(round, epsilon, privacy.budget)
     return after, epsilon
 

@@ -154,7 +154,8 @@ def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, dra
     if privacy.noise == "seeded" or not sensitivity.by_distance:
         return 0.0
     if setting.dimension is None:
-        _refuse(f"noise={privacy.noise!r} with record_clip needs the message's dimension to account for its grid")
+        kind = privacy.noise or "secure"
+        _refuse(f"noise={kind!r} with record_clip needs the message's dimension to account for its grid")
     return drawn * math.sqrt(setting.dimension) * 2.0**-GRID_BITS
 
 

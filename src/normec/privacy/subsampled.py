@@ -52,6 +52,7 @@ TOLERANCE = 2e-5
 _ROUNDOFF = 2.0**-53
 _STAGE = 8.0  # roundings of a fast Fourier transform per bit of its length
 SMALLEST_SPREAD = 1e-5
+LARGEST_EPSILON = 1e9  # beyond, a grid of losses overflows, and nobody asks for a gain from sampling
 _ORDERS = [1 + i / 10 for i in range(1, 20, 3)] + [*range(3, 64), *range(64, 257, 16), 512, 1024]
 
 
@@ -72,9 +73,8 @@ def resolvable(groups: Sequence[Group], mu: float) -> tuple[tuple[Group, ...], f
     kept = []
     for group in groups:
         reach = math.sqrt(math.expm1(min(group.multiplier**-2.0, 700.0)))
-        rate = max(group.rate, SMALLEST_SPREAD / reach)
-        if rate < 1:
-            kept.append(group._replace(rate=rate))
+        if reach > SMALLEST_SPREAD:
+            kept.append(group._replace(rate=max(group.rate, SMALLEST_SPREAD / reach)))
         else:
             mu = math.hypot(mu, math.sqrt(group.releases) / group.multiplier)
     return tuple(kept), mu
