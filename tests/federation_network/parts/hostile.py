@@ -92,7 +92,7 @@ def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
                 if received is None:
                     time.sleep(1)
                 else:
-                    _push(Message(KINDS[kind](record), reply_to=received[0]), 0.0, send, push)
+                    _push(Message(KINDS[kind](record), reply_to=received[0]), send, push)
             except RunNotRunningException:
                 time.sleep(1)
 
