@@ -137,6 +137,44 @@ def test_storage_vouches_for_the_rows_a_checkpoint_has_seen(tmp_path: Path) -> N
     again.close()
 
 
+def test_a_secret_is_drawn_once_and_kept_for_its_owner(tmp_path: Path) -> None:
+    identity = IDENTITY | {"privacy": {"epsilon": 1}}
+    first = RunStorage(tmp_path / "run", identity)
+    assert first.secret("seed", lambda: b"first") == b"first"
+    assert (tmp_path / "run/seed").stat().st_mode & 0o777 == 0o600
+    first.begin()
+    first.close()
+    again = RunStorage(tmp_path / "run", identity)
+    assert again.secret("seed", lambda: b"second") == b"first"
+    (tmp_path / "run/seed").unlink()
+    with pytest.raises(UsageError, match="seed is missing"):
+        again.secret("seed", lambda: b"third")
+    again.close()
+    assert RunStorage(None, identity).secret("seed", lambda: b"nowhere") == b"nowhere"
+
+
+def test_a_run_that_has_begun_has_no_checkpoint_yet_and_is_known(tmp_path: Path) -> None:
+    storage = RunStorage(tmp_path / "run", IDENTITY)
+    storage.begin()
+    storage.close()
+    again = RunStorage(tmp_path / "run", IDENTITY)
+    assert again.load() is None
+    again.close()
+    with pytest.raises(UsageError, match="another configuration"):
+        RunStorage(tmp_path / "run", IDENTITY | {"lr": 0.2}).load()
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "ledger.jsonl", "checkpoint/round-00000007.safetensors"])
+def test_what_is_left_of_a_run_without_its_latest_checkpoint_is_refused(tmp_path: Path, left: str) -> None:
+    (tmp_path / "run/checkpoint").mkdir(parents=True)
+    (tmp_path / "run" / left).write_text("{}\n{}\n")
+    storage = RunStorage(tmp_path / "run", IDENTITY)
+    with pytest.raises(UsageError, match=f"latest.json is missing beside {left.rpartition('/')[2]}"):
+        storage.load()
+    storage.close()
+    assert (tmp_path / "run" / left).read_text() == "{}\n{}\n"
+
+
 def test_one_storage_at_a_time(tmp_path: Path) -> None:
     first, second = RunStorage(tmp_path / "run", IDENTITY), RunStorage(tmp_path / "run", IDENTITY)
     first.open()
