@@ -74,7 +74,7 @@ def test_a_rank_killed_before_the_ranks_have_met_is_noticed(whole: Path, tmp_pat
 
 
 def test_kills_at_any_moment_of_any_process(tmp_path: Path) -> None:
-    assert len(kill_again_and_again(6, seed=5, folder=tmp_path, rounds=600)) == 6
+    assert len(kill_again_and_again(6, seed=5, folder=tmp_path)) == 6
 
 
 def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path) -> None:
