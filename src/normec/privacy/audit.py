@@ -292,13 +292,13 @@ def _checked_releases(seen: Scores) -> Scores:
 def discriminant(inside: Scores, outside: Scores, gap: Scores | None = None) -> Scores:
     """Fisher's direction: the pooled covariance inverted on the difference of means, or on a known `gap`.
 
-    A direction without any noise (a forgotten draw, a reused one) makes the covariance singular; the ridge of 1e-9
-    of its largest entry keeps such a direction, and lets it win.
+    A direction without any noise (a forgotten draw, a reused one) makes the covariance singular; the ridge, 1e-9 of its
+    largest entry or 1e-12 of the gap's square, keeps such a direction, and lets it win.
     """
     if gap is None:
         gap = inside.mean(0) - outside.mean(0)
     covariance = np.atleast_2d(np.cov(inside, rowvar=False) + np.cov(outside, rowvar=False))
-    ridge = 1e-9 * max(float(np.abs(covariance).max()), 1e-300)
+    ridge = max(1e-9 * float(np.abs(covariance).max()), 1e-12 * float(gap @ gap), 1e-200)
     return np.asarray(np.linalg.solve(covariance + ridge * np.eye(len(gap)), gap), dtype=np.float64)
 
 
