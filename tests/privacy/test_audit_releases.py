@@ -117,6 +117,10 @@ def few_seeds(rng: np.random.Generator, runs: int, sigma: float) -> np.ndarray:
     return table[rng.integers(256, size=runs)]
 
 
+def none_at_all(_: np.random.Generator, runs: int, __: float) -> np.ndarray:
+    return np.zeros((runs, ROUNDS, DIMENSION))
+
+
 def missing_now_and_then(rng: np.random.Generator, runs: int, sigma: float) -> np.ndarray:
     noise = true_noise(rng, runs, sigma)
     noise[rng.random(runs) < 0.3] = 0
@@ -141,6 +145,7 @@ BUGS: list[tuple[Noise, int]] = [
     (half_precision, 1),
     (coarse_grid, 1),
     (few_seeds, 1),
+    (none_at_all, 8),
     (missing_now_and_then, 1),
 ]
 

@@ -307,7 +307,7 @@ BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] 
         8,
         {},
     ),
-    "one-sided noise": (drawn_as(lambda _, noise, *__: noise.abs()), NORMEC, "central", 1, {}),
+    "one-sided noise": (drawn_as(lambda _, noise, *__: noise.abs()), NORMEC, "central", 1, {"trials": 600}),
     "noise of half precision": (drawn_as(lambda _, noise, *__: noise.half().double()), NORMEC, "central", 1, {}),
     "noise cut at 2 sigma": (
         drawn_as(lambda _, noise, sigma, __: noise.clamp(-2 * sigma, 2 * sigma)),

@@ -103,19 +103,24 @@ def audit_method(
                     done += 1
                     progress(done)
                 seen.append(np.array(runs))
-            expected = [np.array(one.expected(rounds, singly)) for one in cast]
-            found.append(View(f"canary is client {place}", *seen, *expected, epsilon))
+            with_canary, without = (np.array(one.expected(rounds, singly)) for one in cast)
+            found.append(View(f"canary is client {place}", seen[0], seen[1], with_canary, without, epsilon))
         name = "single messages" if singly else "the sum"
         views += [_pooled(found, name), *(replace(one, name=f"{name}, {one.name}") for one in found)]
     return audit_releases(views, privacy.delta, confidence)
 
 
 def _pooled(views: list[View], name: str) -> View:
-    """All runs together, wherever the canary is: one view, relative to what each expects."""
+    """All runs together, wherever the canary is.
+
+    What is expected without the canary is exchanged for what the first view expects, in both kinds of runs alike: the
+    adversary knows where the canary would be, not whether it is there.
+    """
     first = views[0]
-    inside = [one.inside - one.expected_inside + first.expected_inside for one in views]
-    outside = [one.outside - one.expected_outside + first.expected_outside for one in views]
-    return replace(first, name=name, inside=_mixed(inside), outside=_mixed(outside))
+    moved = [first.expected_outside - one.expected_outside for one in views]
+    inside = _mixed([one.inside + move for one, move in zip(views, moved, strict=True)])
+    outside = _mixed([one.outside + move for one, move in zip(views, moved, strict=True)])
+    return replace(first, name=name, inside=inside, outside=outside)
 
 
 def _mixed(parts: list[np.ndarray[Any, np.dtype[np.float64]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -150,7 +155,7 @@ class _Cast:
         canary, rest = self.directions
         sign = _SIGNS[round % len(_SIGNS)]
         absent = 0.0 if self.relation == "zero-out" else -1.0
-        grads = (0.3 * min(self.method.operator.bound, 1.0) * rest).repeat(self.clients, 1)
+        grads: Tensor = (0.3 * min(self.method.operator.bound, 1.0) * rest).repeat(self.clients, 1)
         grads[self.opponent] = -sign * HUGE / 2 * canary
         grads[self.place] = sign * HUGE * (1.0 if self.present else absent) * canary
         return grads

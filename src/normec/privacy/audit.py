@@ -164,11 +164,12 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
     by_events = max(free, key=lambda one: _room(one.chosen_events(delta, each), one.claim))
     mu = gaussian_mu(*by_mu.judged, each)
     bound = clopper_pearson_judged(by_events.chosen, by_events.judged, delta, each)
-    verdicts = [(gaussian.epsilon(mu, delta), by_mu, True), (bound, by_events, False)]
-    _, worst, is_gaussian = max(verdicts, key=lambda one: _room(one[0], one[1].claim))
+    by_gauss = gaussian.epsilon(mu, delta)
+    worst = by_mu if _room(by_gauss, by_mu.claim) >= _room(bound, by_events.claim) else by_events
+    # A bound that belongs to another claim than the one that is reported is left at 0.
     return Audit(
-        clopper_pearson=bound if not is_gaussian or by_events.claim == worst.claim else 0.0,
-        gaussian=gaussian.epsilon(mu, delta) if is_gaussian or by_mu.claim == worst.claim else 0.0,
+        clopper_pearson=bound if by_events.claim == worst.claim else 0.0,
+        gaussian=by_gauss if by_mu.claim == worst.claim else 0.0,
         mu=mu,
         delta=delta,
         confidence=confidence,
@@ -235,10 +236,10 @@ def _linear_scores(inside: Scores, outside: Scores, shift: Scores) -> list[tuple
     signs = np.sign(units @ units[0]) if len(touched) else np.zeros(0)
 
     def along(seen: Scores) -> Scores:
-        return np.einsum("nrd,rd->nr", seen[:, touched], units)
+        return np.asarray(np.einsum("nrd,rd->nr", seen[:, touched], units), dtype=np.float64)
 
     def across(seen: Scores) -> Scores:
-        return np.einsum("nrd,r->nd", seen[:, touched], signs)
+        return np.asarray(np.einsum("nrd,r->nd", seen[:, touched], signs), dtype=np.float64)
 
     def everything(seen: Scores) -> Scores:
         return seen.reshape(len(seen), -1)
@@ -291,13 +292,13 @@ def _checked_releases(seen: Scores) -> Scores:
 def discriminant(inside: Scores, outside: Scores, gap: Scores | None = None) -> Scores:
     """Fisher's direction: the pooled covariance inverted on the difference of means, or on a known `gap`.
 
-    A direction without any noise (a forgotten draw, a reused one) makes the covariance singular; the ridge of 1e-9
-    of its largest entry keeps such a direction, and lets it win.
+    A direction without any noise (a forgotten draw, a reused one) makes the covariance singular; the ridge, 1e-9 of its
+    largest entry or 1e-12 of the gap's square, keeps such a direction, and lets it win.
     """
     if gap is None:
         gap = inside.mean(0) - outside.mean(0)
     covariance = np.atleast_2d(np.cov(inside, rowvar=False) + np.cov(outside, rowvar=False))
-    ridge = 1e-9 * max(float(np.abs(covariance).max()), 1e-300)
+    ridge = max(1e-9 * float(np.abs(covariance).max()), 1e-12 * float(gap @ gap), 1e-200)
     return np.asarray(np.linalg.solve(covariance + ridge * np.eye(len(gap)), gap), dtype=np.float64)
 
 

@@ -156,8 +156,9 @@ def epsilon_pld(groups: Sequence[Group], mu: float, delta: float, step: float) -
             answer = float(composed.get_epsilon_for_delta(delta - error))
             if not answer >= 0 or math.isinf(answer):
                 return math.inf
+            nudge = 1e-12 * (answer + step)
             while composed.get_delta_for_epsilon(answer) > delta - error:  # the search above sums up less exactly
-                answer += step
+                answer, nudge = answer + nudge, 2 * nudge
     except OverflowError:  # ε beyond 1e9 or so
         return math.inf
     return answer
