@@ -85,6 +85,7 @@ def test_audit_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert not found["refuted"]
 
 
+@pytest.mark.slow
 def test_methods_are_tuned_alike_and_a_stopped_table_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
