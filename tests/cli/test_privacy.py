@@ -91,6 +91,7 @@ def test_audit_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not refuted" in said
 
 
+@pytest.mark.slow
 def test_methods_are_tuned_alike_and_a_stopped_table_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
