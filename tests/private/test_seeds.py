@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, Clip, NormEC, Poisson, Privacy, train
+from normec import DPSGD, Callback, Clip, NormEC, Poisson, Privacy, train
 from normec.errors import UsageError
 from normec.privacy import SeededNoise
 from normec.storage import kept_secret
@@ -66,22 +70,36 @@ def test_the_coins_of_a_claimed_sampling_are_secret_too() -> None:
     assert secret.tolist() != public.tolist()
 
 
+class _Stop(Callback):
+    """Ctrl-C after four rounds."""
+
+    def round(self, round: int) -> None:
+        if round == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_the_secret_stays_in_its_own_file_and_the_run_goes_on_with_it(tmp_path: Path) -> None:
-    words = {"lr": 0.1, "rounds": 8, "privacy": SUM}
-    whole = train(bowls(CLIENTS), METHOD, **words, out=tmp_path / "run")  # type: ignore[arg-type]
-    kept = tmp_path / "run" / ".noise-secret"
+    words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM}
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    assert train(bowls(CLIENTS), METHOD, **words, out=stopped, callbacks=[_Stop()]).stopped == "interrupted"
+    kept, secret = stopped / ".noise-secret", kept_secret(stopped)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    secret = kept_secret(tmp_path / "run")
     assert secret is not None
-    for path in (path for path in (tmp_path / "run").rglob("*") if path.is_file() and path != kept):
+    for path in (path for path in stopped.rglob("*") if path.is_file() and path != kept):
         assert kept.read_bytes().strip() not in path.read_bytes()
         assert str(secret).encode() not in path.read_bytes()
-    for path in (tmp_path / "run" / "checkpoint").iterdir():
-        path.unlink()
-    (tmp_path / "run" / "checkpoint").rmdir()
-    (tmp_path / "run" / "metrics.jsonl").unlink()
-    again = train(bowls(CLIENTS), METHOD, **words, out=tmp_path / "run")  # type: ignore[arg-type]
-    assert torch.equal(again.x, whole.x)
+    whole.mkdir()
+    shutil.copy(kept, whole)
+    expected = train(bowls(CLIENTS), METHOD, **words, out=whole).x
+    assert torch.equal(train(bowls(CLIENTS), METHOD, **words, out=stopped).x, expected)
+
+
+def test_a_lost_secret_is_refused_in_a_line(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM, "out": tmp_path}
+    train(bowls(CLIENTS), METHOD, **words, callbacks=[_Stop()])
+    (tmp_path / ".noise-secret").unlink()
+    with pytest.raises(UsageError, match=r"\.noise-secret is missing; restore it from a backup"):
+        train(bowls(CLIENTS), METHOD, **words)
 
 
 def test_a_damaged_secret_is_refused_in_a_line(tmp_path: Path) -> None:
