@@ -102,7 +102,7 @@ def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> No
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     runs = sorted(tmp_path.glob("nth-*"))
