@@ -1,7 +1,8 @@
 """The state of a run on disk: tensors in safetensors, the rest in JSON, no pickles.
 
-    checkpoint/round-00000120.safetensors    x, memory, estimate, buffers; at the end the table of clients
-    checkpoint/latest.json                   its name and checksum, the run's identity, counters
+    checkpoint/round-00000120.safetensors    x, memory, estimate, buffers
+    checkpoint/latest.json                   its name and checksum, the run's identity, counters; at the end the
+                                             table of clients
 
 `latest.json` is written when the run begins, before it has a checkpoint, and is replaced last and in one step. A kill
 at any instant leaves either the old checkpoint or the new one, and a folder with files of a run but without

@@ -384,7 +384,7 @@ class Rounds:
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
         self.watch.seconds |= facts["timings"]
         self.ledger_head = facts.get("ledger")
-        self.clients = self.world.first(lambda: start.clients_in(tensors))
+        self.clients = facts.get("clients", {})
         memory, folder = self.plan.memory, self.storage.out
         return start.restored(self.problem, self.method, memory, tensors, facts, folder, self.world)
 
@@ -397,9 +397,11 @@ class Rounds:
             raise Diverged(state.round, [], "x")
         with self.watch.timed("checkpoint"):
             facts = {"messages": state.messages, "timings": self.watch.seconds}
+            if self.clients:
+                facts["clients"] = self.clients
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
-            tensors = start.tensors_of(state, self.method, self.problem.clients, self.world, self.clients)
+            tensors = start.tensors_of(state, self.method, self.problem.clients, self.world)
             self.world.first(lambda: self.storage.save(state.round, tensors, facts))
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from .memories import MemoryTable, stateless
 from .methods import Method
 from .objective import Objective
 from .observing import whole
-from .run import ClientTable, InitialMemory, State
+from .run import InitialMemory, State
 from .world import World
 
 
@@ -74,21 +73,16 @@ def restored(
     return State(facts["round"], told("x", x), memory, told("estimate", x), buffers, facts["messages"])
 
 
-def tensors_of(state: State, method: Method, clients: int, world: World, table: ClientTable) -> dict[str, Tensor]:
-    """What a checkpoint holds, in the form of one process; only rank 0's counts. `table`: of clients, at the end."""
+def tensors_of(state: State, method: Method, clients: int, world: World) -> dict[str, Tensor]:
+    """What a checkpoint holds, in the form of one process; only rank 0's counts.
+
+    The same state gives the same file: a round that is saved twice must not overwrite what latest.json vouches for.
+    """
     held = {"x": state.x, "estimate": state.estimate}
     if method.feedback:
         memory = world.collect(state.memory, clients)
         held |= {"memory": memory} if memory is not None else {}
-    held |= {f"buffer.{name}": rows for name, rows in whole(state.buffers, world).items()}
-    columns = enumerate(table.items())
-    return held | {f"client.{place}.{name}": torch.from_numpy(np.array(column)) for place, (name, column) in columns}
-
-
-def clients_in(tensors: dict[str, Tensor]) -> ClientTable:
-    """The table of clients in a checkpoint; empty in one that was made before the end of the run."""
-    names = sorted(name for name in tensors if name.startswith("client."))
-    return {name.split(".", 2)[2]: tensors[name].tolist() for name in names}
+    return held | {f"buffer.{name}": rows for name, rows in whole(state.buffers, world).items()}
 
 
 def size_of(state: State, clients: int) -> int:

@@ -221,7 +221,7 @@ def test_a_disk_that_takes_no_more_ends_the_sweep_and_loses_nothing(tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr
     message, again = done.stdout.splitlines()
-    assert message.startswith("cannot write to ")
+    assert message.startswith("cannot write ")
     assert "what is done is kept" in message
     assert again == "[True, False, False]"
 

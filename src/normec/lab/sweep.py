@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..atomic import write_atomic
-from ..errors import Interrupted, UsageError, at_least
+from ..errors import Interrupted, Unwritable, UsageError, at_least
 from ..history import History, Row
 from ..interrupt import Interrupt
 from ..report import page
@@ -189,7 +189,7 @@ class _Sweep:
             try:
                 outcome = _outcome(cell, folder, message.ending)
             except OSError as error:
-                self.unwritable = error
+                self.unwritable = Unwritable(f"{error}; what is done is kept")
                 return
             self._ended(message.index, outcome)
 
