@@ -86,10 +86,11 @@ def prepare(
     With `privacy` every message leaves with noise, calibrated for all rounds, and paid for in a ledger; what no
     rule covers is refused before anything is computed. `run.privacy` says what was spent. With `batch_size`,
     `epochs` make the rounds depend on how many records the clients hold: where clients are protected, give `rounds`,
-    or declare these numbers public with `public_sizes`. The history of a private
-    run holds only what the guarantee covers: rounds, messages, bytes, ε, and results on test and validation data.
-    `diagnostics=True` adds the clients' losses, gradient norms, memory errors and message norms, measured without
-    noise, and `run.clients`; the guarantee does not cover them. A run without privacy always has them.
+    or declare these numbers public with `public_sizes`.
+
+    The history of a private run holds only what the guarantee covers: rounds, messages, bytes, ε, and results on test
+    and validation data. `diagnostics=True` adds the clients' losses, gradient norms, memory errors and message norms,
+    measured without noise, and `run.clients`; the guarantee does not cover them. A run without privacy always has them.
 
     `engine` says how gradients are computed (`gradients.choice`), `precision` how finely a GPU multiplies ("float32",
     "tf32", or "bf16" for forward and backward passes); x and messages keep their dtype. The table of memories may be
@@ -97,8 +98,9 @@ def prepare(
 
     With `out` the run lives in a folder: killed at any instant, the same call goes on from its last
     checkpoint to the same numbers. The same seed gives the same bits on the same machine, whatever is
-    logged, evaluated or interrupted; it defaults to 0. A private run without a given seed draws its noise, and the
-    coins that decide who takes part, from a fresh secret, which only its folder keeps.
+    logged, evaluated or interrupted; it defaults to 0. Seeded noise differs between private runs of different settings,
+    `log_every` and `evaluate_every` included. A private run without a given seed draws its noise, and the coins that
+    decide who takes part, from a fresh secret, which only its folder keeps.
 
     Ctrl-C ends the run after the current round, with a checkpoint.
 
