@@ -137,22 +137,6 @@ def test_storage_vouches_for_the_rows_a_checkpoint_has_seen(tmp_path: Path) -> N
     again.close()
 
 
-def test_a_secret_is_drawn_once_and_kept_for_its_owner(tmp_path: Path) -> None:
-    identity = IDENTITY | {"privacy": {"epsilon": 1}}
-    first = RunStorage(tmp_path / "run", identity)
-    assert first.secret("seed", lambda: b"first") == b"first"
-    assert (tmp_path / "run/seed").stat().st_mode & 0o777 == 0o600
-    first.begin()
-    first.close()
-    again = RunStorage(tmp_path / "run", identity)
-    assert again.secret("seed", lambda: b"second") == b"first"
-    (tmp_path / "run/seed").unlink()
-    with pytest.raises(UsageError, match="seed is missing"):
-        again.secret("seed", lambda: b"third")
-    again.close()
-    assert RunStorage(None, identity).secret("seed", lambda: b"nowhere") == b"nowhere"
-
-
 def test_a_run_that_has_begun_has_no_checkpoint_yet_and_is_known(tmp_path: Path) -> None:
     storage = RunStorage(tmp_path / "run", IDENTITY)
     storage.begin()
