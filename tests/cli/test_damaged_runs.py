@@ -194,7 +194,7 @@ def test_a_file_of_another_user_is_named(copied: Path, name: str, capsys: pytest
 def test_what_clients_keep_to_themselves_is_for_the_owner_alone(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        assert command(["train", *WORDS, "--out", str(tmp_path / "run"), "--set", "noise=secure"]) == 0
+        assert command(["train", *WORDS, "--out", str(tmp_path / "run"), "--diagnostics", "--set", "noise=secure"]) == 0
     finally:
         os.umask(before)
     assert (tmp_path / "run/checkpoint").stat().st_mode & 0o777 == 0o700

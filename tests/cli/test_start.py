@@ -86,7 +86,9 @@ def test_a_finished_run_is_shown_not_run_again(tmp_path: Path) -> None:
 
 
 def test_a_config_file_is_read_back_as_written(tmp_path: Path) -> None:
-    first = json.loads(normec("train", "--rounds", "4", "--beta", "1", "--json", "--out", "a", cwd=tmp_path).stdout)
+    first = json.loads(
+        normec("train", "--seed", "0", "--rounds", "4", "--beta", "1", "--json", "--out", "a", cwd=tmp_path).stdout
+    )
     again = json.loads(normec("train", "a/config.toml", "--json", "--out", "b", cwd=tmp_path).stdout)
     assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
     assert first["config"] == again["config"]

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, Run, train
 from normec.cluster.optimizer import ClientOptimizer
+from normec.errors import UsageError
 from normec.streams import Key
 
 from ..core.runs import StopAt
@@ -125,13 +126,14 @@ def test_rounds_that_were_paid_for_together_are_paid_again_from_the_first_that_i
     assert releases(folder)[:4] == [(0, 0), (2, 0), (3, 1), (4, 0)]
 
 
-def test_a_ledger_without_its_checkpoint_gives_no_credit(tmp_path: Path) -> None:
+def test_a_ledger_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
     """Other data under the noise of the first run would show the difference of the two without noise."""
     folder = tmp_path / "run"
     made(folder, problem())
     shutil.rmtree(folder / "checkpoint")
-    made(folder, problem(moved=1.0))
-    assert releases(folder) == ONCE + [(k, 1) for k in range(ROUNDS)]
+    with pytest.raises(UsageError, match="latest.json is missing beside"):
+        made(folder, problem(moved=1.0))
+    assert releases(folder) == ONCE
 
 
 def test_a_ledger_never_stands_without_a_checkpoint(tmp_path: Path) -> None:

@@ -59,13 +59,13 @@ class Noise:
             raise UsageError("privacy needs rounds, the number of steps that the noise must last for")
         if privacy.unit != "client" or privacy.sampling is not None:
             raise UsageError("the optimizer protects whole clients, all of which take part: unit='client', no sampling")
+        refuse_mixing_methods(method, dimension)
         privacy = privacy.with_noise("secure")
         if ledger is None and privacy.noise != "seeded":
             raise UsageError(
                 f"noise={privacy.noise!r} needs ledger=, a file on rank 0 that remembers every release; "
                 "for a simulation without one choose noise='seeded'"
             )
-        refuse_mixing_methods(method, dimension)
         public = {"method": identity_of(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
         public |= {"dimension": dimension, "seed": seed}
         name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
