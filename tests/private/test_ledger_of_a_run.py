@@ -143,7 +143,7 @@ def test_a_ledger_that_was_touched_stops_the_run(tmp_path: Path, damage: str) ->
 
 def test_another_statement_is_another_run(tmp_path: Path) -> None:
     train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=5), **RUN)
-    with pytest.raises(UsageError, match="another configuration: (privacy|diagnostics) is"):
+    with pytest.raises(UsageError, match=r"another configuration: (privacy|diagnostics) is"):
         train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=6), **RUN)
-    with pytest.raises(UsageError, match="another configuration: (privacy|diagnostics) is"):
+    with pytest.raises(UsageError, match=r"another configuration: (privacy|diagnostics) is"):
         train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", **RUN)

@@ -131,7 +131,7 @@ def test_a_ledger_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     made(folder, problem())
     shutil.rmtree(folder / "checkpoint")
-    with pytest.raises(UsageError, match="latest.json is missing beside"):
+    with pytest.raises(UsageError, match=r"latest\.json is missing beside"):
         made(folder, problem(moved=1.0))
     assert releases(folder) == ONCE
 
