@@ -12,6 +12,8 @@ from normec import DPSGD, Clip, Clip21, NormEC, Privacy, SmoothedNorm
 from normec.lab.audit import audit_method
 from normec.privacy.mechanism import Mechanism
 
+pytestmark = pytest.mark.slow
+
 METHODS = {
     "normec": NormEC(0.01, 0.1),
     "normec-plain": NormEC(0.01, 0.1, server_norm=False),
@@ -26,7 +28,6 @@ SMALL: dict[str, Any] = {"rounds": 4, "trials": 400, "dimension": 16}
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.slow
 def test_no_method_is_refuted_and_the_bound_has_teeth(name: str) -> None:
     found = audit_method(METHODS[name], CLAIM, **SMALL)
     assert not found.violated
