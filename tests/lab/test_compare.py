@@ -32,6 +32,7 @@ def final(outcome: compare.Outcome, column: str) -> float:
     return float(outcome.best.summary["final"][column])
 
 
+@pytest.mark.slow
 def test_error_feedback_reaches_a_small_gradient_where_direct_methods_stall(
     outcomes: dict[str, compare.Outcome],
 ) -> None:

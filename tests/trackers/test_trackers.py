@@ -145,6 +145,7 @@ def test_a_store_that_cannot_be_used_is_said_before_training(tmp_path: Path) -> 
         named("wandb", tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_tracks(tmp_path: Path) -> None:
     from ..cli.command import normec
 
