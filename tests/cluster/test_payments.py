@@ -29,7 +29,7 @@ SEEDED, SECURE = Privacy(**GIVEN, noise="seeded"), Privacy(**GIVEN, noise="secur
 
 def made(privacy: Privacy, ledger: Path | None, rounds: int = 100) -> tuple[nn.Parameter, ClientOptimizer]:
     x = nn.Parameter(torch.zeros(WIDE, dtype=torch.float64))
-    how: dict[str, Any] = {"privacy": privacy, "rounds": rounds, "ledger": ledger}
+    how: dict[str, Any] = {"privacy": privacy, "rounds": rounds, "ledger": ledger, "seed": 0}
     return x, cluster.DPSGD([x], lr=1.0, operator=SmoothedNorm(1.0), **how)
 
 
@@ -249,3 +249,18 @@ def test_rounds_of_train_that_are_run_again_are_paid_for_again(noise: str) -> No
     assert first >= 1
     assert rounds.run().finished
     assert rounds.mechanism.spent().releases == first + 2
+
+
+def test_seeded_noise_without_a_seed_comes_from_a_fresh_secret() -> None:
+    """Two optimizers alike in everything public draw other noise; a given seed repeats it, for a simulation."""
+    moved = []
+    for seed in (None, None, 3, 3):
+        parameter = torch.nn.Parameter(torch.zeros(4))
+        optimizer = cluster.NormEC(
+            [parameter], lr=1.0, alpha=0.1, beta=0.1, privacy=Privacy(epsilon=8, noise="seeded"), rounds=2, seed=seed
+        )
+        parameter.grad = torch.ones(4)
+        optimizer.step()
+        moved.append(parameter.detach().clone())
+    assert not torch.equal(moved[0], moved[1])
+    assert torch.equal(moved[2], moved[3])

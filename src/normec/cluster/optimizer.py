@@ -57,7 +57,7 @@ class ClientOptimizer(Optimizer):
         privacy: Privacy | None = None,
         rounds: int | None = None,
         ledger: str | Path | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         """Make the optimizer of this rank's clients. Collective: all ranks make theirs at the same point.
 
@@ -70,18 +70,18 @@ class ClientOptimizer(Optimizer):
             rounds: How many steps the noise is calibrated for; only with privacy.
             ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates,
                 can do without: the account is then part of `state_dict`.
-            seed: Of seeded noise and of random operators.
+            seed: Of random operators (0 by default) and of seeded noise, which without one comes from a fresh secret.
 
         Raises:
             UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
         """
         non_negative(lr=lr)
         at_least(1, clients=clients)
-        at_least(0, seed=seed)
+        at_least(0, seed=seed or 0)
         methods.refuse_unused_overrides(method)
         self._ready = False
         super().__init__(params, {"lr": lr})
-        self.method, self._seed = method, seed
+        self.method, self._seed = method, seed or 0
         self._flat = Flat(self.param_groups)
         device = self._flat.like.device
         self.world: World = Ranks(device, meeting()) if dist.is_available() and dist.is_initialized() else Alone()

@@ -51,7 +51,7 @@ class Noise:
         clients: int,
         dimension: int,
         rounds: int | None,
-        seed: int,
+        seed: int | None,
         world: World,
         ledger: str | Path | None,
     ) -> None:
@@ -71,7 +71,8 @@ class Noise:
         name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
         setting = Setting(clients, rounds, dimension=dimension)
         gaps = GAPS if ledger is not None else (*GAPS, *FORGETFUL)
-        self._mechanism = mechanism = Mechanism(privacy, method, setting, seed, name, NOTES, gaps)
+        source = seed if seed is not None else world.first(lambda: secrets.randbits(128))
+        self._mechanism = mechanism = Mechanism(privacy, method, setting, source, name, NOTES, gaps)
         self._world, self._rounds, self._clients = world, rounds, clients
         self._payments = Payments(mechanism, world, {})
         self._ledger = Path(ledger) if ledger is not None else None
