@@ -26,6 +26,7 @@ from .errors import UsageError
 from .file_reading import read_if_present
 
 FORMAT = 1
+SECRET = "noise_secret"  # in an identity: what the secret of the noise is known by
 LATEST = "latest.json"
 CURE = "restore it from a backup, or start anew in another folder"
 _STATE = re.compile(r"round-\d{8,}\.safetensors")
@@ -107,8 +108,10 @@ class Checkpoints:
         return facts
 
     def _same(self, identity: dict[str, Any]) -> None:
-        for key in sorted(self.identity.keys() | identity.keys()):
+        for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key == SECRET, key)):
             here, there = self.identity.get(key), identity.get(key)
+            if here != there and key == SECRET:
+                raise UsageError(f"the secret of the noise in {self.folder.parent} is missing or another one; {CURE}")
             if here != there:
                 raise UsageError(
                     f"{self.folder.parent} holds a run of another configuration: {key} is {there!r} there, "

@@ -14,7 +14,7 @@ from .gradients import Block
 from .operators import norms
 from .world import Alone, World
 
-ROUNDING = 1e-3  # relative: what arithmetic may add to a message's length
+ROUNDING = 1e-5  # relative: what arithmetic in single precision may add to a message's length
 
 
 class Meter:

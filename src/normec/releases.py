@@ -73,7 +73,7 @@ class Releases:
             for line in file:
                 if not whole:
                     raise UsageError(f"{self._path} is damaged; {CURE}")
-                facts = _parsed(line)
+                facts = _parsed(line) if line.endswith(b"\n") else None
                 whole = facts is not None
                 if facts is not None:
                     self._places[facts["round"]] = _Place(facts["attempt"], self.size, len(line))

@@ -9,20 +9,31 @@ from pathlib import Path
 import torch
 
 from . import __version__
+from .code_digest import UnknownObject, code_digest
 from .functions import FunctionProblem
-from .methods import CLIENT_STEPS, Method, overridden
+from .methods import CLIENT_STEPS, SERVER_STEPS, Method, overridden
 from .objective import Objective
 from .operators import Clip, SmoothedNorm
 from .problem import Problem
 from .records import ResidentRecords
 
 
-def repeatable(problem: Objective, method: Method) -> bool:
-    """Whether the same call computes the same messages again: records in tensors, and steps of this library."""
-    fixed = type(problem) is FunctionProblem or (
-        type(problem) is Problem and isinstance(problem.records, ResidentRecords)
-    )
-    return fixed and type(method.operator) in (SmoothedNorm, Clip) and not overridden(method, *CLIENT_STEPS)
+def computation(problem: Objective, method: Method) -> str | None:
+    """What computes the messages, as a digest: the same one computes the same messages from the same records.
+
+    None where that cannot be known: data sets that are asked record by record, steps that are not this library's, code
+    that cannot be looked into.
+    """
+    if type(method.operator) not in (SmoothedNorm, Clip) or overridden(method, *CLIENT_STEPS, *SERVER_STEPS):
+        return None
+    try:
+        if type(problem) is FunctionProblem:
+            return code_digest(problem.functions)
+        if type(problem) is Problem and isinstance(problem.records, ResidentRecords):
+            return code_digest(problem.model, problem.loss, problem.penalty, problem.augment, problem.transform)
+    except UnknownObject:
+        return None
+    return None
 
 
 def machine(device: torch.device) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from .methods import Method
 from .objective import Buffers, Objective
 from .observing import Observer, broken_rows, copied, here, whole
 from .paying import Payments
-from .repeating import machine, repeatable
+from .repeating import computation, machine
 from .run import ClientTable, Plan, Run, State, batches_of
 from .sending import Sending
 from .stopwatch import Stopwatch
@@ -76,6 +76,8 @@ class Rounds:
         self.sending = Sending(method, plan.seed, mechanism, self.faults)
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
+        simulated = mechanism is not None and mechanism.simulated
+        self.computation = computation(problem, method) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
@@ -290,18 +292,18 @@ class Rounds:
     def _release_key(self) -> str | None:
         """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
 
-        It holds what the bits depend on beside the run's public settings: where and by which engine they are computed.
-        Lazy data sets may answer differently, and code of the caller's own may change between two processes.
+        It holds what the bits depend on beside the run's public settings: what is computed (`repeating.computation`),
+        where, and by which engine.
         """
         if self.mechanism is None or not self._repeatable:
             return None
-        facts = (self.mechanism.name, getattr(self.engine, "form", None), str(self.problem.x0.dtype), self._machines)
+        how = (self.computation, getattr(self.engine, "form", None), str(self.problem.x0.dtype), self._machines)
+        facts = (self.mechanism.name, *how)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     @property
     def _repeatable(self) -> bool:
-        seeded = self.mechanism is not None and self.mechanism.simulated
-        return seeded and getattr(self.engine, "form", None) is not None and repeatable(self.problem, self.method)
+        return self.computation is not None and getattr(self.engine, "form", None) is not None
 
     @cached_property
     def _machines(self) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +15,7 @@ from .checkpoint import CURE, LATEST, Checkpoints
 from .errors import UsageError
 from .file_reading import read_if_present
 from .history import History
+from .process import process_identity
 from .releases import Releases
 
 
@@ -23,7 +25,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: IO[bytes] | None = None
-        self._owner = os.getpid()
+        self._owner = process_identity()
 
     def take(self) -> None:
         """Make the folder and lock it; remove what a killed process left half-written there."""
@@ -40,35 +42,39 @@ class FolderLock:
         except OSError:
             lock.close()
             raise UsageError(f"another process is training in {self._folder}; wait for it or choose another") from None
-        self._file, self._owner = lock, os.getpid()
+        self._file, self._owner = lock, process_identity()
         for left in self._folder.glob(".*.part"):
             if left.is_file():
                 left.unlink(missing_ok=True)
 
     def _refuse_forks(self) -> None:
         """A forked child inherits the lock, but not the right to write beside its parent."""
-        if os.getpid() != self._owner:
+        if process_identity() != self._owner:
             raise UsageError(
-                f"{self._folder} was opened by process {self._owner} and this is process {os.getpid()}, a fork of it;"
-                " choose another folder for a run in this process"
+                f"{self._folder} was opened by process {self._owner[1]} and this is process {os.getpid()}, a fork"
+                " of it; choose another folder for a run in this process"
             )
 
     def give_back(self) -> None:
         if self._file is not None:
-            if os.getpid() == self._owner:
+            if process_identity() == self._owner:
                 fcntl.flock(self._file, fcntl.LOCK_UN)  # closing alone would leave the lock with a forked child
             self._file.close()
             self._file = None
 
 
 def kept_secret(folder: Path) -> int | None:
-    """The secret that a run's noise comes from, where its folder keeps one."""
+    """The secret that the noise of the run in a folder comes from; None where no run has begun there, or it has none.
+
+    A secret without a run is what is left of one that was removed: another run must not use it again.
+    """
     path = _secret_file(folder)
-    held = read_if_present(path)
-    try:
-        return int(held, 16) if held is not None else None
-    except ValueError:
-        raise UsageError(f"{path} is damaged, and the run cannot go on without its secret; {CURE}") from None
+    held = read_if_present(path) if (folder / "checkpoint" / LATEST).exists() else None
+    if held is None:
+        return None
+    if not re.fullmatch(rb"[0-9a-f]{32}\n", held):
+        raise UsageError(f"{path} is damaged, and the run cannot go on without its secret; {CURE}")
+    return int(held, 16)
 
 
 def _secret_file(folder: Path) -> Path:
@@ -99,8 +105,6 @@ class RunStorage:
         found = self._checkpoints.load()
         if not self._checkpoints.begun:
             self._refuse_remains(self.out)
-        elif self._secret is not None and kept_secret(self.out) is None:
-            raise UsageError(f"{_secret_file(self.out)} is missing; {CURE}")
         self.releases.load()
         self.history.rewind(found[1]["metrics"] if found else None)
         return found
@@ -125,10 +129,9 @@ class RunStorage:
     def _keep_secret(self, folder: Path) -> None:
         if self._secret is None:
             return
-        known = kept_secret(folder)
-        if known is None:
+        if not self.begun:
             write_atomic(_secret_file(folder), f"{self._secret:032x}\n", private=True)
-        elif known != self._secret:
+        elif kept_secret(folder) != self._secret:
             raise UsageError(f"another process began a run in {folder}; start again to go on with it")
 
     def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 import torch
 
 from .callbacks import Callback
+from .checkpoint import SECRET
 from .errors import UsageError, at_least, non_negative, one_of
 from .gradients.precision import PRECISIONS, Precision, products
 from .history import NOT_COVERED
@@ -169,6 +170,7 @@ def prepare(
             "method": identity_of(method),
             "dtype": str(problem.x0.dtype),
             "privacy": privacy.to_dict() if privacy is not None else None,
+            SECRET: _digest(plan.secret) if plan.secret is not None else None,
             **plan.identity(),
             **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
             **problem.fingerprint(),
@@ -192,6 +194,11 @@ def _secret(privacy: Privacy | None, seed: int | None, out: str | Path | None, w
     if privacy is None or privacy.noise != "seeded" or seed is not None:
         return None
     return world.first(lambda: (kept_secret(Path(out)) if out is not None else None) or secrets.randbits(128))
+
+
+def _digest(secret: int) -> str:
+    """What a checkpoint knows the secret by: 64 bits of a hash, which do not give away the 128 that went in."""
+    return hashlib.sha256(f"noise secret {secret:032x}".encode()).hexdigest()[:16]
 
 
 def _spread(world: World, clients: int, identity: dict[str, Any]) -> None:

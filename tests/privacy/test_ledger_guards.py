@@ -18,6 +18,7 @@ import pytest
 from normec.errors import UsageError
 from normec.privacy import BudgetSpent, Event, Ledger, LedgerDamaged, LedgerInUse, Privacy
 from normec.privacy.chain import Chain, read_chain
+from normec.process import process_identity
 from normec.storage import RunStorage
 
 SECURE = Privacy(epsilon=8.0, noise="secure")
@@ -276,3 +277,50 @@ def test_new_files_are_readable_by_their_owner_alone(path: Path, witness: Path) 
     for file in (path, path.with_name(path.name + ".head"), witness):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert sorted(file.name for file in path.parent.iterdir()) == ["ledger.jsonl", "ledger.jsonl.head"]
+
+
+def test_a_dearer_release_is_not_covered_by_a_cheaper_payment(tmp_path: Path) -> None:
+    secure = Privacy(epsilon=8, noise="secure")
+    with Ledger(tmp_path / "ledger.jsonl", secure, 4) as ledger:
+        ledger.reserve(0, Event(100.0, count=2), 1.0)
+        with pytest.raises(UsageError, match="was paid for with multiplier 100"):
+            ledger.spend(0, Event(0.01), 1.0)
+
+
+def test_only_attempts_with_a_line_of_their_own_are_paid_for(tmp_path: Path) -> None:
+    secure = Privacy(epsilon=8, noise="secure")
+    with Ledger(tmp_path / "ledger.jsonl", secure, 9) as ledger:
+        for _ in range(3):
+            ledger.spend(0, Event(100.0), 1.0)
+        ledger.reserve(0, Event(100.0, count=2), 1.0)  # both rounds take attempt 3
+        assert [ledger.has_paid(1, attempt) for attempt in range(5)] == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("text", [b'{"lines": Infinity, "hash": ""}', b"[" * 100_000, b'{"lines": 1e400, "hash": ""}'])
+def test_a_head_that_no_ledger_writes_is_damage(tmp_path: Path, text: bytes) -> None:
+    Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, noise="secure"), 4).close()
+    (tmp_path / "ledger.jsonl.head").write_bytes(text)
+    with pytest.raises(LedgerDamaged):
+        read_chain(tmp_path / "ledger.jsonl")
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.head"])
+def test_a_pipe_in_place_of_a_ledger_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, noise="secure"), 4).close()
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(LedgerDamaged, match="not a regular file"):
+        read_chain(tmp_path / "ledger.jsonl")
+
+
+def test_a_fork_with_its_parents_number_is_known_as_a_fork() -> None:
+    """In another namespace a child may have its parent's process number."""
+    before = process_identity()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, str(process_identity()[0]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(reading, 16)) == before[0] + 1
+    assert process_identity() == before

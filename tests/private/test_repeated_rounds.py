@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, Run, train
+from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, train
 from normec.cluster.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.streams import Key
@@ -165,3 +165,39 @@ def test_the_optimizer_pays_again_because_it_does_not_see_where_gradients_come_f
         optimizer._noise._mechanism.close()  # type: ignore[union-attr]
     assert releases(tmp_path) == [(0, 0), (0, 1)]
     assert abs(float(torch.corrcoef(torch.stack(found))[0, 1])) < 5 / 500**0.5
+
+
+def bowls(moved: float) -> Any:
+    return Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in (0.0, moved)], torch.zeros(3))
+
+
+def smoothed(amount: float) -> Problem:
+    of = problem()
+    of.loss = lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=amount)
+    return of
+
+
+@pytest.mark.parametrize("kind", [bowls, smoothed], ids=["functions", "loss"])
+def test_code_and_functions_that_changed_make_another_release(tmp_path: Path, kind: Any) -> None:
+    folder = tmp_path / "run"
+    rewound(folder, kind(0.0))
+    made(folder, kind(0.0))
+    assert releases(folder) == ONCE
+    again(folder)
+    made(folder, kind(1e-6))  # too little for the value at the start, which a checkpoint is known by
+    assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
+
+
+class Drawing(Method):
+    """A server whose step draws, so that x takes another way when it is made again."""
+
+    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+        direction, estimate = super().server_step(mean_message, estimate)
+        return direction + torch.rand(()), estimate
+
+
+def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> None:
+    folder, method = tmp_path / "run", Drawing("mine", SmoothedNorm(0.1), 0.1)
+    rewound(folder, problem(), method)
+    made(folder, problem(), method)
+    assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]

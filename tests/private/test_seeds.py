@@ -88,17 +88,16 @@ def test_the_secret_stays_in_its_own_file_and_the_run_goes_on_with_it(tmp_path: 
     for path in (path for path in stopped.rglob("*") if path.is_file() and path != kept):
         assert kept.read_bytes().strip() not in path.read_bytes()
         assert str(secret).encode() not in path.read_bytes()
-    whole.mkdir()
-    shutil.copy(kept, whole)
-    expected = train(bowls(CLIENTS), METHOD, **words, out=whole).x
-    assert torch.equal(train(bowls(CLIENTS), METHOD, **words, out=stopped).x, expected)
+    shutil.copytree(stopped, whole)
+    ends = [train(bowls(CLIENTS), METHOD, **words, out=folder).x for folder in (stopped, whole)]
+    assert torch.equal(*ends)
 
 
 def test_a_lost_secret_is_refused_in_a_line(tmp_path: Path) -> None:
     words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM, "out": tmp_path}
     train(bowls(CLIENTS), METHOD, **words, callbacks=[_Stop()])
     (tmp_path / ".noise-secret").unlink()
-    with pytest.raises(UsageError, match=r"\.noise-secret is missing; restore it from a backup"):
+    with pytest.raises(UsageError, match=r"secret of the noise in .* is missing"):
         train(bowls(CLIENTS), METHOD, **words)
 
 
@@ -117,3 +116,24 @@ def test_seeded_noise_is_called_a_simulation_wherever_the_run_speaks(noise: str 
     assert run.privacy.simulation == simulated
     assert ("Simulation" in run.privacy.statement) == simulated
     assert any("simulation" in gap for gap in run.privacy.not_covered) == simulated
+
+
+def test_what_is_left_of_a_removed_run_is_not_its_secret(tmp_path: Path) -> None:
+    """`rm -r run/*` leaves hidden files; noise used again on other data would cancel in the difference."""
+    train(bowls(CLIENTS), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path)
+    before = kept_secret(tmp_path)
+    for path in tmp_path.iterdir():
+        if not path.name.startswith("."):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert (tmp_path / ".noise-secret").exists()
+    train(bowls(CLIENTS), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path)
+    assert kept_secret(tmp_path) not in (before, None)
+
+
+@pytest.mark.parametrize("text", ["", "12", "f" * 32, "f" * 31 + "\n", "0" * 32 + "\n"])
+def test_another_secret_than_the_run_s_own_is_refused(tmp_path: Path, text: str) -> None:
+    words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM, "out": tmp_path}
+    train(bowls(CLIENTS), METHOD, **words, callbacks=[_Stop()])
+    (tmp_path / ".noise-secret").write_text(text)
+    with pytest.raises(UsageError, match="secret"):
+        train(bowls(CLIENTS), METHOD, **words)

@@ -78,9 +78,8 @@ class Audit:
         measured = f"epsilon >= {self.epsilon:.4g} at delta = {self.delta:g} ({runs})"
         if self.claim is None:
             return measured
-        verdict = (
-            "REFUTED" if self.violated else f"not refuted; the bound reaches {self.epsilon / self.claim:.0%} of it"
-        )
+        share = self.epsilon / self.claim if self.claim else 1.0
+        verdict = "REFUTED" if self.violated else f"not refuted; the bound reaches {share:.0%} of it"
         return f"{measured}; claim epsilon = {self.claim:.4g}: {verdict}"
 
 

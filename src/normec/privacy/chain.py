@@ -44,6 +44,8 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 from normec.atomic import PRIVATE_FILE, flush
 from normec.errors import UsageError
+from normec.file_reading import read_bytes
+from normec.process import process_identity
 
 
 class LedgerDamaged(RuntimeError):  # noqa: N818  (a state of the file, not of the program)
@@ -79,7 +81,7 @@ def read_chain(
     path = Path(path)
     seen = _read_head(Path(witness)) if witness is not None else None
     known = _read_head(_side(path))  # before the file itself: a writer may append in between, never the other way round
-    pieces = path.read_bytes().split(b"\n")
+    pieces = _contents(path).split(b"\n")
     lines: list[dict[str, Any]] = []
     hashes, size = [""], 0
     for number, piece in enumerate(pieces):
@@ -132,7 +134,7 @@ class Chain:
         except BaseException:
             os.close(self._file)
             raise
-        self._owner, self._usable = os.getpid(), True
+        self._owner, self._usable = process_identity(), True
 
     def append(self, body: dict[str, Any]) -> None:
         """Add a line; on return it survives a crash of the process and of the machine.
@@ -165,9 +167,9 @@ class Chain:
 
     def refuse_other_processes(self) -> None:
         """Raise `UsageError` in a process that only inherited the open file."""
-        if os.getpid() != self._owner:
+        if process_identity() != self._owner:
             raise UsageError(
-                f"{self.path} was opened by process {self._owner} and this is process {os.getpid()}, a fork of it;"
+                f"{self.path} was opened by process {self._owner[1]} and this is process {os.getpid()}, a fork of it;"
                 " only the process that opened a ledger may spend from it: open another ledger here"
             )
 
@@ -185,7 +187,7 @@ class Chain:
     def close(self) -> None:
         """Give the lock back; in a forked child only the child's own handle is closed."""
         if self._file >= 0:
-            if os.getpid() == self._owner:
+            if process_identity() == self._owner:
                 _unlock(self._file)  # closing alone would leave the lock with a forked child
             os.close(self._file)
             self._file, self._usable = -1, False
@@ -220,14 +222,17 @@ def _hash(previous: str, body: dict[str, Any], secret: bytes | None) -> str:
 def _parsed(piece: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(piece)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None
 
 
 def _verifies(previous: str, line: dict[str, Any], secret: bytes | None) -> bool:
     body = {name: value for name, value in line.items() if name != "hash"}
-    return hmac.compare_digest(_hash(previous, body, secret), str(line.get("hash")))
+    try:
+        return hmac.compare_digest(_hash(previous, body, secret), str(line.get("hash")))
+    except (ValueError, TypeError, RecursionError):  # numbers or letters that no ledger writes
+        return False
 
 
 def _outside(path: Path, witness: Path) -> Path:
@@ -243,14 +248,22 @@ def _outside(path: Path, witness: Path) -> Path:
 
 def _read_head(path: Path) -> Head | None:
     try:
-        known = json.loads(path.read_bytes())
+        known = json.loads(_contents(path))
         if known["lines"] < 0:
             raise ValueError(f"{known['lines']} lines")
         return Head(int(known["lines"]), str(known["hash"]))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise LedgerDamaged(f"{path} cannot be read: {error}") from error
+
+
+def _contents(path: Path) -> bytes:
+    """A file's bytes; raises `FileNotFoundError`, or `LedgerDamaged` where something else than a file is there."""
+    try:
+        return read_bytes(path)
+    except UsageError as error:
+        raise LedgerDamaged(str(error)) from None
 
 
 def _save_head(path: Path, head: Head, durable: bool) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from normec.privacy.extras import needed
+from normec.process import process_identity
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 _CHUNK = 1 << 16  # draws at a time: all arrays stay in the cache
@@ -42,12 +43,12 @@ class Keystream:
             os.urandom(32), bytes(16)
         )  # the key is used once, so a zero nonce will do
         self._stream: Any = ciphers.Cipher(algorithm, mode=None).encryptor()
-        self._owner, self._used = os.getpid(), 0
+        self._owner, self._used = process_identity(), 0
 
     def words(self, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """`count` uniform 64-bit words, each used once."""
         if (
-            self._owner != os.getpid() or self._used > 1 << 36
+            self._owner != process_identity() or self._used > 1 << 36
         ):  # a fork would repeat its parent; the counter has 2^38 bytes
             self._rekey()
         self._used += 8 * count

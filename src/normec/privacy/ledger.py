@@ -30,7 +30,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from normec.errors import UsageError, at_least, positive
 from normec.privacy.accounting import Account, Event
@@ -81,6 +81,15 @@ class Receipt:
     releases: int
 
 
+class _Paid(NamedTuple):
+    """What a round was paid for: which attempt, with which noise, at which price."""
+
+    attempt: int
+    sigma: float
+    multiplier: float
+    rate: float
+
+
 class Ledger:
     """One party's ledger, open and locked.
 
@@ -112,9 +121,10 @@ class Ledger:
         self.privacy, self.horizon = privacy, horizon
         self._account = Account(privacy.delta)
         self._attempts: dict[int, int] = {}  # round → attempts so far
-        self._keys: dict[tuple[int, str], tuple[int, float]] = {}  # (round, key) → attempt, sigma
+        self._paid: set[tuple[int, int]] = set()  # (round, attempt)
+        self._keys: dict[tuple[int, str], _Paid] = {}  # by round and key
         self._last_key = -1  # the latest round that was paid for with a key
-        self._allowance: dict[int, tuple[int, float]] = {}  # reserved without a key, in this process
+        self._allowance: dict[int, _Paid] = {}  # reserved without a key, in this process
         self._epsilons: dict[int, float] = {}  # round → epsilon of the last line that paid for it
         self.epsilon = 0.0
         self._turn = threading.Lock()
@@ -151,7 +161,7 @@ class Ledger:
 
     def has_paid(self, round: int, attempt: int) -> bool:
         """Whether a line pays for this attempt of `round`."""
-        return attempt < self._attempts.get(round, 0)
+        return (round, attempt) in self._paid
 
     def spend(self, round: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
         """Pay for the release of `round`; raises `BudgetSpent` if the budget does not allow it."""
@@ -162,7 +172,15 @@ class Ledger:
         self._chain.refuse_other_processes()
         with self._turn:
             found = self._allowance.pop(round, None) if key is None else self._keys.get((round, key))
-            return self._write(round, event, sigma, key) if found is None else self._known(round, found, sigma)
+            if found is None:
+                return self._write(round, event, sigma, key)
+            receipt = self._known(round, found, sigma)
+            if event.multiplier < found.multiplier * (1 - 1e-9) or event.rate != found.rate:
+                raise UsageError(
+                    f"round {round} was paid for with multiplier {found.multiplier:g} and rate {found.rate:g}, got "
+                    f"{event.multiplier:g} and {event.rate:g}; spend without a key, as another release"
+                )
+            return receipt
 
     def reserve(self, first: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
         """Pay for the rounds first .. first + event.count − 1 at once; `spend` of each then adds nothing."""
@@ -175,7 +193,8 @@ class Ledger:
                 return self._known(first, self._keys[first, key], sigma)
             receipt = self._write(first, event, sigma, key)
             if key is None:
-                self._allowance.update((round, (receipt.attempt, sigma)) for round in rounds)
+                paid = _Paid(receipt.attempt, sigma, event.multiplier, event.rate)
+                self._allowance.update((round, paid) for round in rounds)
             return receipt
 
     def close(self) -> None:
@@ -197,11 +216,10 @@ class Ledger:
             kind = self.privacy.noise or "secure"
             raise UsageError(f"noise={kind!r} never comes out the same twice; spend without a key")
 
-    def _known(self, round: int, found: tuple[int, float], sigma: float) -> Receipt:
-        attempt, paid = found
-        if paid != sigma:
-            raise UsageError(f"round {round} was paid for with sigma = {paid:g}, got {sigma:g}; use another key")
-        return Receipt(round, attempt, False, self.epsilon, self.releases)
+    def _known(self, round: int, found: _Paid, sigma: float) -> Receipt:
+        if found.sigma != sigma:
+            raise UsageError(f"round {round} was paid for with sigma = {found.sigma:g}, got {sigma:g}; use another key")
+        return Receipt(round, found.attempt, False, self.epsilon, self.releases)
 
     def _write(self, first: int, event: Event, sigma: float, key: str | None) -> Receipt:
         positive(sigma=sigma)
@@ -232,9 +250,11 @@ class Ledger:
             self._keys = {known: paid for known, paid in self._keys.items() if known[0] < line["round"]}
         for round in range(line["round"], line["round"] + line["count"]):
             self._attempts[round] = line["attempt"] + 1
+            self._paid.add((round, line["attempt"]))
             self._epsilons[round] = line["epsilon"]
             if line["key"] is not None:
-                self._keys[round, line["key"]] = (line["attempt"], line["sigma"])
+                paid = _Paid(line["attempt"], line["sigma"], line["multiplier"], line["rate"])
+                self._keys[round, line["key"]] = paid
                 self._last_key = max(self._last_key, round)
 
     def _resume(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
-from ..file_reading import read_if_present
+from ..file_reading import read_bytes, read_if_present
 from .accounting import Account, Event
 from .chain import Head, LedgerDamaged, read_chain
 
@@ -80,7 +80,7 @@ def _agreed(
 def _head_in_checkpoint(folder: Path) -> Head | None:
     """The ledger as the run's checkpoint knew it; None where the checkpoint is gone or says nothing of one."""
     try:
-        known = json.loads((folder / "checkpoint" / "latest.json").read_bytes())["ledger"]
+        known = json.loads(read_bytes(folder / "checkpoint" / "latest.json"))["ledger"]
         return Head(int(known[0]), str(known[1]))
-    except (OSError, ValueError, AttributeError, TypeError, IndexError, KeyError, RecursionError):
+    except (OSError, UsageError, ValueError, AttributeError, TypeError, LookupError, OverflowError, RecursionError):
         return None
