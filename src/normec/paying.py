@@ -65,13 +65,19 @@ class Payments:
             return {"refused": str(spent), "round": round, "attempt": 0}
         return {"refused": None, "round": round, "attempt": self._mechanism.attempt}
 
-    def refuse_moving_buffers(self, buffers: Buffers) -> None:
-        """A buffer that a forward pass changes is a function of the data that no noise covers."""
-        if not self._first_buffers:
+    def refuse_moving_state(self, buffers: Buffers, constants: list[str] | None) -> None:
+        """A buffer or frozen parameter that a forward pass changes is a function of the data that no noise covers.
+
+        `constants`: frozen parameters that have changed, None where there are none.
+        """
+        if not self._first_buffers and constants is None:
             return
-        moved = [name for name, before in self._first_buffers.items() if not torch.equal(before, buffers[name])]
-        for name in (name for said in self._world.gather(moved) for name in said):
-            raise UsageError(f"the buffer {name} changes with the data and no noise covers it; remove it")
+        moved = [
+            f"buffer {name}" for name, before in self._first_buffers.items() if not torch.equal(before, buffers[name])
+        ]
+        moved += [f"frozen parameter {name}" for name in constants or ()]
+        for what in (what for said in self._world.gather(moved) for what in said):
+            raise UsageError(f"the {what} changes with the data and no noise covers it; remove it")
 
     def spent(self) -> Spent:
         """The exact account, known to all ranks."""

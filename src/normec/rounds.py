@@ -29,6 +29,7 @@ from .methods import Method
 from .objective import Buffers, Objective
 from .observing import Observer, broken_rows, copied, here, whole
 from .paying import Payments
+from .problem import Problem
 from .repeating import machine, repeatable
 from .run import ClientTable, Plan, Run, State, batches_of
 from .sending import Sending
@@ -284,9 +285,12 @@ class Rounds:
             return self.payments.pay(state.round)
         if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
-            self.payments.refuse_moving_buffers(state.buffers)
+            self.payments.refuse_moving_state(state.buffers, self._moved_constants())
         self._begin(state)
         return self.payments.pay(state.round, self._release_key())
+
+    def _moved_constants(self) -> list[str] | None:
+        return self.problem.moved_constants() if isinstance(self.problem, Problem) else None
 
     def _release_key(self) -> str | None:
         """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
