@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class Payments:
     """One run's account, kept by rank 0 beside the run's folder."""
 
-    def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers) -> None:
+    def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers, kept: bool = False) -> None:
+        """`kept`: whether the run has a folder, and with it a ledger."""
         self._mechanism, self._world, self._first_buffers = mechanism, world, first_buffers
+        self._kept = kept
         self._asked = False
         self._refused: str | None = None
         self._same = True  # whether releases in the ledger are of the same run and data
@@ -59,6 +61,8 @@ class Payments:
     def _paid(self, round: int, key: str | None) -> dict[str, Any]:
         from .privacy.ledger import BudgetSpent
 
+        if self._kept and self._mechanism.head is None:  # an account in memory would be lost with the process
+            raise UsageError(f"round {round} cannot be paid for, because the ledger is not open; start the run again")
         try:
             self._mechanism.pay(round, key)
         except BudgetSpent as spent:

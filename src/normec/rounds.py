@@ -20,7 +20,7 @@ from torch import Tensor
 from . import gradients, start, update
 from .callbacks import Callback
 from .closing import Closing
-from .errors import Diverged
+from .errors import Diverged, UsageError
 from .fleet import finished
 from .history import Row
 from .interrupt import Interrupt
@@ -74,7 +74,7 @@ class Rounds:
         self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism, world)
         self.faults = Faults(self.own, problem.x0.device)
         self.watch = Stopwatch()
-        self.payments = Payments(mechanism, world, problem.initial_buffers()) if mechanism is not None else None
+        self.payments = Payments(mechanism, world, problem.initial_buffers(), kept) if mechanism is not None else None
         self.sending = Sending(method, plan.seed, mechanism, self.faults)
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
@@ -188,7 +188,7 @@ class Rounds:
         if self.payments is not None:
             self.payments.begin()
         k, method, n = state.round, self.method, self.problem.clients
-        drawn = self.plan.participation.draw(n, k, self.plan.coins)
+        drawn = self.plan.drawn(n, k)
         row, meter = None, None
         if self.observer.due(k):
             with self.watch.timed("evaluation"):
@@ -326,7 +326,7 @@ class Rounds:
         self.recalled = round
 
     def _last_row(self, state: State) -> None:
-        drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.coins)
+        drawn = self.plan.drawn(self.problem.clients, state.round)
         with self.watch.timed("evaluation"):
             row, meter, self.clients = self.observer.last(
                 state, drawn, lambda block: self.faults.note_losses(block, state.round)
@@ -353,7 +353,7 @@ class Rounds:
             broken = [self.own[place] for place in broken]
             if broken or round != state.round:
                 return broken
-            drawn = self.plan.participation.draw(self.problem.clients, round, self.plan.coins)
+            drawn = self.plan.drawn(self.problem.clients, round)
             blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
             return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
 
@@ -363,12 +363,12 @@ class Rounds:
         """Once, when the first gradients of this process were found finite: only now may files appear."""
         if self.begun:
             return
-        self.begun = True
         self.world.first(self.storage.open)
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
         self.world.first(self.storage.begin)
         self._open_ledger()
+        self.begun = True  # last: what failed is tried again
 
     def _open_ledger(self) -> None:
         payments = self.payments
@@ -389,6 +389,11 @@ class Rounds:
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
         self.watch.seconds |= facts["timings"]
         self.ledger_head = facts.get("ledger")
+        if self.mechanism is not None and facts["round"] and not self.ledger_head:
+            raise UsageError(
+                f"the checkpoint in {self.storage.out} has {facts['round']} private rounds and knows of no ledger that "
+                "paid for them; start anew in another folder"
+            )
         self.clients = facts.get("clients", {})
         memory, folder = self.plan.memory, self.storage.out
         return start.restored(self.problem, self.method, memory, tensors, facts, folder, self.world)
