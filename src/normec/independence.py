@@ -4,14 +4,15 @@ Every privacy rule rests on it: when one client's data change, only that client'
 the clipped gradients of single records. Models, losses, transforms and data sets are Python code that may keep state
 in plain attributes, so the checks run that code on a few records and compare gradients to the bit:
 
-    the first client alone;  after another client;  after that client with other data
+    the first client alone;  beside and after another client;  beside and after that client with other data
 
 each time with fresh copies of the model, the loss and the transforms. If any of the gradients differ, the clients are
 coupled, or their gradients do not repeat, and the run is refused.
 
 What the checks cannot see: a coupling that starts later than the first few gradients, or only for certain clients,
-records or sizes; state outside the copied objects (a global, a closure, a file) that was set once before the check; and
-what a gradient engine, participation rule or callback of the caller's own does.
+records or sizes; state outside the copied objects (a global, a closure, a file) that was set once before the check; the
+data that an objective of the caller's own uses, if it is no `Problem`; and what a gradient engine, participation rule
+or callback of the caller's own does.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _triples(clients: int) -> list[tuple[int, int, int]]:
 
 def _compare_clients(problem: Objective, seed: int, clip: float | None, mine: int, other: int, third: int) -> None:
     what = f"the gradient of client {mine} changes when client {other} is computed before it"
-    if not isinstance(problem, FunctionProblem) and type(problem) is not Problem:
+    if not isinstance(problem, FunctionProblem | Problem):
         found = []
         for _ in range(2):  # clients of another kind of problem cannot be exchanged, only computed in turn
             found.append(_gradient(problem, mine, seed, clip))
@@ -127,6 +128,10 @@ def _compare_clients(problem: Objective, seed: int, clip: float | None, mine: in
     usual, disturbed = (_pair(problem, mine, source, most) for source in (other, third))
     if isinstance(disturbed, Problem) and isinstance(disturbed.records, ResidentRecords):
         disturbed.records = _altered(disturbed.records)
+    if isinstance(disturbed, Problem):  # a subclass may look at the other client's records at any time
+        found.append(_after((), _pair(problem, mine, third, most), seed, clip))
+        with suppress(Exception):  # altered records may be none that the model takes
+            found.append(_after((), disturbed, seed, clip))
     for before in ((usual,), (disturbed,), (usual, disturbed)):
         try:
             found.append(_after(before, usual, seed, clip))

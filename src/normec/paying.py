@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 class Payments:
     """One run's account, kept by rank 0 beside the run's folder."""
 
-    def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers) -> None:
+    def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers, kept: bool = False) -> None:
+        """`kept`: whether the run has a folder, and with it a ledger."""
         self._mechanism, self._world, self._first_buffers = mechanism, world, first_buffers
+        self._kept = kept
         self._asked = False
         self._refused: str | None = None
         self._same = True  # whether releases in the ledger are of the same run and data
@@ -59,19 +61,27 @@ class Payments:
     def _paid(self, round: int, key: str | None) -> dict[str, Any]:
         from .privacy.ledger import BudgetSpent
 
+        if self._kept and self._mechanism.head is None:  # an account in memory would be lost with the process
+            raise UsageError(f"round {round} cannot be paid for, because the ledger is not open; start the run again")
         try:
             self._mechanism.pay(round, key)
         except BudgetSpent as spent:
             return {"refused": str(spent), "round": round, "attempt": 0}
         return {"refused": None, "round": round, "attempt": self._mechanism.attempt}
 
-    def refuse_moving_buffers(self, buffers: Buffers) -> None:
-        """A buffer that a forward pass changes is a function of the data that no noise covers."""
-        if not self._first_buffers:
+    def refuse_moving_state(self, buffers: Buffers, constants: list[str] | None) -> None:
+        """A buffer or frozen parameter that a forward pass changes is a function of the data that no noise covers.
+
+        `constants`: frozen parameters that have changed, None where there are none.
+        """
+        if not self._first_buffers and constants is None:
             return
-        moved = [name for name, before in self._first_buffers.items() if not torch.equal(before, buffers[name])]
-        for name in (name for said in self._world.gather(moved) for name in said):
-            raise UsageError(f"the buffer {name} changes with the data and no noise covers it; remove it")
+        moved = [
+            f"buffer {name}" for name, before in self._first_buffers.items() if not torch.equal(before, buffers[name])
+        ]
+        moved += [f"frozen parameter {name}" for name in constants or ()]
+        for what in (what for said in self._world.gather(moved) for what in said):
+            raise UsageError(f"the {what} changes with the data and no noise covers it; remove it")
 
     def spent(self) -> Spent:
         """The exact account, known to all ranks."""

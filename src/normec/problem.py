@@ -68,6 +68,10 @@ class Problem:
         self.clients = len(clients)
         self.sizes: Tensor | None = self.records.sizes
         self._kernels_agree: bool | None = None  # not known yet
+        # What training runs may keep what it saw in any attribute. These copies never see a client's records.
+        self._untouched = _sharing_trainable(self.model)
+        self._judges = {name: _copied(getattr(self, name)) for name in ("loss", "transform")}
+        self._judge: Problem | None = None
 
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
@@ -132,20 +136,31 @@ class Problem:
     def evaluate(self, x: Tensor, buffers: Buffers, batch_size: int | None = None) -> dict[str, float]:
         """Loss and accuracy on the test and validation sets, with the clients' averaged buffers.
 
-        `batch_size`: records at a time; by default as many as suit the device.
+        They come from copies of the model, the loss and the transform that never saw a client's records. `batch_size`:
+        records at a time; by default as many as suit the device.
         """
+        judge = self._judging()
         shared, found = averaged(buffers), {}
-        self.model.eval()
+        judge.model.eval()
         for name, held, accuracy in (
             ("test_loss", self.test, "accuracy"),
             ("validation_loss", self.validation, "validation_accuracy"),
         ):
             if held is not None:
                 size = batch_size or self._suiting(held, x.device)
-                found[name], right = self._score(held, x, shared, size)
+                found[name], right = judge._score(held, x, shared, size)
                 if right is not None:
                     found[accuracy] = right
+        self._kernels_agree = judge._kernels_agree
         return found
+
+    def _judging(self) -> Problem:
+        """This problem with parts for evaluation, made when they are first needed."""
+        if self._judge is None:
+            self._judge = copy.copy(self)
+            self._judge.model = _sharing_trainable(self._untouched)
+            vars(self._judge).update(self._judges)
+        return self._judge
 
     @staticmethod
     def _suiting(held: records.Records, device: torch.device) -> int:
@@ -189,8 +204,11 @@ class Problem:
         return self._kernels_agree
 
     def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module:
-        """A copy of the model with parameters x and the averaged buffers, ready for use."""
-        model = copy.deepcopy(self.model).eval()
+        """A copy of the model with parameters x and the averaged buffers, ready for use.
+
+        Everything else is as the caller gave it: nothing that training left in the model goes with it.
+        """
+        model = copy.deepcopy(self._untouched).eval()
         with torch.no_grad():
             for name, value in self.unflatten(x).items():
                 model.get_parameter(name).copy_(value)
@@ -202,8 +220,9 @@ class Problem:
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Problem:
         """The same problem on another device, its model and floating inputs in `dtype`."""
         moved = copy.copy(self)
-        moved._kernels_agree = None
-        moved.model = copy.deepcopy(self.model).to(device=device, dtype=dtype)
+        moved._kernels_agree = moved._judge = None
+        moved._untouched = copy.deepcopy(self._untouched).to(device=device, dtype=dtype)
+        moved.model = _sharing_trainable(moved._untouched)
         moved.x0 = self.x0.to(device=device, dtype=dtype)
         moved.records = self.records.to(device)
         moved.test = self.test.to(device) if self.test is not None else None
@@ -251,6 +270,16 @@ class Problem:
                     buffers[name].copy_(after.detach())
                 module._buffers[key] = own[name]
 
+    def moved_constants(self) -> list[str] | None:
+        """Frozen parameters that training has changed; None where the model has none."""
+        now = dict(self.model.named_parameters())
+        frozen = [(name, p) for name, p in self._untouched.named_parameters() if not p.requires_grad]
+        return (
+            None
+            if not frozen
+            else [name for name, before in frozen if name not in now or not torch.equal(before, now[name])]
+        )
+
     @property
     def statistics(self) -> bool:
         """Whether the model keeps running statistics of the data (BatchNorm), which no noise covers."""
@@ -291,6 +320,20 @@ class Problem:
         inputs = self.prepared(inputs, x.dtype)
         outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **(buffers or {})}, (inputs,))
         return outputs
+
+
+def _sharing_trainable(model: nn.Module) -> nn.Module:
+    """A copy of the model with the same trainable parameters, for x takes their place wherever it is run."""
+    same = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
+    return copy.deepcopy(model, same)
+
+
+def _copied(part: Any) -> Any:
+    """A copy with a state of its own; what cannot be copied is used as it is."""
+    try:
+        return copy.deepcopy(part)
+    except Exception:  # locks, open files, whatever a part holds
+        return part
 
 
 def _named(part: object) -> str:

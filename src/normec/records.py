@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from .errors import UsageError
+from .streams import seed_generators
 
 Batch = tuple[Tensor, Tensor]
 
@@ -85,7 +89,13 @@ class FetchedRecords:
         return FetchedRecords(self.datasets, device)
 
     def digest(self) -> str:
-        return "fetched:" + ",".join(map(str, self.sizes.tolist()))
+        """The clients' sizes and the first record of each, so that clients in another order are noticed."""
+        held = hashlib.blake2b(digest_size=8)
+        with _seeded():
+            for client in range(len(self.datasets)):
+                seed_generators(0, self.device)  # a transform may draw
+                held.update(checksum(*self.batch(client, torch.zeros(1, dtype=torch.int64))).encode())
+        return f"fetched:{','.join(map(str, self.sizes.tolist()))}:{held.hexdigest()}"
 
 
 def gather(datasets: Sequence[Dataset[Any]]) -> Records:
@@ -125,6 +135,20 @@ def checksum(*tensors: Tensor) -> str:
 
 def length(dataset: Dataset[Any]) -> int:
     return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length; torch's type does not say
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Python's and NumPy's generators at a fixed seed; these and torch's are left as they were found."""
+    plain, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            random.seed(0)
+            np.random.seed(0)
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numpy)
 
 
 def _tensors(dataset: Dataset[Any]) -> tuple[TensorDataset, Tensor] | None:

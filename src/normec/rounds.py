@@ -20,7 +20,7 @@ from torch import Tensor
 from . import gradients, start, update
 from .callbacks import Callback
 from .closing import Closing
-from .errors import Diverged
+from .errors import Diverged, UsageError
 from .fleet import finished
 from .history import Row
 from .interrupt import Interrupt
@@ -29,6 +29,7 @@ from .methods import Method
 from .objective import Buffers, Objective
 from .observing import Observer, broken_rows, copied, here, whole
 from .paying import Payments
+from .problem import Problem
 from .repeating import computation, machine
 from .run import ClientTable, Plan, Run, State, batches_of
 from .sending import Sending
@@ -66,13 +67,14 @@ class Rounds:
         self.mechanism = mechanism
         clip = mechanism.privacy.record_clip if mechanism is not None else None
         batches = batches_of(problem, plan)
-        self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds)
+        private = mechanism is not None
+        self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds, private)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.world, self.kept, self.own = world, kept, world.own(problem.clients)
         self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism, world)
         self.faults = Faults(self.own, problem.x0.device)
         self.watch = Stopwatch()
-        self.payments = Payments(mechanism, world, problem.initial_buffers()) if mechanism is not None else None
+        self.payments = Payments(mechanism, world, problem.initial_buffers(), kept) if mechanism is not None else None
         self.sending = Sending(method, plan.seed, mechanism, self.faults)
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
@@ -188,7 +190,7 @@ class Rounds:
         if self.payments is not None:
             self.payments.begin()
         k, method, n = state.round, self.method, self.problem.clients
-        drawn = self.plan.participation.draw(n, k, self.plan.coins)
+        drawn = self.plan.drawn(n, k)
         row, meter = None, None
         if self.observer.due(k):
             with self.watch.timed("evaluation"):
@@ -285,9 +287,12 @@ class Rounds:
             return self.payments.pay(state.round)
         if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
-            self.payments.refuse_moving_buffers(state.buffers)
+            self.payments.refuse_moving_state(state.buffers, self._moved_constants())
         self._begin(state)
         return self.payments.pay(state.round, self._release_key())
+
+    def _moved_constants(self) -> list[str] | None:
+        return self.problem.moved_constants() if isinstance(self.problem, Problem) else None
 
     def _release_key(self) -> str | None:
         """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
@@ -323,7 +328,7 @@ class Rounds:
         self.recalled = round
 
     def _last_row(self, state: State) -> None:
-        drawn = self.plan.participation.draw(self.problem.clients, state.round, self.plan.coins)
+        drawn = self.plan.drawn(self.problem.clients, state.round)
         with self.watch.timed("evaluation"):
             row, meter, self.clients = self.observer.last(
                 state, drawn, lambda block: self.faults.note_losses(block, state.round)
@@ -350,7 +355,7 @@ class Rounds:
             broken = [self.own[place] for place in broken]
             if broken or round != state.round:
                 return broken
-            drawn = self.plan.participation.draw(self.problem.clients, round, self.plan.coins)
+            drawn = self.plan.drawn(self.problem.clients, round)
             blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
             return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
 
@@ -360,12 +365,12 @@ class Rounds:
         """Once, when the first gradients of this process were found finite: only now may files appear."""
         if self.begun:
             return
-        self.begun = True
         self.world.first(self.storage.open)
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
         self.world.first(self.storage.begin)
         self._open_ledger()
+        self.begun = True  # last: what failed is tried again
 
     def _open_ledger(self) -> None:
         payments = self.payments
@@ -386,6 +391,11 @@ class Rounds:
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
         self.watch.seconds |= facts["timings"]
         self.ledger_head = facts.get("ledger")
+        if self.mechanism is not None and facts["round"] and not self.ledger_head:
+            raise UsageError(
+                f"the checkpoint in {self.storage.out} has {facts['round']} private rounds and knows of no ledger that "
+                "paid for them; start anew in another folder"
+            )
         self.clients = facts.get("clients", {})
         memory, folder = self.plan.memory, self.storage.out
         return start.restored(self.problem, self.method, memory, tensors, facts, folder, self.world)

@@ -18,7 +18,7 @@ from .memories import MemoryTable
 from .methods import Method
 from .objective import Buffers, Objective
 from .records import checksum
-from .sampling import Batches, BatchSource, Participation, PoissonBatches
+from .sampling import Batches, BatchSource, Participation, PoissonBatches, drawn_clients
 
 if TYPE_CHECKING:
     from .privacy.mechanism import Spent
@@ -89,6 +89,10 @@ class Plan:
     def coins(self) -> int:
         """The seed of what privacy rests on: noise, who is drawn, Poisson batches. Secret unless a seed was given."""
         return self.secret if self.secret is not None else self.seed
+
+    def drawn(self, clients: int, round: int) -> Tensor | None:
+        """Who takes part in a round: increasing client numbers, or None for all of them."""
+        return drawn_clients(self.participation, clients, round, self.coins)
 
     def step_size(self, k: int) -> float:
         """γ of round k; 0 in warm-up rounds, where the memories move towards the gradients and x stands still."""

@@ -58,6 +58,32 @@ class FixedSize:
         return keys.topk(self.count, largest=False).indices.sort().values
 
 
+def drawn_clients(participation: Participation, clients: int, round: int, seed: int) -> Tensor | None:
+    """Who takes part in a round: increasing client numbers on the host, or None for all of them.
+
+    Raises:
+        UsageError: the rule drew a client twice, out of order, or one that does not exist.
+    """
+    drawn = participation.draw(clients, round, seed)
+    if drawn is None or known_participation(participation):
+        return drawn
+    whole = isinstance(drawn, Tensor) and drawn.ndim == 1 and drawn.dtype == torch.int64
+    if not whole or (
+        len(drawn) and not (int(drawn[0]) >= 0 and int(drawn[-1]) < clients and bool((drawn.diff() > 0).all()))
+    ):
+        shown = drawn.tolist() if isinstance(drawn, Tensor) else drawn
+        raise UsageError(
+            f"participation must draw increasing client numbers from 0 to {clients - 1}, each at most once, as a "
+            f"tensor of int64; in round {round} it drew {str(shown)[:80]}"
+        )
+    return drawn.cpu()
+
+
+def known_participation(participation: Participation) -> bool:
+    """Whether the rule is one of this library's, which draw no client twice and look at no data."""
+    return type(participation) in (Everyone, Poisson, FixedSize)
+
+
 class BatchSource(Protocol):
     """Which of its records each client uses in a round."""
 

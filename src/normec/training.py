@@ -9,6 +9,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
@@ -17,15 +18,17 @@ import torch
 from .callbacks import Callback
 from .checkpoint import SECRET
 from .errors import UsageError, at_least, non_negative, one_of
+from .functions import FunctionProblem
 from .gradients.precision import PRECISIONS, Precision, products
 from .history import NOT_COVERED
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .memories import Home, MemoryTable
 from .methods import CLIENT_STEPS, SERVER_STEPS, Method, identity_of, overridden, refuse_unused_overrides
 from .objective import Objective
+from .problem import Problem
 from .rounds import Rounds
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
-from .sampling import Everyone, FixedSize, Participation, Poisson, rounds_of
+from .sampling import Everyone, FixedSize, Participation, Poisson, known_participation, rounds_of
 from .storage import RunStorage, kept_secret
 from .world import Alone, World, agree
 
@@ -109,6 +112,8 @@ def prepare(
     returns the same run; rank 0 writes, and calls the callbacks.
     """
     world = world or Alone()
+    rounds, epochs, batch_size, seed = (_plain(number) for number in (rounds, epochs, batch_size, seed))
+    log_every, evaluate_every, warmup = (_plain(number) for number in (log_every, evaluate_every, warmup))
     privacy = privacy.with_noise("seeded") if privacy is not None else None
     at_least(0, seed=seed or 0)
     refuse_unused_overrides(method)
@@ -156,10 +161,10 @@ def prepare(
             "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
             "add diagnostics=True to record them all the same, or leave full_gradient out"
         )
-    plan.participation.draw(problem.clients, 0, plan.coins)  # refuses what cannot be drawn, before anything starts
+    plan.drawn(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
-        notes = _assumptions(privacy, plan, counted, own_engine=not isinstance(engine, str))
+        notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(engine, str))
         mechanism = _mechanism(problem, method, plan, privacy, notes)
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
@@ -180,6 +185,11 @@ def prepare(
     storage = RunStorage(Path(out) if out is not None and world.rank == 0 else None, identity, plan.secret)
     watching = callbacks if world.rank == 0 else ()
     return Rounds(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
+
+
+def _plain(number: Any) -> Any:
+    """NumPy's whole numbers as Python's, which files and seeds take; everything else as it is."""
+    return int(number) if type(number) is not bool and isinstance(number, Integral) else number
 
 
 def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) -> Objective:
@@ -288,10 +298,10 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
             f"with noise={privacy.noise!r} no gain from sampling is claimed: the coins come from the run's seed, "
             "which is no secret; drop sampling and batch_rate"
         )
-    if plan.memory.dtype == torch.bfloat16:
+    if plan.memory.dtype not in (None, problem.x0.dtype):
         raise UsageError(
-            "memory_dtype=bfloat16 rounds memories, and messages rounded alike would leave their bound; "
-            "private runs keep their memories in float32 or float64"
+            f"memory_dtype={str(plan.memory.dtype).removeprefix('torch.')} rounds memories, and messages rounded alike "
+            f"would leave their bound; private runs keep their memories in the model's {problem.x0.dtype}"
         )
     if privacy.record_clip is not None:
         if problem.sizes is None:
@@ -329,7 +339,7 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
     return Mechanism(privacy, method, setting, plan.coins, name, notes)
 
 
-def _assumptions(privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) -> tuple[str, ...]:
+def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) -> tuple[str, ...]:
     """What this run takes for granted, for its report. `counted`: the rounds follow from the clients' sizes."""
     notes = []
     if not isinstance(plan.initial_memory, str):
@@ -340,6 +350,16 @@ def _assumptions(privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) 
         notes.append(RECORDED)
     if own_engine:
         notes.append("the gradients come from an engine of the caller's own; nothing checks that it parts the clients")
+    if type(problem) not in (Problem, FunctionProblem):
+        notes.append(
+            f"the clients' losses come from the caller's own class {type(problem).__name__}; "
+            "nothing but a few gradients at the start shows that it parts the clients"
+        )
+    if not known_participation(plan.participation):
+        notes.append(
+            f"the caller's own rule {type(plan.participation).__name__} decides who takes part; "
+            "nothing checks that it does not look at the clients' data"
+        )
     return tuple(notes)
 
 

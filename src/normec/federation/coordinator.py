@@ -30,6 +30,7 @@ from ..privacy.mechanism import Mechanism
 from ..privacy.statement import Privacy
 from ..records import checksum
 from ..run import Plan, Run
+from ..sampling import drawn_clients
 from ..storage import RunStorage
 from .intake import Intake, Outcome
 from .journal import Journal
@@ -322,7 +323,7 @@ class Coordinator:
             self.mechanism.close()
 
     def _open_round(self) -> None:
-        drawn = self.plan.participation.draw(len(self.parties), self.round, self.plan.seed)
+        drawn = drawn_clients(self.plan.participation, len(self.parties), self.round, self.plan.seed)
         self.intake.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
 
     def _row(self, node: str) -> Array | None:

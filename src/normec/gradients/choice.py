@@ -38,8 +38,13 @@ def choose(
     record_clip: float | None = None,
     precision: Precision = "tf32",
     rounds: int = 1,
+    private: bool = False,
 ) -> Engine:
-    """The engine of that name; "auto" takes the fastest that fits so many rounds. One's own is taken as it is."""
+    """The engine of that name; "auto" takes the fastest that fits so many rounds. One's own is taken as it is.
+
+    With `private` the choice depends on types and sizes alone, never on the clients' data, and no code of the caller's
+    own sees the records of several clients together.
+    """
     if not isinstance(name, str):
         if record_clip is not None:
             raise UsageError("record_clip needs an engine of ours, by name; an engine of one's own may not clip")
@@ -50,6 +55,8 @@ def choose(
         return loop
     if not isinstance(problem, Problem) or not isinstance(problem.records, ResidentRecords):
         return _instead(name, loop, "it needs a model and its records in tensors")
+    if private and type(problem) is not Problem:
+        return _instead(name, loop, f"{type(problem).__name__} may override what the engines compute")
     kinds: tuple[Kind, ...]
     if name in ("auto", "linear") and fits(problem):
         kinds = ("linear",)
@@ -70,12 +77,13 @@ def choose(
     why = ""
     for kind in kinds:
 
-        def make(of: Problem, kind: Kind = kind) -> Fast:
-            return _fast(kind, of, batches, seed, record_clip, "float32" if of is not problem else precision, problem)
+        def make(of: Problem, precision: Precision, kind: Kind = kind) -> Fast:
+            compiling = of is problem  # what is compiled is checked as it is, for compiling twice takes twice the time
+            return _fast(kind, of, batches, seed, record_clip, precision, private, compiling)
 
         try:
             drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
-            return Guarded(problem, make, loop, (kind, precision, record_clip, drawn))
+            return Guarded(problem, make, loop, (kind, precision, record_clip, drawn, private), private)
         except NoRule as reason:
             why = str(reason)
     return _instead(name, loop, why)
@@ -88,9 +96,10 @@ def _fast(
     seed: int,
     record_clip: float | None,
     precision: Precision,
-    original: Problem,
+    private: bool,
+    compiling: bool,
 ) -> Fast:
-    """The engine of that kind; `original` is the run's problem, `problem` that one or a copy to compare engines on."""
+    """The engine of that kind for the run's problem, or for a copy to compare engines on."""
     records = problem.records
     if not isinstance(records, ResidentRecords):
         raise TypeError("records that were resident are so in every precision")
@@ -100,11 +109,11 @@ def _fast(
         raise TypeError("batches of other kinds are left to the loop")
     match kind:
         case "shared":
-            return Shared(problem, records, batches, seed, precision)
+            return Shared(problem, records, batches, seed, precision, private=private)
         case "batched":
             return Batched(problem, records, batches, seed, precision)
-        case _:  # what is compiled is checked as it is, for compiling twice takes twice the time
-            return Compiled(problem, records, batches, seed, precision, compiling=problem is original)
+        case _:
+            return Compiled(problem, records, batches, seed, precision, compiling=compiling)
 
 
 def _light(problem: Problem, loop: Loop) -> bool:

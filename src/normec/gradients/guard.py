@@ -1,4 +1,8 @@
-"""A fast engine is trusted once it has reproduced the reference on the problem at hand; else the loop takes over."""
+"""A fast engine is trusted once it has reproduced the reference on the problem at hand; else the loop takes over.
+
+Which engine ran is told with the run and covered by no noise. So in a private run the two are compared on made-up
+records of the same shapes, and an engine that fails later, on the clients' own, stops the run.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,16 @@ from ..errors import UsageError
 from ..objective import Buffers
 from ..operators import norms
 from ..problem import Problem
+from ..records import ResidentRecords
 from .engine import Block, Engine
 from .loop import Loop
+from .precision import Precision
 
 _LOOKED_AT = 3  # clients whose gradients are compared
 _CLOSE = 1e-6  # of their size, in float64: float32 would blur it, for a rounding moves a ReLU over its kink
 _ROUGHER, _ROUGH = 3.0, 0.02  # times the loop's own error, and as much besides: roundings fall otherwise
 _NUDGES = 8
+_MADE_UP = 256  # records that stand for the clients' own in a private run
 _NO_ROOM = "the device has too little memory for it"
 
 log = logging.getLogger("normec")
@@ -43,13 +50,22 @@ class Fast(Engine, Protocol):
 class Guarded:
     """`fast` where it gives the loop's gradients, the loop where it does not, cannot, or runs out of memory."""
 
-    def __init__(self, problem: Problem, make: Callable[[Problem], Fast], reference: Loop, kind: Hashable) -> None:
-        """`make(problem)`: the fast engine; made once more for the problem in float64, where the two are compared.
+    def __init__(
+        self,
+        problem: Problem,
+        make: Callable[[Problem, Precision], Fast],
+        reference: Loop,
+        kind: Hashable,
+        private: bool = False,
+    ) -> None:
+        """`make`: the fast engine; made once more for the problem in float64, where the two are compared.
 
-        `kind`: the engine with all its settings; for the same problem it is compared once.
+        `kind`: the engine with all its settings; for the same problem it is compared once. `private`: whether the
+        engine that runs may not depend on the clients' data.
         """
         self._problem, self._make, self._reference, self._kind = problem, make, reference, kind
-        self._fast = make(problem)
+        self._private = private
+        self._fast = make(problem, reference.precision)
         self._checked = self._compared = self._proven = False
         self._engine: Fast | Loop = self._fast
 
@@ -97,6 +113,11 @@ class Guarded:
                     for name, rows in buffers.items():
                         rows[again] = before[name][again]
                 if not isinstance(error, torch.OutOfMemoryError):
+                    if self._private:  # whether the loop takes over must not depend on the data
+                        raise UsageError(
+                            f"engine {self._fast.name} failed on the clients' records: {_line(error)}; "
+                            "give engine='loop'"
+                        ) from error
                     self._fall_back(_line(error))
                 elif not self._fast.shrink():
                     self._fall_back(_NO_ROOM)
@@ -107,18 +128,21 @@ class Guarded:
 
     def _difference(self, x: Tensor, buffers: Buffers, round: int, drawn: Tensor | None) -> str | None:
         """Why the two do not agree on a few clients of this round, or None."""
-        drawn = drawn if drawn is not None and len(drawn) else None
+        drawn = drawn if drawn is not None and len(drawn) and not self._private else None
         clients = _alike(self._reference.divisors, drawn)
-        fine = self._problem.to(x.device, torch.float64)
+        shown = _made_up(self._problem) if self._private else self._problem
+        fine = shown.to(x.device, torch.float64)
         x = x.double()
         buffers = {name: rows.double() if rows.is_floating_point() else rows for name, rows in buffers.items()}
         try:
-            fast, loop = self._make(fine), self._reference.of(fine)
+            fast, loop = self._make(fine, "float32"), self._reference.of(fine)
             for point in (_beside(x), x):
                 mine = _fitting(fast, point, buffers, round, clients, clients)
+                if self._private:  # a model that keeps what it saw may fail from the second time on
+                    mine = _fitting(fast, point, buffers, round, clients, clients)
                 theirs = _collected(loop, point, buffers, round, clients, clients)
                 if all(bool(torch.isfinite(part).all()) for part in theirs):
-                    reason = _unlike(mine, theirs) or self._rougher(x, buffers, round, clients, drawn, loop)
+                    reason = _unlike(mine, theirs) or self._rougher(shown, x, buffers, round, clients, drawn, loop)
                     self._compared = True
                     return reason
         except UsageError:
@@ -130,7 +154,7 @@ class Guarded:
         return None  # a run that diverges at its start is not the engine's fault
 
     def _rougher(
-        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor, drawn: Tensor | None, fine: Loop
+        self, shown: Problem, x: Tensor, buffers: Buffers, round: int, clients: Tensor, drawn: Tensor | None, fine: Loop
     ) -> str | None:
         """Why the engine is not to be trusted in the precision it will run in, or None.
 
@@ -147,11 +171,36 @@ class Guarded:
             name: rows.to(self._problem.x0.dtype) if rows.is_floating_point() else rows
             for name, rows in buffers.items()
         }
-        mine = _fitting(self._fast, at, own, round, clients, drawn)[0]
-        theirs = [_collected(self._reference, at, own, round, clients, clients)[0]]
-        if self._reference.precision == "tf32":
+        fast, reference, precision = self._fast, self._reference, self._reference.precision
+        if shown is not self._problem:
+            fast, reference = self._make(shown, precision), reference.of(shown, precision)
+        mine = _fitting(fast, at, own, round, clients, drawn)[0]
+        theirs = [_collected(reference, at, own, round, clients, clients)[0]]
+        if precision == "tf32":
             theirs += [_collected(fine, point, buffers, round, clients, clients)[0] for point in nudged(x)]
         return too_rough(mine, theirs, exact)
+
+
+def _made_up(problem: Problem) -> Problem:
+    """A copy of the problem with records of the same shapes that tell nothing of the clients' own.
+
+    Floats are normal, bytes uniform; other whole numbers are zero, which every table of classes or tokens has.
+    """
+    made, held = problem.to(problem.x0.device), problem.records
+    if not isinstance(held, ResidentRecords):
+        raise TypeError("fast engines need records in tensors")
+    draw = torch.Generator().manual_seed(0)
+
+    def like(tensor: Tensor) -> Tensor:
+        shape = (_MADE_UP, *tensor.shape[1:])
+        if tensor.is_floating_point():
+            return torch.randn(shape, generator=draw).to(tensor)
+        if tensor.dtype == torch.uint8 and tensor.ndim > 1:
+            return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).to(tensor.device)
+        return tensor.new_zeros(shape)
+
+    made.records = ResidentRecords(like(held.inputs), like(held.targets), [rows % _MADE_UP for rows in held.rows])
+    return made
 
 
 def too_rough(mine: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> str | None:

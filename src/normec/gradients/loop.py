@@ -42,9 +42,9 @@ class Loop:
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
         self._work = 2 * len(problem.x0) * float(self.divisors.mean())
 
-    def of(self, problem: Objective) -> Loop:
-        """The same batches of another problem, with no autocast."""
-        return Loop(problem, self._batches, self._seed, self._clip)
+    def of(self, problem: Objective, precision: Precision = "tf32") -> Loop:
+        """The same batches of another problem; by default with no autocast."""
+        return Loop(problem, self._batches, self._seed, self._clip, precision)
 
     @property
     def form(self) -> str:

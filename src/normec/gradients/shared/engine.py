@@ -19,11 +19,13 @@ from ..engine import Block
 from ..feed import Feed
 from ..graphs import MOST, Graphs
 from ..precision import Precision, autocast
+from .apart import refuse_foreign_code
 from .inputs import Kept, inputs
 from .rules import Blind, convert
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
+_LEFT_OUT = -100  # the target of records that cross entropy leaves out
 _SMALL_GPU = 2**34  # bytes of memory that so many suit; a larger one takes as many times more
 
 
@@ -39,8 +41,12 @@ class Shared:
         batches: Batches | None,
         seed: int,
         precision: Precision = "tf32",
+        *,
+        private: bool = False,
     ) -> None:
-        """Raises `NoRule` where a layer has none."""
+        """Raises `NoRule` where a layer has none, or where a `private` run may not show it several clients' records."""
+        if private:
+            refuse_foreign_code(problem)
         self._problem, self._records, self._precision = problem, records, precision
         self._model, self._sink = convert(problem)
         self._feed = Feed(problem, records, batches, seed)
@@ -51,8 +57,11 @@ class Shared:
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
         self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, room) // values))
-        # Where cross entropy leaves out records (targets of −100), it divides by those that are left.
-        self._plain = problem.loss in (F.cross_entropy, binary_loss) and not bool((records.targets == -100).any())
+        self._plain = problem.loss in (F.cross_entropy, binary_loss)
+        # Where cross entropy leaves out records (targets of −100), it divides by those that are left. In a private run
+        # no client's targets decide how the others' losses are computed.
+        classes = problem.loss is F.cross_entropy and not records.targets.is_floating_point()
+        self._leaves_out = classes and (private or bool((records.targets == _LEFT_OUT).any()))
         self._everyone: tuple[Tensor, ...] | None = None
         self._kept = Kept(problem, records, whole=batches is None)
         self._seen = False  # whether the model was seen to run without looking at values
@@ -175,6 +184,7 @@ class Shared:
                 if self._problem.loss is F.cross_entropy
                 else F.binary_cross_entropy_with_logits(outputs, flat.to(outputs), reduction="none")
             )
-            return each.view(clients, -1).mean(1)
+            each = each.view(clients, -1)
+            return each.sum(1) / (targets != _LEFT_OUT).flatten(1).sum(1) if self._leaves_out else each.mean(1)
         split = outputs.view(clients, -1, *outputs.shape[1:])
         return torch.stack([self._problem.loss(own, target) for own, target in zip(split, targets, strict=True)])

@@ -160,20 +160,20 @@ def _then_relu(
     """`models.norm_relu` by a norm's own kernel, or None where it has none for these."""
     fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    if not fits or not alike or _hooked(module):
+    if not fits or not alike or hooked(module):
         return None
     return rule(module, slots, sink, name, x, shortcut, True)
 
 
 def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -> Tensor | None:
     """`models.norm_relu_pool` by one kernel, or None where it has none for these."""
-    if _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
+    if hooked(module) or hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
         return None
     weight, bias = _values(module, slots, "weight", "bias")
     return GroupNormPoolRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), module)
 
 
-def _hooked(module: Any) -> bool:
+def hooked(module: Any) -> bool:
     """A hook wants to see what a module alone makes."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
@@ -274,3 +274,5 @@ _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
     ((nn.LayerNorm,), _layer_norm),
     ((nn.RMSNorm,), _rms_norm),
 )
+
+RULED = frozenset(kind for kinds, _ in _RULES for kind in kinds)  # types of layers that have a rule

@@ -1,0 +1,193 @@
+"""Engines of private runs: the caller's code never sees several clients' records, and no data choose an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import DPSGD, Privacy, Problem, SmoothedNorm, UsageError, models, train
+from normec.gradients import choose
+from normec.training import prepare
+
+CLIENTS, CLASSES, FEATURES = 8, 3, 5
+
+
+class Head(nn.Module):
+    """A linear layer on whatever `part` makes of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc(x)
+        return found
+
+
+class Scales(Head):
+    """Mixes the records of a batch only where a value is above 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / x.abs().amax().clamp(min=1.0))
+
+
+class Counts(Head):
+    """Looks at values through the length of a selection."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        return 3 * found.roll(1, 1) if len(x[x > 10]) else found
+
+
+class Keeps(Head):
+    """Adds to an attribute what it sees, which vmap can do once."""
+
+    seen: Tensor | float = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.seen + x.detach().sum()
+        return super().forward(x)
+
+
+class OwnLinear(nn.Linear):
+    pass
+
+
+def built(model: nn.Module, outlier: int | None = None, loss: Any = F.cross_entropy) -> Problem:
+    """Eight clients with values in [0, 1]; one of them has an outlier."""
+    draw = torch.Generator().manual_seed(1)
+    sets = []
+    for client in range(CLIENTS):
+        inputs = torch.rand(10, FEATURES, generator=draw)
+        targets = torch.randint(0, CLASSES, (10,), generator=draw)
+        if client == outlier:
+            inputs[0, 0] = 1000.0
+        sets.append(TensorDataset(inputs, targets))
+    return Problem(model, loss, sets)
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+def gradients(problem: Problem, engine: str = "auto") -> tuple[str, Tensor]:
+    """The engine that a private run takes and every client's gradient at the start."""
+    plan = {"lr": 0.1, "rounds": 3, "privacy": Privacy(epsilon=2, trust="secure-sum"), "seed": 0}
+    rounds = prepare(problem, DPSGD(SmoothedNorm(0.1)), engine=engine, **plan)  # type: ignore[arg-type]
+    rows = torch.zeros(CLIENTS, len(problem.x0))
+    for block in rounds.engine.blocks(problem.x0, problem.initial_buffers(), 0):
+        rows[block.clients] = block.grads
+    return rounds.engine.name, rows
+
+
+@pytest.mark.parametrize("engine", ["auto", "shared"])
+@pytest.mark.parametrize(("model", "taken"), [(Scales, "batched"), (Counts, "loop")])
+def test_a_model_that_mixes_records_for_some_values_does_not_couple_clients(
+    model: Callable[[], nn.Module], taken: str, engine: str
+) -> None:
+    usual, plain = gradients(built(seeded(model)), engine)
+    name, moved = gradients(built(seeded(model), outlier=4), engine)
+    assert usual == name == (taken if engine == "auto" else "loop")
+    others = [client for client in range(CLIENTS) if client != 4]
+    assert torch.equal(plain[others], moved[others])
+    assert not torch.equal(plain[4], moved[4])
+
+
+@pytest.mark.parametrize("model", [Scales, Counts, Keeps])
+def test_the_engine_says_nothing_about_the_data(model: Callable[[], nn.Module]) -> None:
+    """Client 0 is among those that engines are compared on; a run without privacy may look at it."""
+    names = set()
+    for outlier in (None, 0, 5):
+        privacy = Privacy(epsilon=0.01, trust="secure-sum")
+        run = train(built(seeded(model), outlier), DPSGD(SmoothedNorm(0.1)), lr=0.1, rounds=3, seed=0, privacy=privacy)
+        names.add(run.engine)
+    assert len(names) == 1
+    assert names <= {"batched", "loop"}
+
+
+def test_an_engine_that_fails_on_the_clients_records_stops_a_private_run() -> None:
+    problem = built(seeded(lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES))))
+    problem.records.targets[35] = CLASSES  # type: ignore[attr-defined]  # no such class
+    with pytest.raises(UsageError, match=r"engine shared failed on the clients' records: .*give engine='loop'"):
+        gradients(problem)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-gn", "resnet20-gn"])
+def test_models_of_this_library_stay_on_the_shared_engine(name: str) -> None:
+    made = models.build(name, (3, 8, 8), CLASSES, hidden=4)
+    draw = torch.Generator().manual_seed(1)
+    sets = [
+        TensorDataset(torch.rand(2, 3, 8, 8, generator=draw), torch.randint(0, CLASSES, (2,), generator=draw))
+        for _ in range(3)
+    ]
+    problem = Problem(made.model, made.loss, sets)
+    engine = choose("shared", problem, None, 0, private=True)
+    found = torch.cat([block.grads for block in engine.blocks(problem.x0, {}, 0)])
+    assert engine.name == "shared"
+    loop = torch.cat([block.grads for block in choose("loop", problem, None, 0).blocks(problem.x0, {}, 0)])
+    assert float((found - loop).norm()) <= 1e-4 * float(loop.norm())
+
+
+def hooked(register: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    getattr(model[0], register)(lambda *_: None)
+    return model
+
+
+def shadowed() -> nn.Module:
+    model = nn.Sequential(nn.Tanh(), nn.Linear(FEATURES, CLASSES))
+    model[0].forward = lambda x: x / x.abs().amax().clamp(min=1.0)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(OwnLinear(FEATURES, CLASSES)),
+        lambda: nn.Sequential(nn.Softmax(dim=0), nn.Linear(FEATURES, CLASSES)),
+        lambda: nn.Sequential(nn.Softmax(dim=-2), nn.Linear(FEATURES, CLASSES)),
+        lambda: nn.Sequential(nn.Flatten(0, 1), nn.Unflatten(0, (-1, FEATURES)), nn.Linear(FEATURES, CLASSES)),
+        lambda: hooked("register_forward_hook"),
+        lambda: hooked("register_forward_pre_hook"),
+        lambda: hooked("register_full_backward_hook"),
+        lambda: hooked("register_full_backward_pre_hook"),
+        shadowed,
+    ],
+)
+def test_only_known_code_is_shown_the_records_of_several_clients(make: Callable[[], nn.Module]) -> None:
+    problem = built(seeded(make))
+    engine = choose("auto", problem, None, 0, private=True)
+    list(engine.blocks(problem.x0, {}, 0))
+    assert engine.name != "shared"
+    plain = built(seeded(lambda: nn.Sequential(nn.Flatten(), nn.Softmax(dim=1), nn.Linear(FEATURES, CLASSES))))
+    assert choose("auto", plain, None, 0, private=True).name == "shared"
+
+
+def test_a_hook_for_all_modules_keeps_the_shared_engine_away() -> None:
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        engine = choose(
+            "auto", built(seeded(lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)))), None, 0, private=True
+        )
+        assert engine.name != "shared"
+    finally:
+        handle.remove()
+
+
+def test_records_that_one_client_leaves_out_change_no_bit_of_the_others() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, CLASSES)))
+    usual, other = built(model), built(model)
+    other.records.targets[:3] = -100  # type: ignore[attr-defined]
+    (one, plain), (two, moved) = gradients(usual), gradients(other)
+    assert one == two == "shared"
+    assert torch.equal(plain[1:], moved[1:])
+    loop = gradients(other, "loop")[1]
+    assert float((moved - loop).norm()) <= 1e-5 * float(loop.norm())
