@@ -34,7 +34,7 @@ def history(folder: Path) -> bytes:
     return (folder / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_cell_is_the_run_it_would_be_alone(jobs: int, tmp_path: Path) -> None:
     asked = cells(**PLAIN, grid={"beta": [0.1, 0.3, 1.0]})
     outcomes = run_cells(asked, tmp_path / "sweep", jobs=jobs)
@@ -174,7 +174,14 @@ def test_a_killed_worker_takes_only_its_cell_with_it(tmp_path: Path, monkeypatch
     assert history(lost.folder) == history(alone.folder)
 
 
-@pytest.mark.parametrize("how", [{"jobs": 1}, {"jobs": 2}, pytest.param({"jobs": 2, "ray": "local"}, marks=NEEDS_RAY)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"jobs": 1},
+        pytest.param({"jobs": 2}, marks=pytest.mark.slow),
+        pytest.param({"jobs": 2, "ray": "local"}, marks=[NEEDS_RAY, pytest.mark.slow]),
+    ],
+)
 def test_ctrl_c_is_honoured_after_the_round(how: dict[str, Any], tmp_path: Path) -> None:
     asked = cells(**{**PLAIN, "rounds": 10**8}, grid={"beta": [0.1, 0.3, 1.0]})
     sent: list[str] = []

@@ -19,6 +19,8 @@ from normec.report.server import Server
 from ..cli.command import start
 from ..waiting import LIMIT
 
+ENDLESS = "10000000"
+
 
 @pytest.fixture
 def server(copied: Path) -> Iterator[Server]:
@@ -143,10 +145,8 @@ def test_the_list_follows_a_run_that_trains(tmp_path: Path, look: Any) -> None:
     try:
         page = look().open(address)
         page.get_by_text("No runs here yet").wait_for()
-        training = start(
-            *("train", "--data", "digits", "--rounds", "100000000", "--out", "runs/live", "--quiet", "--diagnostics"),
-            cwd=tmp_path,
-        )
+        settings = ["--no-privacy", "--set", "log_every=200", "--set", "engine=linear"]  # rows from the first second on
+        training = start("train", "--rounds", ENDLESS, *settings, "--out", "runs/live", "--quiet", cwd=tmp_path)
         line = page.locator("tr", has_text="live")
         line.get_by_text("training").wait_for()
         done = "bar => bar.value"
@@ -160,7 +160,7 @@ def test_the_list_follows_a_run_that_trains(tmp_path: Path, look: Any) -> None:
         training.send_signal(signal.SIGINT)
         training.communicate(timeout=LIMIT)
         page.locator(".pill", has_text="interrupted").wait_for()
-        assert "of 100000000 rounds, when it was interrupted," in page.locator("h1").text_content()
+        assert f"of {ENDLESS} rounds, when it was interrupted," in page.locator("h1").text_content()
     finally:
         served.send_signal(signal.SIGINT)
         _, said = served.communicate(timeout=LIMIT)
