@@ -35,6 +35,7 @@ class Flat:
                 f"parameters must be float32 or float64, got {first.dtype}; use autocast for computing in {first.dtype}"
             )
         self.frozen = [p for p in self._all if not p.requires_grad]
+        self.shapes = [list(p.shape) if p.requires_grad else None for p in self._all]  # None: frozen
         self.sizes = [p.numel() for p in self.parameters]
         self.like = first.detach().new_zeros(())
 

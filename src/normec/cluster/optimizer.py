@@ -40,7 +40,7 @@ from .joining import meeting
 from .private import Noise
 from .ranks import Ranks
 
-FORMAT = 2
+FORMAT = 3
 POSITION = 8  # numbers beside the sum that say where a rank is; exact in float32 on up to 70,000 ranks
 
 
@@ -220,7 +220,7 @@ class ClientOptimizer(Optimizer):
         """All ranks with one method, one model's sizes, one seed: else the sums mean nothing."""
         own = {
             "method": methods.identity_of(self.method),
-            "parameters": [list(p.shape) for p in self._flat.parameters],
+            "parameters": self._flat.shapes,
             "dtype": str(self._flat.like.dtype),
             "lr": self._step_sizes(),
             "clients": clients,
@@ -240,6 +240,7 @@ class ClientOptimizer(Optimizer):
     def _facts(self) -> dict[str, Any]:
         method = methods.identity_of(self.method)
         facts = {"format": FORMAT, "method": method, "rank": self.world.rank, "ranks": self.world.size}
+        facts |= {"clients": len(self._clients), "parameters": self._flat.shapes}
         return {**facts, "private": self._noise is not None}
 
     def spent(self) -> Spent:
@@ -260,7 +261,7 @@ class ClientOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of the same rank of as many ranks. Collective.
+        """Go on from a state of the same rank of as many ranks, with as many clients and the same parameters. Collective.
 
         What was paid for stays paid for: an older state brings back x's round and the memories, not the budget.
         """
