@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,13 @@ class Flat:
 
     def values(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p in self.parameters])
+
+    def checksum(self) -> str:
+        """Of the values of all parameters, frozen ones included."""
+        digest = hashlib.sha256()
+        for p in self._all:
+            digest.update(p.detach().flatten().cpu().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def set(self, values: Tensor) -> None:
         for p, part in zip(self.parameters, values.split(self.sizes), strict=True):

@@ -70,7 +70,9 @@ class ClientOptimizer(Optimizer):
             rounds: How many steps the noise is calibrated for; only with privacy.
             ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates,
                 can do without: the account is then part of `state_dict`.
-            seed: Of random operators (0 by default) and of seeded noise, which without one comes from a fresh secret.
+            seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
+                secret. With one, a training of the same start and settings has the same noise: give one to repeat a
+                simulation, not to compare trainings on other data.
 
         Raises:
             UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
@@ -96,13 +98,17 @@ class ClientOptimizer(Optimizer):
         self._taken = 0
         self._looked = False  # whether the model was looked at: it may be wrapped after this
         self.round = 0
-        self._noise = Noise(privacy, method, self.n, d, rounds, seed, self.world, ledger) if privacy else None
         with torch.no_grad():  # all begin where rank 0 does, as under DDP
             self._flat.set(self._of_rank_0(self._flat.values()))
             for p in self._flat.frozen:
                 p.copy_(self._of_rank_0(p.detach().clone()))
+        self._noise = self._noise_of(privacy, rounds, seed, ledger) if privacy else None
         self._show_state()
         self._ready = True
+
+    def _noise_of(self, privacy: Privacy, rounds: int | None, seed: int | None, ledger: str | Path | None) -> Noise:
+        start = self.world.first(lambda: f"{self._flat.checksum()} {self._step_sizes()}")
+        return Noise(privacy, self.method, self.n, self._flat.dimension, rounds, seed, self.world, ledger, start)
 
     def _of_rank_0(self, values: Tensor) -> Tensor:
         return self.world.sum(values if self.world.rank == 0 else torch.zeros_like(values))
@@ -261,7 +267,7 @@ class ClientOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of the same rank of as many ranks, with as many clients and the same parameters. Collective.
+        """Go on from a state of the same rank of as many ranks, with as many clients. Collective.
 
         What was paid for stays paid for: an older state brings back x's round and the memories, not the budget.
         """
