@@ -83,7 +83,7 @@ class ClientOptimizer(Optimizer):
         methods.refuse_unused_overrides(method)
         self._ready = False
         super().__init__(params, {"lr": lr})
-        self.method, self._seed = method, seed or 0
+        self._method, self._seed = method, seed or 0
         self._flat = Flat(self.param_groups)
         device = self._flat.like.device
         self.world: World = Ranks(device, meeting()) if dist.is_available() and dist.is_initialized() else Alone()
@@ -96,7 +96,6 @@ class ClientOptimizer(Optimizer):
         self._grads = self._flat.like.new_zeros(clients, d)
         self._missing = torch.ones(clients, dtype=torch.bool)
         self._taken = 0
-        self._looked = False  # whether the model was looked at: it may be wrapped after this
         self.round = 0
         with torch.no_grad():  # all begin where rank 0 does, as under DDP
             self._flat.set(self._of_rank_0(self._flat.values()))
@@ -105,6 +104,11 @@ class ClientOptimizer(Optimizer):
         self._noise = self._noise_of(privacy, rounds, seed, ledger) if privacy else None
         self._show_state()
         self._ready = True
+
+    @property
+    def method(self) -> Method:
+        """What clients send, and what the server does with the sum; fixed, for the noise was calibrated for it."""
+        return self._method
 
     def _noise_of(self, privacy: Privacy, rounds: int | None, seed: int | None, ledger: str | Path | None) -> Noise:
         start = self.world.first(lambda: f"{self._flat.checksum()} {self._step_sizes()}")
@@ -153,9 +157,7 @@ class ClientOptimizer(Optimizer):
         if closure is not None:
             raise UsageError("closures are not taken: a round has one gradient; call backward, then step()")
         self._flat.refuse_changes()
-        if not self._looked:
-            self._flat.refuse_averaging()
-            self._looked = True
+        self._flat.refuse_averaging()
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
         messages, faults = self._messages()
@@ -190,7 +192,8 @@ class ClientOptimizer(Optimizer):
         self._taken = 0
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
         messages = self.method.message(self._grads, self._memory, key)
-        lengths, bound = norms(messages)[:, 0], self.method.operator.bound
+        lengths = norms(messages)[:, 0]
+        bound = self.method.operator.bound if self._noise is None else self._noise.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
         rows = zip(self._clients.tolist(), self._missing.tolist(), finite.tolist(), lengths.tolist(), strict=True)
         faults = {place: why for place, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
@@ -304,5 +307,5 @@ def _fault(client: int, missing: bool, finite: bool, length: float, bound: float
     if not finite:
         return f"the gradient of client {client} is not finite"
     if length > bound * (1 + ROUNDING):
-        return f"the message of client {client} has norm {length:.6g}, past its operator's bound {bound:g}"
+        return f"the message of client {client} has norm {length:.6g}, past the bound {bound:g}"
     return None

@@ -39,6 +39,7 @@ from ..world import World, agree
 
 NOTES = ("the guarantee is for whole clients, however their losses and batches are made",)
 GAPS = (
+    "gradients that a loop of one's own has added up over clients or ranks before the optimizer takes them",
     "the model's buffers, which the optimizer does not see: statistics of a BatchNorm layer",
     "what a rank prints or saves, and that it fails or ends: other ranks notice its absence",
 )
