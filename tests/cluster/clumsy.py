@@ -60,6 +60,17 @@ def averaged_by_ddp(rank: int, folder: Path) -> str:  # noqa: ARG001
     return said(optimizer.step)
 
 
+def averaged_by_ddp_from_the_second_step_on(rank: int, folder: Path) -> dict[str, Any]:  # noqa: ARG001
+    net = nn.Linear(2, 2)
+    optimizer = cluster.GD(net.parameters(), lr=0.1)
+    DistributedDataParallel(nn.Linear(2, 2))  # another model's is none of the optimizer's business
+    net(torch.ones(1, 2)).sum().backward()
+    first = said(optimizer.step)
+    wrapped = DistributedDataParallel(net)
+    wrapped(torch.ones(1, 2)).sum().backward()
+    return {"first": first, "wrapped": [said(optimizer.step), said(optimizer.step)]}
+
+
 def one_client_has_no_number(rank: int, folder: Path) -> dict[str, Any]:
     """Rank 1's gradient is not finite in a private run: rank 0 must not learn of it."""
     x = nn.Parameter(torch.zeros(WIDE))
@@ -100,6 +111,7 @@ CASES = (
     ledger_of_one_rank_alone,
     states_of_other_rounds,
     averaged_by_ddp,
+    averaged_by_ddp_from_the_second_step_on,
     one_client_has_no_number,
     frozen_layer,
 )

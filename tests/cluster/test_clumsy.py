@@ -40,6 +40,14 @@ def test_a_mistake_is_refused_on_every_rank(found: list[dict[str, Any]], case: s
         assert words in rank[case]
 
 
+def test_a_model_that_is_wrapped_after_the_first_step_is_refused(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        case = rank["averaged_by_ddp_from_the_second_step_on"]
+        assert case["first"] == "nothing"
+        for words in case["wrapped"]:
+            assert words.startswith("UsageError: the model is wrapped in DistributedDataParallel")
+
+
 def test_no_other_rank_learns_that_a_gradient_is_not_finite(found: list[dict[str, Any]]) -> None:
     first, second = (rank["one_client_has_no_number"] for rank in found)
     assert first["heard"] == [[], [], []]

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UsageError
 
 Groups = Sequence[dict[str, Any]]
+_wrapped = 0  # models that were put under DDP since this was imported
+
+
+def _count_wrapped(outer: nn.Module, name: str, inner: nn.Module | None) -> None:  # noqa: ARG001
+    global _wrapped
+    _wrapped += isinstance(outer, DistributedDataParallel)
+
+
+register_module_module_registration_hook(_count_wrapped)
 
 
 class Flat:
@@ -35,8 +46,10 @@ class Flat:
                 f"parameters must be float32 or float64, got {first.dtype}; use autocast for computing in {first.dtype}"
             )
         self.frozen = [p for p in self._all if not p.requires_grad]
+        self.shapes = [list(p.shape) if p.requires_grad else None for p in self._all]  # None: frozen
         self.sizes = [p.numel() for p in self.parameters]
         self.like = first.detach().new_zeros(())
+        self._looked_at: int | None = None  # how many models were wrapped when `refuse_averaging` last looked
 
     @property
     def dimension(self) -> int:
@@ -44,6 +57,13 @@ class Flat:
 
     def values(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p in self.parameters])
+
+    def checksum(self) -> str:
+        """Of the values of all parameters, frozen ones included."""
+        digest = hashlib.sha256()
+        for p in self._all:
+            digest.update(p.detach().flatten().cpu().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def set(self, values: Tensor) -> None:
         for p, part in zip(self.parameters, values.split(self.sizes), strict=True):
@@ -61,7 +81,12 @@ class Flat:
         )
 
     def refuse_averaging(self) -> None:
-        """Refuse parameters of a model under DDP, whose gradients are the mean over all ranks."""
+        """Refuse parameters of a model under DDP, whose gradients are the mean over all ranks.
+
+        Looking through all objects takes a while, so it is done once, and again when some model was wrapped.
+        """
+        if self._looked_at == _wrapped:
+            return
         own = {id(p) for p in self.parameters}
         for thing in gc.get_objects():
             if issubclass(type(thing), DistributedDataParallel) and own & {id(p) for p in thing.parameters()}:
@@ -69,6 +94,7 @@ class Flat:
                     "the model is wrapped in DistributedDataParallel, which averages the gradients of all ranks before "
                     "any message is made; pass the model itself"
                 )
+        self._looked_at = _wrapped
 
     def refuse_changes(self) -> None:
         """Refuse parameters that were frozen or unfrozen since."""

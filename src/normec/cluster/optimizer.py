@@ -40,7 +40,7 @@ from .joining import meeting
 from .private import Noise
 from .ranks import Ranks
 
-FORMAT = 2
+FORMAT = 3
 POSITION = 8  # numbers beside the sum that say where a rank is; exact in float32 on up to 70,000 ranks
 
 
@@ -70,7 +70,9 @@ class ClientOptimizer(Optimizer):
             rounds: How many steps the noise is calibrated for; only with privacy.
             ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates,
                 can do without: the account is then part of `state_dict`.
-            seed: Of random operators (0 by default) and of seeded noise, which without one comes from a fresh secret.
+            seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
+                secret. With one, a training of the same start and settings has the same noise: give one to repeat a
+                simulation, not to compare trainings on other data.
 
         Raises:
             UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
@@ -81,7 +83,7 @@ class ClientOptimizer(Optimizer):
         methods.refuse_unused_overrides(method)
         self._ready = False
         super().__init__(params, {"lr": lr})
-        self.method, self._seed = method, seed or 0
+        self._method, self._seed = method, seed or 0
         self._flat = Flat(self.param_groups)
         device = self._flat.like.device
         self.world: World = Ranks(device, meeting()) if dist.is_available() and dist.is_initialized() else Alone()
@@ -94,15 +96,23 @@ class ClientOptimizer(Optimizer):
         self._grads = self._flat.like.new_zeros(clients, d)
         self._missing = torch.ones(clients, dtype=torch.bool)
         self._taken = 0
-        self._looked = False  # whether the model was looked at: it may be wrapped after this
         self.round = 0
-        self._noise = Noise(privacy, method, self.n, d, rounds, seed, self.world, ledger) if privacy else None
         with torch.no_grad():  # all begin where rank 0 does, as under DDP
             self._flat.set(self._of_rank_0(self._flat.values()))
             for p in self._flat.frozen:
                 p.copy_(self._of_rank_0(p.detach().clone()))
+        self._noise = self._noise_of(privacy, rounds, seed, ledger) if privacy else None
         self._show_state()
         self._ready = True
+
+    @property
+    def method(self) -> Method:
+        """What clients send, and what the server does with the sum; fixed, for the noise was calibrated for it."""
+        return self._method
+
+    def _noise_of(self, privacy: Privacy, rounds: int | None, seed: int | None, ledger: str | Path | None) -> Noise:
+        start = self.world.first(lambda: f"{self._flat.checksum()} {self._step_sizes()}")
+        return Noise(privacy, self.method, self.n, self._flat.dimension, rounds, seed, self.world, ledger, start)
 
     def _of_rank_0(self, values: Tensor) -> Tensor:
         return self.world.sum(values if self.world.rank == 0 else torch.zeros_like(values))
@@ -147,9 +157,7 @@ class ClientOptimizer(Optimizer):
         if closure is not None:
             raise UsageError("closures are not taken: a round has one gradient; call backward, then step()")
         self._flat.refuse_changes()
-        if not self._looked:
-            self._flat.refuse_averaging()
-            self._looked = True
+        self._flat.refuse_averaging()
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
         messages, faults = self._messages()
@@ -184,7 +192,8 @@ class ClientOptimizer(Optimizer):
         self._taken = 0
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
         messages = self.method.message(self._grads, self._memory, key)
-        lengths, bound = norms(messages)[:, 0], self.method.operator.bound
+        lengths = norms(messages)[:, 0]
+        bound = self.method.operator.bound if self._noise is None else self._noise.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
         rows = zip(self._clients.tolist(), self._missing.tolist(), finite.tolist(), lengths.tolist(), strict=True)
         faults = {place: why for place, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
@@ -220,7 +229,7 @@ class ClientOptimizer(Optimizer):
         """All ranks with one method, one model's sizes, one seed: else the sums mean nothing."""
         own = {
             "method": methods.identity_of(self.method),
-            "parameters": [list(p.shape) for p in self._flat.parameters],
+            "parameters": self._flat.shapes,
             "dtype": str(self._flat.like.dtype),
             "lr": self._step_sizes(),
             "clients": clients,
@@ -240,6 +249,7 @@ class ClientOptimizer(Optimizer):
     def _facts(self) -> dict[str, Any]:
         method = methods.identity_of(self.method)
         facts = {"format": FORMAT, "method": method, "rank": self.world.rank, "ranks": self.world.size}
+        facts |= {"clients": len(self._clients), "parameters": self._flat.shapes}
         return {**facts, "private": self._noise is not None}
 
     def spent(self) -> Spent:
@@ -260,7 +270,7 @@ class ClientOptimizer(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of the same rank of as many ranks. Collective.
+        """Go on from a state of the same rank of as many ranks, with as many clients. Collective.
 
         What was paid for stays paid for: an older state brings back x's round and the memories, not the budget.
         """
@@ -297,5 +307,5 @@ def _fault(client: int, missing: bool, finite: bool, length: float, bound: float
     if not finite:
         return f"the gradient of client {client} is not finite"
     if length > bound * (1 + ROUNDING):
-        return f"the message of client {client} has norm {length:.6g}, past its operator's bound {bound:g}"
+        return f"the message of client {client} has norm {length:.6g}, past the bound {bound:g}"
     return None
