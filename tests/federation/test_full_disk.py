@@ -71,8 +71,8 @@ def test_a_disk_that_is_full_at_any_write_of_a_round(name: str, tmp_path: Path) 
 
 def test_a_bad_message_on_a_full_disk_is_not_a_traceback(tmp_path: Path) -> None:
     story = Story(tmp_path, *SETTINGS["no noise"])
-    with full(0), pytest.raises(UsageError, match=r"events\.jsonl|server"):
-        story.server.receive("a", {})
+    with full(0):
+        assert story.server.receive("a", {}) == "dropped"  # a journal that cannot be written stops nothing
     story.restart()
     story.settle()
     story.server.close()

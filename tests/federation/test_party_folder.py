@@ -73,14 +73,15 @@ def test_a_ledger_that_was_set_back_is_noticed(tmp_path: Path) -> None:
     assert isinstance(server(tmp_path, "another").ask(), Reply)
 
 
-def test_the_journal_alone_knows_that_a_party_has_spent(tmp_path: Path) -> None:
+def test_a_mark_alone_knows_that_a_ledger_was_begun(tmp_path: Path) -> None:
     spent(tmp_path)
     for path in ledger(tmp_path):
         path.unlink()
     shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "events.jsonl").unlink()
     with pytest.raises(UsageError, match="is gone"):
         read_releases(tmp_path)
-    refused(server(tmp_path), "says that the party has spent")
+    refused(server(tmp_path), "says that it was begun")
 
 
 def test_invented_runs_leave_a_limited_number_of_files(tmp_path: Path) -> None:

@@ -133,10 +133,16 @@ def ledger(
         ("ε spent", f"{found['epsilon']:.4g} {budget}, at δ = {found['delta']:g}"),
         ("protected", f"{found['unit']}, {found['relation']}"),
         ("messages with noise", f"{found['releases']}, of which {found['recovered']} charged after a lost disk"),
+        (
+            "of these",
+            f"{found['central']} left bare under central trust, {found['seeded']} with seeded noise (protects nobody)",
+        ),
         ("messages without noise", str(found["without_noise"])),
         ("failed computations", f"{found['failed']}, each answered with noise alone and paid for"),
         ("requests refused", ", ".join(f"{why}: {n}" for why, n in found["refusals"].items()) or "none"),
     ]
+    if found["journal_full"]:
+        rows.append(("events.jsonl", "is full: later failures and refusals are not counted; move it away to go on"))
     for run, part in found["runs"].items():
         rows.append((f"run {run}", f"ε = {part['epsilon']:.4g}, {part['releases']} messages with noise"))
     show(rows, title=found["ledger"])

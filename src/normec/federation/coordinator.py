@@ -8,10 +8,14 @@
 A reply counts once the checkpoint of its round is on the disk; parties hear of it in the next request, and send the
 same message again until then. So a server killed at any instant goes on with nothing lost and nothing counted twice.
 A party that is away keeps its row g_i, and the sum is always divided by n: ĝ = mean g_i whoever answers.
+
+Under local trust the server's ledger pays for a round before anybody is asked, and ε is that of the party that may have
+released the most messages: those accepted, dropped or lost with a disk, and one under way.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -26,7 +30,7 @@ from ..errors import Diverged, UsageError
 from ..history import UNNOISED, Row
 from ..methods import Method, identity_of
 from ..privacy.ledger import BudgetSpent
-from ..privacy.mechanism import Mechanism
+from ..privacy.mechanism import Mechanism, Spent
 from ..privacy.statement import Privacy
 from ..records import checksum
 from ..run import Plan, Run
@@ -190,6 +194,8 @@ class Coordinator:
         """What to send to everyone who has not answered in this round yet; call it again to ask again."""
         if self.finished:
             return {}
+        if self._local and not self._pay_for_round():
+            return {}
         if self.intake.unsaved:  # what a party is told of hellos and drops must outlive the server
             self._save()
         x = self.state.run.x.numpy().copy()
@@ -271,10 +277,7 @@ class Coordinator:
         total = messages.sum(0)
         if self.mechanism is None:
             return total
-        try:
-            self.mechanism.pay(self.round)
-        except BudgetSpent as spent:
-            self.stop(str(spent))
+        if not self._pay_for_round():
             return None
         if self._local:
             return total
@@ -282,6 +285,54 @@ class Coordinator:
             self.mechanism.send(messages, torch.tensor(numbers))
         noisy = self.mechanism.outgoing(torch.zeros_like(total))
         return self.mechanism.received(noisy, total)
+
+    def _pay_for_round(self) -> bool:
+        """Pay for the open round in the server's ledger; False, and the run is stopped, where no budget is left.
+
+        Under local trust messages leave the parties as soon as they are asked, so a round is paid for before that,
+        once: asked again, a party sends the same message. A central sum is a new release each time its noise is drawn.
+        """
+        if self.mechanism is None:
+            return True
+        try:
+            if not self._local:
+                self.mechanism.pay(self.round)
+            while self._local and self.mechanism.releases <= self.round:
+                self.mechanism.pay(self.round)
+        except BudgetSpent as spent:
+            self.stop(str(spent))
+            return False
+        return True
+
+    def _most_released(self, paid: int) -> tuple[int, str]:
+        """The most messages that a party may have released, and which party; `paid`: rounds that were paid for."""
+        opened = min(self.round + 1, paid)
+        return max((seat.made(opened), node) for node, seat in self.state.seats.items())
+
+    def _epsilon(self, mechanism: Mechanism) -> float:
+        """ε of what was released so far; cheap, never below the truth."""
+        most = self._most_released(mechanism.releases)[0] if self._local else 0
+        return max(mechanism.epsilon(), self._epsilon_of(mechanism, most) if most > mechanism.releases else 0.0)
+
+    def _epsilon_of(self, mechanism: Mechanism, releases: int) -> float:
+        return mechanism.release.epsilon(mechanism.sigma, mechanism.privacy.delta, releases)
+
+    def _spent(self) -> Spent | None:
+        """The account of the run: that of the ledger, or of a party that may have released more than its rounds."""
+        if self.mechanism is None:
+            return None
+        spent = self.mechanism.spent()
+        most, node = self._most_released(spent.releases)
+        if not self._local or most <= spent.releases:
+            return spent
+        epsilon, target = self._epsilon_of(self.mechanism, most), self.mechanism.privacy.budget
+        note = (
+            f"{node} may have released {most} messages in {spent.releases} rounds, for disks were lost or messages "
+            f"dropped: epsilon is {epsilon:.4g}"
+        )
+        if epsilon > target:
+            note += f", above the target of {target:g}"
+        return dataclasses.replace(spent, epsilon=epsilon, releases=most, notes=(*spent.notes, note))
 
     def _move(self, x: Tensor, estimate: Tensor, messages: Tensor, numbers: list[int]) -> None:
         """The next round's state: rows take their messages, those away forget as all do."""
@@ -313,7 +364,7 @@ class Coordinator:
             engine="federation",
             rounds=self.plan.rounds,
             n=len(self.parties),
-            privacy=self.mechanism.spent() if self.mechanism is not None else None,
+            privacy=self._spent(),
             stopped=stopped,
         )
 
@@ -350,7 +401,7 @@ class Coordinator:
 
     def _record(self, row: Row) -> None:
         if self.mechanism is not None:
-            row["epsilon"] = self.mechanism.epsilon()
+            row["epsilon"] = self._epsilon(self.mechanism)
         broken = [key for key, value in row.items() if not math.isfinite(value)]
         if broken:
             raise Diverged(row["round"], [], broken[0])

@@ -12,6 +12,7 @@ from typing import Any
 from ..atomic import PRIVATE_FILE, private_folder
 
 JOURNAL = "events.jsonl"
+FULL = "full"  # the last event of a journal that holds all it may
 MOST_BYTES = 4 * 2**20  # of the whole file: whoever floods a party or a server shall not fill its disk
 MOST_LINES = 10_000  # of a journal in memory
 _LONGEST_TEXT = 500
@@ -59,7 +60,7 @@ def _append(path: Path, line: dict[str, Any]) -> None:
             return
         text = _line(line)
         if size + len(text) >= MOST_BYTES:
-            text += _line({"event": "full", "note": f"{path.name} holds {MOST_BYTES} bytes; move it away to go on"})
+            text += _line({"event": FULL, "note": f"{path.name} holds {MOST_BYTES} bytes; move it away to go on"})
         file.write(text)
 
 

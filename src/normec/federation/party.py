@@ -103,16 +103,13 @@ class Party:
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
         self.work.check(torch.tensor(request.x))
-        if price is None:
-            state = self._reconciled(request, method)
-            if isinstance(state, Refusal):
-                return state
-            return self._reply(request, state if state.pending else self._without_noise(request, method, state))
         with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
-            state = self._reconciled(request, method, (account, price))
+            state = self._reconciled(request, method, account, price)
             if isinstance(state, Refusal):
                 return state
-            if state.pending is None:
+            if state.pending is None and price is None:
+                state = self._without_noise(request, method, state, account)
+            elif state.pending is None and price is not None:
                 if not account.affords(price, self.policy.budget, self.policy.delta):
                     raise _Refused(Verdict("budget", f"one more message would pass epsilon = {self.policy.budget:g}"))
                 state = self._with_noise(request, method, state, account, price)
@@ -135,7 +132,7 @@ class Party:
         return release.event(request.privacy.sigma)
 
     def _reconciled(
-        self, request: Request, method: Method, paying: tuple[PartyAccount, Event] | None = None
+        self, request: Request, method: Method, account: PartyAccount, price: Event | None
     ) -> PartyState | Refusal:
         """The state as the server's record leaves it, or a hello."""
         path = party_state.path_of(self.folder, request.run, request.node)
@@ -143,8 +140,8 @@ class Party:
         if state is not None and state.memory is None and record.token == state.token:
             granted = grant(state, request, method)
             if granted is not None:
-                if paying is not None:
-                    self._recover(request, granted, *paying)
+                if price is not None:
+                    self._recover(request, account, price)
                 return granted
         if state is not None and state.memory is not None:
             if request.round < state.newest:
@@ -160,8 +157,7 @@ class Party:
         if state is None or state.memory is not None:
             if not path.exists():
                 party_state.make_room(self.folder)
-            clean, ledger = (state.clean, state.ledger) if state is not None else (0, None)
-            state = PartyState(secrets.token_hex(16), clean=clean, ledger=ledger)
+            state = PartyState(secrets.token_hex(16), ledger=account.head)
             party_state.save(path, state)
             self.journal.note("hello", run=request.run, node=request.node, round=request.round)
         return Refusal(request.run, request.node, request.round, "state", state.token)
@@ -173,11 +169,10 @@ class Party:
             self.journal.note("damaged", run=request.run, node=request.node, exact=str(error))
             return None
 
-    def _recover(self, request: Request, granted: PartyState, account: PartyAccount, price: Event) -> None:
+    def _recover(self, request: Request, account: PartyAccount, price: Event) -> None:
         """Charge what earlier lives may have sent; only here, after a hello, the server's word counts for anything."""
-        due = request.record.accepted + request.record.lost - granted.clean
-        sigma, budget, delta = request.privacy.sigma, self.policy.budget, self.policy.delta
-        charged = account.recover(request.run, request.node, due, price, sigma, budget, delta)
+        due = request.record.accepted + request.record.lost
+        charged = account.recover(request, due, price, self.policy.budget, self.policy.delta)
         if charged:
             self.journal.note("recovered", run=request.run, node=request.node, releases=charged, claimed=due)
 
@@ -187,7 +182,7 @@ class Party:
         """Pay, compute, add noise, write down; then the message may leave. Nothing but the noisy message shows data."""
         terms = request.privacy
         source = noise_source(terms.noise, request.plan.seed if terms.noise == "seeded" else None)
-        account.pay(request.run, request.node, state.accepted + 1, price, terms.sigma)
+        account.pay(request, state.accepted + 1, price)
         memory = forgotten(method, state, request.round)
         try:
             message, loss = self._message(request, method, memory)
@@ -203,14 +198,15 @@ class Party:
             sent = privatise(message, terms.sigma, source, *named, bound=method.operator.bound)
         return self._written(request, dataclasses.replace(state, ledger=account.head), memory, message, sent, loss)
 
-    def _without_noise(self, request: Request, method: Method, state: PartyState) -> PartyState:
+    def _without_noise(self, request: Request, method: Method, state: PartyState, account: PartyAccount) -> PartyState:
         """A message of a run that the policy lets in without noise: nothing is hidden, a failure neither."""
         memory = forgotten(method, state, request.round)
         try:
             message, loss = self._message(request, method, memory)
         except Exception as error:  # whatever the party's own code says in its errors, it stays here
             raise _Refused(Verdict("failed", _in_words(error))) from error
-        return self._written(request, dataclasses.replace(state, clean=state.clean + 1), memory, message, message, loss)
+        account.note_bare(request, state.accepted + 1)
+        return self._written(request, dataclasses.replace(state, ledger=account.head), memory, message, message, loss)
 
     def _message(self, request: Request, method: Method, memory: Tensor) -> tuple[Tensor, float]:
         """m_i = Ψ(∇f_i(x) − g_i) and f_i(x); raises where the party's code fails, or the message is not finite."""

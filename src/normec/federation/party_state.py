@@ -29,7 +29,7 @@ from ..privacy.chain import Head
 
 MOST_RUNS = 100  # states of runs that a message was made for
 MOST_WAITING = 32  # states that only wait for the server's record; the oldest make room for new ones
-_FORMAT = 2
+_FORMAT = 3
 _PATIENCE = 120.0  # seconds: a request that comes while another is being answered waits for it
 
 
@@ -53,7 +53,7 @@ class Pending:
 class PartyState:
     """`memory` holds at the beginning of round `since`. A `token` without a memory: the party has said hello and waits.
 
-    `clean`: messages made without noise. `ledger`: the head of the party's ledger when the state was written.
+    `ledger`: the head of the party's ledger when the state was written.
     """
 
     token: str
@@ -61,7 +61,6 @@ class PartyState:
     accepted: int = 0
     since: int = 0
     digest: str = ""
-    clean: int = 0
     ledger: Head | None = None
     pending: Pending | None = None
 
@@ -78,9 +77,7 @@ def path_of(folder: Path, run: str, node: str) -> Path:
 def save(path: Path, state: PartyState) -> None:
     from safetensors.torch import save as packed
 
-    facts: dict[str, Any] = {
-        name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "clean", "ledger")
-    }
+    facts: dict[str, Any] = {name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "ledger")}
     tensors: dict[str, Tensor] = {}
     if state.memory is not None:
         tensors["memory"] = state.memory
@@ -154,7 +151,7 @@ def _facts(path: Path) -> dict[str, Any]:
     try:
         with safe_open(str(path), framework="pt") as file:
             facts = json.loads((file.metadata() or {}).get("state", "{}"))
-            return {**facts, "waiting": "memory" not in file.keys() and not facts.get("clean")}  # noqa: SIM118
+            return {**facts, "waiting": "memory" not in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, TypeError):
         return {}
 
@@ -175,7 +172,7 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
 def taken(folder: Path) -> Iterator[None]:
     """The folder for oneself: one request is answered at a time, whichever process it reaches."""
     private_folder(folder)
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+    handle, owner = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE), os.getpid()
     try:
         limit = time.monotonic() + _PATIENCE
         while True:
@@ -190,4 +187,6 @@ def taken(folder: Path) -> Iterator[None]:
                 time.sleep(0.02)
         yield
     finally:
+        if os.getpid() == owner:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing alone would leave the lock with a forked child
         os.close(handle)

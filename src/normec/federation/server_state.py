@@ -45,8 +45,20 @@ class Seat:
         self.lives = max(self.lives, len(self.tokens))  # a checkpoint of an earlier version counts by tokens alone
 
     def record(self, row: Array | None) -> Record:
-        last, lost = (self.tokens[-1], self.lives - 1) if self.tokens else ("", 0)
-        return Record(self.accepted, self.since, self.digest, self.dropped, self.drops + lost, last, row)
+        last = self.tokens[-1] if self.tokens else ""
+        return Record(self.accepted, self.since, self.digest, self.dropped, self.lost, last, row)
+
+    @property
+    def lost(self) -> int:
+        """Messages that may have been made and were not accepted: one for each drop, and each life but the first."""
+        return self.drops + max(0, self.lives - 1)
+
+    def made(self, opened: int) -> int:
+        """The most messages that the party may have made in the `opened` rounds that it was asked in.
+
+        One more than were accepted may be under way, unless one of every round was accepted.
+        """
+        return min(self.accepted + 1, opened) + self.lost
 
     def greet(self, token: str) -> None:
         """A hello. An earlier life's may come last: whoever repeats its own is the one that is answered."""

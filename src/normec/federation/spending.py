@@ -7,57 +7,47 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from . import party_state
 from .account import FILE, read_releases
-from .journal import JOURNAL, read_journal
+from .journal import FULL, JOURNAL, read_journal
 from .policy import Policy
 
 
 def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
     """ε of every noisy message this party ever made, at the policy's δ; and what was refused. All of it fits JSON.
 
-    `recovered`: releases charged after a disk was lost, as many as there may have been. `without_noise`: messages that
-    no ε covers. `failed`: computations that failed at the party; each was paid for and answered with noise alone.
+    `recovered`: releases charged after a disk was lost, as many as there may have been. `central`: messages that left
+    the party bare, for a trusted server to add the noise. `seeded`: messages whose noise protects nobody.
+    `without_noise`: messages that no ε covers. `failed`: computations that failed at the party; each was paid for and
+    answered with noise alone. `journal_full`: `failed` and `refusals` lack what came later. Raises `UsageError` where
+    the account was begun for another unit or relation than the policy's.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; a party has one once it was asked for the first time")
     releases = read_releases(folder)
+    releases.check(policy.unit, policy.relation)
     events = read_journal(folder / JOURNAL)
-    clean = _without_noise(folder)
-    names = sorted({*releases.runs(), *clean})
-    epsilon = releases.epsilon(policy.delta)
     return {
-        "epsilon": epsilon,
+        "epsilon": releases.epsilon(policy.delta),
         "budget": policy.epsilon,
         "delta": policy.delta,
         "unit": policy.unit,
         "relation": policy.relation,
         "releases": releases.count(),
         "recovered": releases.recovered(),
-        "without_noise": sum(clean.values()),
+        "central": releases.central(),
+        "seeded": releases.seeded(),
+        "without_noise": releases.bare(),
         "failed": sum(line.get("event") == "failed" for line in events),
+        "journal_full": any(line.get("event") == FULL for line in events),
         "ledger": str(folder / FILE),
         "refusals": dict(Counter(line.get("reason", "?") for line in events if line.get("event") == "refused")),
         "runs": {
             run: {
                 "epsilon": releases.epsilon(policy.delta, run),
                 "releases": releases.count(run),
-                "without_noise": clean.get(run, 0),
+                "without_noise": releases.bare(run),
             }
-            for run in names
+            for run in releases.runs()
         },
     }
-
-
-def _without_noise(folder: Path) -> dict[str, int]:
-    """Messages sent without noise, by run, as the states on the disk have counted them."""
-    found: Counter[str] = Counter()
-    for path in sorted((folder / "runs").glob("*/*.safetensors")):
-        try:
-            state = party_state.load(path)
-        except UsageError:
-            continue  # damaged: the party itself will say so, and begin anew
-        if state is not None and state.clean:
-            found[path.parent.name] += state.clean
-    return dict(found)

@@ -189,6 +189,11 @@ class Mechanism:
         return self._ledger is not None and self._ledger.releases > 0
 
     @property
+    def releases(self) -> int:
+        """How many releases were paid for so far."""
+        return self._ledger.releases if self._ledger is not None else self._account.releases
+
+    @property
     def attempt(self) -> int:
         """Which release of its round the one paid for last is: part of its noise's name."""
         return self._attempt
@@ -262,16 +267,12 @@ class Mechanism:
 
     def spent(self) -> Spent:
         """The exact account of what was paid for so far."""
-        account, ledger = self._account, self._ledger
-        if ledger is not None:
-            epsilon, releases = ledger.exact_epsilon(), ledger.releases
-        else:
-            epsilon, releases = account.epsilon() if account.releases else 0.0, account.releases
+        account = self._ledger.exact_epsilon if self._ledger is not None else self._account.epsilon
         return Spent(
-            epsilon=epsilon,
+            epsilon=account() if self.releases else 0.0,
             delta=self.privacy.delta,
             sigma=self.sigma,
-            releases=releases,
+            releases=self.releases,
             is_target=self.privacy.is_target,
             simulation=self.simulated,
             statement=self.privacy.promise(self.setting.clients),

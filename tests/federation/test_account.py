@@ -1,0 +1,140 @@
+"""What a party's account says: of which unit, of which kind of message, and whatever else in the folder was removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from normec import GD, Method, NormEC, Privacy, UsageError
+from normec.cli.federation import app
+from normec.federation import journal, party_state
+from normec.federation.account import FILE
+from normec.federation.party import Party
+from normec.federation.policy import Policy
+from normec.federation.spending import spending
+from normec.federation.terms import PlanTerms
+from normec.federation.wire import Refusal, Reply
+from normec.federation.work import Work
+
+from .hostile import SIGMA, HostileServer, zeros
+from .stories import DIMENSION, Quadratic
+
+ALL = Policy(
+    epsilon=50.0, allow_without_noise=True, methods=["normec", "gd"], trusts=["local", "central"], simulation=True
+)
+
+
+def server(folder: Path, run: str, privacy: Privacy | None, method: Method | None = None) -> HostileServer:
+    party = Party(folder, ALL, Quadratic(), node="a")
+    sigma = SIGMA if privacy is not None else 0.0
+    return HostileServer(
+        party, zeros(DIMENSION), run=run, privacy=privacy, sigma=sigma, method=method or NormEC(0.1, 0.5)
+    )
+
+
+@pytest.mark.parametrize(("name", "value"), [("unit", "record"), ("relation", "replace")])
+def test_a_ledgers_epsilon_is_printed_under_no_other_name(name: str, value: str, tmp_path: Path) -> None:
+    secure = Privacy(sigma=SIGMA, noise="secure", memory="noisy")
+    assert isinstance(server(tmp_path, "r", secure).ask(), Reply)
+    assert spending(tmp_path, ALL)["epsilon"] > 0
+    with pytest.raises(UsageError, match=f"was begun for {name} = .*, got '{value}'; keep the policy's unit"):
+        spending(tmp_path, ALL.model_copy(update={name: value}))
+
+
+def test_messages_without_noise_are_counted_when_their_runs_are_removed(tmp_path: Path) -> None:
+    bare = server(tmp_path, "bare", None, GD())
+    for _ in range(3):
+        assert isinstance(bare.ask(), Reply)
+    assert isinstance(server(tmp_path, "noisy", Privacy(sigma=SIGMA, noise="secure", memory="noisy")).ask(), Reply)
+    before = spending(tmp_path, ALL)
+    assert (before["releases"], before["without_noise"]) == (1, 3)
+    assert sorted(part["without_noise"] for part in before["runs"].values()) == [0, 3]
+    shutil.rmtree(tmp_path / "runs")
+    assert spending(tmp_path, ALL) == before
+
+
+def test_a_failed_computation_without_noise_is_no_message(tmp_path: Path) -> None:
+    class Fails(Work):
+        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+            raise RuntimeError
+
+    bare = server(tmp_path, "bare", None, GD())
+    bare.party = Party(tmp_path, ALL, Fails(), node="a")
+    assert isinstance(bare.ask(), Refusal)
+    assert spending(tmp_path, ALL)["without_noise"] == 0
+
+
+def test_an_account_tells_messages_of_different_protection_apart(tmp_path: Path) -> None:
+    for run, privacy in {
+        "local": Privacy(sigma=SIGMA, noise="secure", memory="noisy"),
+        "central": Privacy(sigma=SIGMA, noise="secure", trust="central"),
+        "seeded": Privacy(sigma=SIGMA, noise="seeded", memory="noisy"),
+    }.items():
+        assert isinstance(server(tmp_path, run, privacy).ask(), Reply)
+    found = spending(tmp_path, ALL)
+    assert [found[name] for name in ("releases", "central", "seeded", "without_noise")] == [3, 1, 1, 0]
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text(encoding="utf-8").splitlines()[1:]]
+    assert [(line["trust"], line["noise"]) for line in lines] == [
+        ("local", "secure"),
+        ("central", "secure"),
+        ("local", "seeded"),
+    ]
+    (tmp_path / "policy.toml").write_text("epsilon = 50.0\n")
+    shown = CliRunner().invoke(app, ["ledger", str(tmp_path)], env={"COLUMNS": "200"}).output
+    assert "1 left bare under central trust, 1 with seeded noise (protects nobody)" in shown
+
+
+def test_a_flooded_journal_hides_neither_itself_nor_a_lost_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "MOST_BYTES", 2000)
+    asking = server(tmp_path, "r", Privacy(sigma=SIGMA, noise="secure", memory="noisy"))
+    assert not asking.party.folder.joinpath("events.jsonl").exists()
+    for _ in range(50):
+        assert isinstance(asking.send(asking.fields(privacy__sigma=0.001)), Refusal)
+    assert isinstance(asking.ask(), Reply)
+    assert spending(tmp_path, ALL)["journal_full"]
+    (tmp_path / "policy.toml").write_text("epsilon = 50.0\n")
+    assert "is full" in CliRunner().invoke(app, ["ledger", str(tmp_path)], env={"COLUMNS": "200"}).output
+    shutil.rmtree(tmp_path / "runs")
+    for name in (FILE, FILE + ".head"):
+        (tmp_path / name).unlink()
+    with pytest.raises(UsageError, match="restore the ledger from a copy"):
+        spending(tmp_path, ALL)
+    answer = asking.ask()
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "failed"
+
+
+def test_a_process_forked_by_the_partys_code_does_not_keep_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(party_state, "_PATIENCE", 0.0)
+    children: list[int] = []
+
+    class Forks(Work):
+        """As a pool, or a data loader whose workers stay, does."""
+
+        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+            if not children:
+                child = os.fork()
+                if child == 0:
+                    signal.pause()  # until it is killed
+                children.append(child)
+            return torch.ones_like(x), 1.0
+
+    asking = HostileServer(Party(tmp_path, ALL, Forks(), node="a"), zeros(DIMENSION))
+    try:
+        assert [type(asking.ask()) for _ in range(3)] == [Reply] * 3
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
