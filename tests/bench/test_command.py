@@ -72,7 +72,7 @@ def test_a_contestant_that_is_too_slow_is_stopped_and_one_that_fails_says_why() 
     case = Case("mlp", 2)
     with arena(Effort(rounds=3, limit=1e-6), None) as place:
         assert place.measure(case, Contestant("naive"))["reason"] == "stopped after 1e-06 s"
-    with arena(Effort(rounds=3), None) as place:
+    with arena(Effort(rounds=3, limit=LIMIT), None) as place:
         failed = place.measure(Case("mlp", 2, device="nowhere"), Contestant("naive"))
         assert failed["status"] == "failed"
         assert "nowhere" in failed["reason"]
@@ -116,7 +116,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 def test_the_list_is_repeated_and_who_could_not_run_is_not_asked_again() -> None:
     said: list[str] = []
     contestants = [Contestant("passes"), Contestant("engine", "linear")]
-    with arena(Effort(rounds=1, repeats=2), None) as place:
+    with arena(Effort(rounds=1, repeats=2, limit=LIMIT), None) as place:
         found, interrupted = compete(place, Case("mlp", 2), contestants, said.append, lambda _: None)
     assert not interrupted
     names = [line.split(": ")[1] for line in said]

@@ -17,6 +17,7 @@ from normec import Privacy, SmoothedNorm, cluster
 from normec.errors import RankLost
 from normec.world import World
 
+from ..waiting import LIMIT
 from .optimizing import said
 
 WIDE = 2000
@@ -131,7 +132,7 @@ def one_step_more(world: World) -> str:
 
 
 def main(folder: Path) -> None:
-    with cluster.join(timeout=600) as world:
+    with cluster.join(timeout=LIMIT) as world:
         found: dict[str, Any] = {case.__name__: case(world.rank, folder) for case in CASES}
         rank = world.rank
         found["one_step_more"] = one_step_more(world)

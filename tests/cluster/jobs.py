@@ -22,6 +22,7 @@ from normec.privacy import Privacy
 from normec.run import Run
 from normec.world import World
 
+from ..waiting import LIMIT
 from .cases import CASES, CLIENTS, SEEDED, Case, data
 
 SECURE = Privacy(sigma=1e-3, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="secure")
@@ -105,7 +106,7 @@ def _train_nan(world: World, **how: Any) -> None:
 
 def main(name: str, folder: str) -> None:
     job = {"trajectories": trajectories, "secure": secure, "mistakes": mistakes}[name]
-    with cluster.join(timeout=600) as world:
+    with cluster.join(timeout=LIMIT) as world:
         job(world, Path(folder))
 
 

@@ -23,6 +23,7 @@ from normec.errors import Diverged, UsageError
 from normec.methods import Method
 from normec.privacy.ledger import BudgetSpent
 
+from ..waiting import LIMIT
 from .cases import data
 from .optimizers import HOSTED, METHODS, RANKS, RESUMED, ROUNDS, SEED, model
 
@@ -189,6 +190,6 @@ def _private(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with cluster.join(timeout=600) as world:
+    with cluster.join(timeout=LIMIT) as world:
         assert world.size == RANKS
         run(world.rank, Path(sys.argv[1]))

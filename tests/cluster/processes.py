@@ -7,22 +7,11 @@ import re
 import select
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 from os import close, pidfd_open
 from pathlib import Path
 
 from ..cli.command import COMMAND, ENVIRONMENT
-
-HANG = 600.0  # seconds that only a hang takes
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    """Until `happened()`; for what can be seen but not waited for."""
-    deadline = time.monotonic() + HANG
-    while not happened():
-        assert time.monotonic() < deadline, "this does not happen"
-        time.sleep(0.01)
+from ..waiting import LIMIT, wait_for
 
 
 def wait_for_end(process: int) -> None:
@@ -32,7 +21,7 @@ def wait_for_end(process: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([handle], [], [], HANG)[0], f"process {process} does not end"
+        assert select.select([handle], [], [], LIMIT)[0], f"process {process} does not end"
     finally:
         close(handle)
 
@@ -76,7 +65,7 @@ class Job:
 
     def _line(self) -> str | None:
         """The next line, when it comes; None at the end."""
-        line = self._lines.get(timeout=HANG)
+        line = self._lines.get(timeout=LIMIT)
         if line is not None:
             self.errors.append(line)
         return line
@@ -93,7 +82,7 @@ class Job:
         """The exit code, when the job has ended."""
         while self._line() is not None:
             pass
-        return self.process.wait(HANG)
+        return self.process.wait(LIMIT)
 
     @property
     def over(self) -> bool:
@@ -105,12 +94,12 @@ class Job:
 
     def wait_for_ranks(self, count: int) -> None:
         """Until a life has so many ranks, or the job is over."""
-        wait_until(lambda: len(self.ranks) == count or self.over)
+        wait_for(lambda: len(self.ranks) == count or self.over, f"{count} ranks", every=0.01)
 
     def wait_for_rounds(self, more: int = 1) -> None:
         """Until the history is so many bytes longer than now, or the job is over."""
         before = self._history()
-        wait_until(lambda: self._history() >= before + more or self.over)
+        wait_for(lambda: self._history() >= before + more or self.over, "the next rounds", every=0.01)
 
     def _history(self) -> int:
         metrics = self.run / "metrics.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ..cli.command import contents, normec
+from ..cli.command import COMMAND, contents, normec
 from .kills import kill_again_and_again
-from .processes import HANG, Job, wait_for_end
+from .processes import Job, wait_for_end
 from .torchrun import ENVIRONMENT, command
 
 RUN = [
@@ -34,13 +35,13 @@ def results(folder: Path) -> dict[str, bytes]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    done = normec(*TWO, "--out", "run", cwd=folder, timeout=HANG)
+    done = normec(*TWO, "--out", "run", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
 
 def test_two_processes_make_the_run_of_one(whole: Path, tmp_path: Path) -> None:
-    assert normec(*RUN, "--out", "one", cwd=tmp_path, timeout=HANG).returncode == 0
+    assert normec(*RUN, "--out", "one", cwd=tmp_path).returncode == 0
     rows, alone = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (whole, tmp_path / "one")
@@ -52,25 +53,44 @@ def test_two_processes_make_the_run_of_one(whole: Path, tmp_path: Path) -> None:
     assert json.loads((whole / "summary.json").read_text())["ranks"] == 2
 
 
-def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_path: Path) -> None:
-    job = Job.of_normec(*TWO, cwd=tmp_path)
-    for victim in (1, 0, 1):
-        job.wait_for_ranks(2)
+def killed(command: list[str], victims: tuple[int, ...], folder: Path, met: bool = True, blames: bool = True) -> Path:
+    """The folder of a run whose ranks were killed in this order, each after more rounds, or before the ranks have met.
+
+    A run can be over before its turn to be disturbed comes, where the machine gives this process no time; it is then
+    made again. `blames`: whether the launcher says whom it lost.
+    """
+    for attempt in range(20):
+        place = folder / str(attempt)
+        place.mkdir()
+        job = Job(command, place, ENVIRONMENT)
+        if all(_kill(job, victim, met, blames) for victim in victims):
+            assert job.ended() == 0, job.errors
+            return place / "run"
+        assert job.ended() == 0, job.errors
+    raise AssertionError("no kill comes before the run is over")
+
+
+def _kill(job: Job, victim: int, met: bool, blames: bool) -> bool:
+    """Kill a rank, and wait until the launcher says so; False where the job is over before."""
+    if met:
         job.wait_for_rounds(200)
-        os.kill(job.ranks[victim], signal.SIGKILL)
-        assert job.blamed() == victim, job.errors  # all of the old ranks have ended: the next victim is a new one
-    assert job.ended() == 0, job.errors
-    assert results(tmp_path / "run") == results(whole)
+    job.wait_for_ranks(2)
+    process = job.ranks.get(victim)
+    if process is None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    blamed = job.blamed() if blames else victim  # all of the old ranks have ended: the next victim is a new one
+    assert blamed in (victim, None), job.errors
+    return blamed is not None
+
+
+def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_path: Path) -> None:
+    assert results(killed([*COMMAND, *TWO, "--out", "run"], (1, 0, 1), tmp_path)) == results(whole)
 
 
 def test_a_rank_killed_before_the_ranks_have_met_is_noticed(whole: Path, tmp_path: Path) -> None:
-    job = Job.of_normec(*TWO, cwd=tmp_path)
-    for victim in (1, 0):
-        job.wait_for_ranks(2)
-        os.kill(job.ranks[victim], signal.SIGKILL)
-        assert job.blamed() == victim, job.errors
-    assert job.ended() == 0, job.errors
-    assert results(tmp_path / "run") == results(whole)
+    assert results(killed([*COMMAND, *TWO, "--out", "run"], (1, 0), tmp_path, met=False)) == results(whole)
 
 
 def test_kills_at_any_moment_of_any_process(tmp_path: Path) -> None:
@@ -78,33 +98,33 @@ def test_kills_at_any_moment_of_any_process(tmp_path: Path) -> None:
 
 
 def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path) -> None:
-    job = Job.of_normec(*TWO, "--set", "noise=secure", "--set", "sigma=2.0", "--rounds", "40", cwd=tmp_path)
-    job.wait_for_rounds(200)
-    os.kill(job.ranks[1], signal.SIGKILL)
-    assert job.ended() == 0, job.errors
-    lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    secure = ["--set", "noise=secure", "--set", "sigma=2.0", "--rounds", "40", "--out", "run"]
+    run = killed([*COMMAND, *TWO, *secure], (1,), tmp_path)
+    lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     releases = [line["round"] for line in lines if line["kind"] == "release"]
     assert set(releases) == set(range(40))
     # Fresh noise in a round that is made again is another release, and counts as one.
     assert len(releases) - 40 <= 2
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["releases"] == len(releases)
+    assert json.loads((run / "summary.json").read_text())["privacy"]["releases"] == len(releases)
 
 
 def test_torchrun_restarts_it_too(whole: Path, tmp_path: Path) -> None:
-    job = Job(command(2, "-m", "normec", *RUN, "--out", "run", max_restarts=2), tmp_path, ENVIRONMENT)
-    job.wait_for_rounds(200)
-    os.kill(job.ranks[1], signal.SIGKILL)
-    assert job.ended() == 0, job.errors
-    assert results(tmp_path / "run") == results(whole)
+    launcher = command(2, "-m", "normec", *RUN, "--out", "run", max_restarts=2)
+    assert results(killed(launcher, (1,), tmp_path, blames=False)) == results(whole)
 
 
 def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
-    job = Job.of_normec(*ENDLESS, "--timeout", "40", cwd=tmp_path)
-    job.wait_for_rounds(200)
-    hanging = job.ranks[1]
+    for timeout in (20, 60, 180, 540):  # a busy machine needs longer for the ranks to meet and for a round
+        job = Job.of_normec(*ENDLESS, "--timeout", str(timeout), cwd=tmp_path)
+        job.wait_for_rounds(200)
+        hanging = job.ranks.get(1)
+        if hanging is not None:
+            break
+    assert hanging is not None, job.errors
     os.kill(hanging, signal.SIGSTOP)
     assert job.ended() == 1, job.errors
-    assert any("rank 1 did not answer within 40 s: hanging, or cut off" in line for line in job.errors), job.errors
+    words = f"rank 1 did not answer within {timeout} s: hanging, or cut off"
+    assert any(words in line for line in job.errors), job.errors
     assert not Path(f"/proc/{hanging}").exists()
 
 
@@ -143,7 +163,7 @@ def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
     job.wait_for_rounds(200)
     job.process.send_signal(signal.SIGINT)
     assert job.ended() == 130, job.errors
-    assert normec(*RUN, "--out", "run", cwd=tmp_path, timeout=HANG).returncode == 0
+    assert normec(*RUN, "--out", "run", cwd=tmp_path).returncode == 0
     rows = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows == list(range(151))
     last = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -171,7 +191,7 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 )
 def test_mistakes_end_in_one_line(flags: list[str], words: str, tmp_path: Path) -> None:
     arguments = ["train", "--rounds", "3", "--quiet", "--no-privacy", *flags, "--out", "run"]
-    done = normec(*arguments, cwd=tmp_path, timeout=HANG)
+    done = normec(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ..waiting import LIMIT
 from .torchrun import ENVIRONMENT, ROOT, torchrun
 
 
@@ -98,7 +99,7 @@ def test_two_hosts_make_one_run(two_hosts: tuple[str, str], tmp_path: Path) -> N
             )
         )
     for process in processes:
-        errors = process.communicate(timeout=600)[1]
+        errors = process.communicate(timeout=LIMIT)[1]
         assert process.returncode == 0, errors[-3000:]
     assert (tmp_path / "host-0" / "run" / "summary.json").exists()
     assert not (tmp_path / "host-1" / "run").exists(), "the first rank's host alone keeps the run"

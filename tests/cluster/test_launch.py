@@ -15,6 +15,7 @@ import pytest
 from normec.cluster import launch
 from normec.parent import PARENT
 
+from ..waiting import LIMIT
 from .torchrun import ENVIRONMENT
 
 FOREVER = "signal.pause()"
@@ -109,7 +110,7 @@ def test_a_rank_whose_launcher_is_gone_ends_before_it_imports_anything_heavy() -
     """Imports take seconds, and a rank that is killed with its launcher must not outlive it for so long."""
     environment = {**ENVIRONMENT, PARENT: "1", "RANK": "0", "WORLD_SIZE": "2"}
     command = [sys.executable, "-X", "importtime", "-m", "normec", "train"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "the process that started this rank is gone"
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

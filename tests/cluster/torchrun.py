@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..waiting import LIMIT
+
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
 
@@ -17,14 +19,12 @@ def command(ranks: int, *arguments: str, max_restarts: int = 0) -> list[str]:
     return [*launcher, "--max-restarts", str(max_restarts), *arguments]
 
 
-def torchrun(
-    ranks: int, *arguments: str, cwd: Path, max_restarts: int = 0, timeout: float = 600
-) -> subprocess.CompletedProcess[str]:
+def torchrun(ranks: int, *arguments: str, cwd: Path, max_restarts: int = 0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(ranks, *arguments, max_restarts=max_restarts),
         cwd=cwd,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=LIMIT,
     )
