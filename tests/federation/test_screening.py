@@ -33,7 +33,7 @@ def coordinator(sigma: float, dimension: int = 650, method: Method = METHOD, **m
 def reply(server: Coordinator, message: np.ndarray[Any, Any], node: str = "a", **changes: Any) -> dict[str, Any]:
     seat, step = server.state.seats[node], server.state.seats[node].accepted + 1
     message = message.astype(np.float32)
-    sent = Reply("screen", node, server.round, step, chained(seat.digest, step, message), message)
+    sent = Reply(server.run, node, server.round, step, chained(seat.digest, step, message), message)
     return {**to_fields(sent), **changes}
 
 
@@ -158,16 +158,16 @@ def test_answers_to_rounds_that_have_not_begun_are_dropped() -> None:
     server = coordinator(0.0, dimension=4)
     assert server.receive("a", reply(server, np.zeros(4), round=1)) == "dropped"
     assert server.receive("a", reply(server, np.zeros(4), round=2**63 - 1)) == "dropped"
-    assert server.receive("a", Refusal("screen", "a", 7, "terms")) == "dropped"
+    assert server.receive("a", Refusal(server.run, "a", 7, "terms")) == "dropped"
     assert server.waiting == {"a", "b"}
     server.close()
 
 
 def test_an_answer_under_anothers_name_or_token_changes_nothing_for_the_other() -> None:
     server = coordinator(0.0, dimension=4)
-    assert server.receive("a", Refusal("screen", "a", 0, "state", "0" * 32)) == "hello"
-    assert server.receive("b", Refusal("screen", "a", 0, "state", "0" * 32)) == "dropped"
-    assert server.receive("b", Refusal("screen", "b", 0, "state", "0" * 32)) == "hello"
+    assert server.receive("a", Refusal(server.run, "a", 0, "state", "0" * 32)) == "hello"
+    assert server.receive("b", Refusal(server.run, "a", 0, "state", "0" * 32)) == "dropped"
+    assert server.receive("b", Refusal(server.run, "b", 0, "state", "0" * 32)) == "hello"
     assert server.state.seats["a"].lives == 1
     assert server.receive("b", reply(server, np.zeros(4), "a")) == "dropped"
     assert server.answered == 0
@@ -177,11 +177,11 @@ def test_an_answer_under_anothers_name_or_token_changes_nothing_for_the_other() 
 def test_tokens_do_not_pile_up_and_every_life_is_counted() -> None:
     server = coordinator(0.0, dimension=4)
     for life in range(1000):
-        assert server.receive("a", Refusal("screen", "a", 0, "state", f"{life:032x}")) == "hello"
+        assert server.receive("a", Refusal(server.run, "a", 0, "state", f"{life:032x}")) == "hello"
     seat = server.state.seats["a"]
     assert (len(seat.tokens), seat.lives, seat.record(None).lost) == (TOKENS, 1000, 999)
     assert seat.record(None).token == f"{999:032x}"
-    server.receive("a", Refusal("screen", "a", 0, "state", f"{998:032x}"))  # known: no new life
+    server.receive("a", Refusal(server.run, "a", 0, "state", f"{998:032x}"))  # known: no new life
     assert (seat.lives, seat.tokens[-1]) == (1000, f"{998:032x}")
     server.close()
 
