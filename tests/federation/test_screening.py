@@ -192,3 +192,37 @@ def test_a_book_of_an_earlier_version_counts_its_lives_by_tokens() -> None:
     restored = ServerState.restored(DPSGD(Clip(1.0)), {"x": x, "estimate": x}, facts)
     assert restored.seats["a"].record(None).lost == 1
     assert Seat().record(None).lost == 0
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05, 0.3])
+def test_aimed_messages_add_up_to_no_more_than_stated(decay: float) -> None:
+    """A party puts as much of each message along u as passes, and the rest across, against the row's own part there."""
+    dimension, rounds, beta = 650, 2000, 0.011
+    method = NormEC(0.01, beta, decay=decay)
+    limits = Limits.of(method, 5.0, dimension)
+    longest, along = limits.norm, limits.along
+    axes = np.random.default_rng(0).choice([-1.0, 1.0], (dimension, 2))
+    u, w = np.linalg.qr(axes)[0].T
+    row, total, largest = np.zeros(dimension), 0.0, 0.0
+    for k in range(rounds):
+        own, across, length = row @ u, row @ w, np.linalg.norm(row)
+        low, high = 0.0, 1.0
+        for _ in range(50):  # the largest part along u that passes
+            part = (low + high) / 2
+            passes = part * own - math.sqrt(1 - part**2) * abs(across) <= 0.99 * along * length / longest
+            low, high = (part, high) if passes else (low, part)
+        part = low if k else 0.0
+        message = 0.999 * longest * (part * u - math.copysign(math.sqrt(1 - part**2), across) * w)
+        assert limits.broken_by(message, row if k else None) is None
+        total += float(message @ u)
+        row = method.remember(torch.from_numpy(row), torch.from_numpy(message)).numpy()
+        largest = max(largest, float(np.linalg.norm(row)))
+    kept, without = 1 - decay, math.sqrt(rounds) * longest + rounds * along
+    if decay:
+        root = math.sqrt((kept * along) ** 2 + decay * (2 - decay) * longest**2)
+        per_round = (kept * along + root) / (2 - decay)
+        assert largest <= beta * per_round / decay
+        assert without < total <= (1 / decay + rounds) * per_round  # forgetting lets more pass
+        assert total > 0.9 * rounds * per_round  # the statement is not idle
+    else:
+        assert total <= without
