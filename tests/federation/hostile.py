@@ -23,6 +23,7 @@ class HostileServer:
     party: Party
     x: Array
     run: str = "trial"
+    number: str = "0" * 16
     node: str = "a"
     method: Method = METHOD
     privacy: Privacy | None = field(default_factory=lambda: Privacy(sigma=SIGMA, noise="secure", memory="noisy"))
@@ -34,7 +35,7 @@ class HostileServer:
     def fields(self, x: Array | None = None, **changes: Any) -> Fields:
         """A well-formed request of round 0, in which nothing was ever accepted; `changes` are fields on the wire."""
         request = Request(
-            run=self.run,
+            run=f"{self.run}~{self.number}",
             node=self.node,
             round=0,
             index=0,

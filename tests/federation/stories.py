@@ -221,7 +221,7 @@ class Story:
         """Each party's memory is the server's row of it, and no account is short of what left."""
         rows = self.server.state.run.memory
         for number, (node, request) in enumerate(self.server.requests().items()):
-            state = party_state.load(party_state.path_of(self.home(node), "story", node))
+            state = party_state.load(party_state.path_of(self.home(node), self.server.run, node))
             assert state is not None
             agreed = agree(state, request, self.method)
             assert agreed is not None

@@ -109,7 +109,7 @@ def test_runs_without_noise_are_limited_too(tmp_path: Path, monkeypatch: pytest.
         answers.append(asking.ask())
     assert [type(answer) for answer in answers] == [Reply] * 5 + [Refusal] * 3
     assert "remove those that are over" in read_journal(tmp_path / "events.jsonl")[-1]["exact"]
-    shutil.rmtree(tmp_path / "runs" / "run-0")
+    shutil.rmtree(tmp_path / "runs" / f"run-0~{asking.number}")
     asking = server(tmp_path, "run-8", policy)
     asking.privacy = None
     assert isinstance(asking.ask(), Reply)

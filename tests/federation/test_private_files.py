@@ -31,7 +31,7 @@ def test_a_partys_folder(tmp_path: Path) -> None:
     story = settled(tmp_path)
     story.server.close()
     names = {path.name for path in story.home("a").rglob("*")}
-    assert {"ledger.jsonl", "ledger.jsonl.head", "events.jsonl", "runs", "story", "a.safetensors"} <= names
+    assert {"ledger.jsonl", "ledger.jsonl.head", "events.jsonl", "runs", story.server.run, "a.safetensors"} <= names
     assert open_to_others(story.home("a")) == set()
 
 

@@ -33,7 +33,7 @@ def coordinator(sigma: float, dimension: int = 650, method: Method = METHOD, **m
 def reply(server: Coordinator, message: np.ndarray[Any, Any], node: str = "a", **changes: Any) -> dict[str, Any]:
     seat, step = server.state.seats[node], server.state.seats[node].accepted + 1
     message = message.astype(np.float32)
-    sent = Reply("screen", node, server.round, step, chained(seat.digest, step, message), message)
+    sent = Reply(server.run, node, server.round, step, chained(seat.digest, step, message), message)
     return {**to_fields(sent), **changes}
 
 
@@ -158,16 +158,16 @@ def test_answers_to_rounds_that_have_not_begun_are_dropped() -> None:
     server = coordinator(0.0, dimension=4)
     assert server.receive("a", reply(server, np.zeros(4), round=1)) == "dropped"
     assert server.receive("a", reply(server, np.zeros(4), round=2**63 - 1)) == "dropped"
-    assert server.receive("a", Refusal("screen", "a", 7, "terms")) == "dropped"
+    assert server.receive("a", Refusal(server.run, "a", 7, "terms")) == "dropped"
     assert server.waiting == {"a", "b"}
     server.close()
 
 
 def test_an_answer_under_anothers_name_or_token_changes_nothing_for_the_other() -> None:
     server = coordinator(0.0, dimension=4)
-    assert server.receive("a", Refusal("screen", "a", 0, "state", "0" * 32)) == "hello"
-    assert server.receive("b", Refusal("screen", "a", 0, "state", "0" * 32)) == "dropped"
-    assert server.receive("b", Refusal("screen", "b", 0, "state", "0" * 32)) == "hello"
+    assert server.receive("a", Refusal(server.run, "a", 0, "state", "0" * 32)) == "hello"
+    assert server.receive("b", Refusal(server.run, "a", 0, "state", "0" * 32)) == "dropped"
+    assert server.receive("b", Refusal(server.run, "b", 0, "state", "0" * 32)) == "hello"
     assert server.state.seats["a"].lives == 1
     assert server.receive("b", reply(server, np.zeros(4), "a")) == "dropped"
     assert server.answered == 0
@@ -177,11 +177,11 @@ def test_an_answer_under_anothers_name_or_token_changes_nothing_for_the_other() 
 def test_tokens_do_not_pile_up_and_every_life_is_counted() -> None:
     server = coordinator(0.0, dimension=4)
     for life in range(1000):
-        assert server.receive("a", Refusal("screen", "a", 0, "state", f"{life:032x}")) == "hello"
+        assert server.receive("a", Refusal(server.run, "a", 0, "state", f"{life:032x}")) == "hello"
     seat = server.state.seats["a"]
     assert (len(seat.tokens), seat.lives, seat.record(None).lost) == (TOKENS, 1000, 999)
     assert seat.record(None).token == f"{999:032x}"
-    server.receive("a", Refusal("screen", "a", 0, "state", f"{998:032x}"))  # known: no new life
+    server.receive("a", Refusal(server.run, "a", 0, "state", f"{998:032x}"))  # known: no new life
     assert (seat.lives, seat.tokens[-1]) == (1000, f"{998:032x}")
     server.close()
 
@@ -192,3 +192,37 @@ def test_a_book_of_an_earlier_version_counts_its_lives_by_tokens() -> None:
     restored = ServerState.restored(DPSGD(Clip(1.0)), {"x": x, "estimate": x}, facts)
     assert restored.seats["a"].record(None).lost == 1
     assert Seat().record(None).lost == 0
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05, 0.3])
+def test_aimed_messages_add_up_to_no_more_than_stated(decay: float) -> None:
+    """A party puts as much of each message along u as passes, and the rest across, against the row's own part there."""
+    dimension, rounds, beta = 650, 2000, 0.011
+    method = NormEC(0.01, beta, decay=decay)
+    limits = Limits.of(method, 5.0, dimension)
+    longest, along = limits.norm, limits.along
+    axes = np.random.default_rng(0).choice([-1.0, 1.0], (dimension, 2))
+    u, w = np.linalg.qr(axes)[0].T
+    row, total, largest = np.zeros(dimension), 0.0, 0.0
+    for k in range(rounds):
+        own, across, length = row @ u, row @ w, np.linalg.norm(row)
+        low, high = 0.0, 1.0
+        for _ in range(50):  # the largest part along u that passes
+            part = (low + high) / 2
+            passes = part * own - math.sqrt(1 - part**2) * abs(across) <= 0.99 * along * length / longest
+            low, high = (part, high) if passes else (low, part)
+        part = low if k else 0.0
+        message = 0.999 * longest * (part * u - math.copysign(math.sqrt(1 - part**2), across) * w)
+        assert limits.broken_by(message, row if k else None) is None
+        total += float(message @ u)
+        row = method.remember(torch.from_numpy(row), torch.from_numpy(message)).numpy()
+        largest = max(largest, float(np.linalg.norm(row)))
+    kept, without = 1 - decay, math.sqrt(rounds) * longest + rounds * along
+    if decay:
+        root = math.sqrt((kept * along) ** 2 + decay * (2 - decay) * longest**2)
+        per_round = (kept * along + root) / (2 - decay)
+        assert largest <= beta * per_round / decay
+        assert without < total <= (1 / decay + rounds) * per_round  # forgetting lets more pass
+        assert total > 0.9 * rounds * per_round  # the statement is not idle
+    else:
+        assert total <= without

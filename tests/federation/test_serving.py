@@ -182,6 +182,30 @@ def test_the_time_aside_doubles_up_to_a_limit_and_is_forgotten_after_clean_messa
     for _ in range(CLEAN - 1):
         conduct.clean("m")
     assert conduct.strike("m", 1.0, now) == SHORTEST * 2**DOUBLINGS  # a fault in between: nothing is forgotten
-    for _ in range(CLEAN):
+    for _ in range(CLEAN * 2**DOUBLINGS):
         conduct.clean("m")
     assert conduct.strike("m", 1.0, now) == SHORTEST
+
+
+def test_a_party_holds_rounds_up_ever_more_seldom() -> None:
+    """It is silent until the limit whenever it is waited for, and sends good messages otherwise."""
+    conduct, now, held = Conduct(), 0.0, 0
+    for _ in range(2000):
+        if conduct.trusted("m"):
+            now, held = now + LIMIT, held + 1
+            conduct.strike("m", LIMIT, now)
+        else:
+            now += LIMIT * 2**DOUBLINGS  # it is no longer set aside
+            conduct.clean("m")
+    most = sum(CLEAN * 2**times + 1 <= 2000 for times in range(DOUBLINGS)) + 2000 // (CLEAN * 2**DOUBLINGS)
+    assert 2 <= held <= most + 1
+
+
+def test_a_single_mistake_is_soon_forgotten() -> None:
+    conduct = Conduct()
+    conduct.strike("a", 1.0, 0.0)
+    for _ in range(CLEAN - 1):
+        conduct.clean("a")
+    assert not conduct.trusted("a")
+    conduct.clean("a")
+    assert conduct.trusted("a")

@@ -33,12 +33,14 @@ METHODS: list[Method] = [
     GD(),
 ]
 
+RUN = "run-1~0123456789abcdef"
+
 
 def request(**changes: Any) -> Request:
     method = NormEC(0.01, 0.1)
     x = np.linspace(-1, 1, 5)
     given = Request(
-        run="run-1",
+        run=RUN,
         node="a",
         round=3,
         index=0,
@@ -67,9 +69,9 @@ def test_a_method_comes_out_as_it_went_in(method: Method) -> None:
     [
         request(),
         request(record=Record()),
-        Reply("r", "a", 3, 2, "1" * 64, np.ones(3, np.float32), 0.5),
-        Reply("r", "a", 0, 1, "1" * 64, np.ones(3)),
-        *(Refusal("r", "a", 1, reason, "e" * 32) for reason in REASONS),
+        Reply(RUN, "a", 3, 2, "1" * 64, np.ones(3, np.float32), 0.5),
+        Reply(RUN, "a", 0, 1, "1" * 64, np.ones(3)),
+        *(Refusal(RUN, "a", 1, reason, "e" * 32) for reason in REASONS),
     ],
 )
 def test_there_and_back(message: Any) -> None:
@@ -111,7 +113,7 @@ def broken_fields(good: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "good", [request(), Reply("r", "a", 3, 2, "1" * 64, np.ones(3), 0.5)], ids=["request", "reply"]
+    "good", [request(), Reply(RUN, "a", 3, 2, "1" * 64, np.ones(3), 0.5)], ids=["request", "reply"]
 )
 def test_every_broken_field_is_named_and_not_echoed(good: Any) -> None:
     fields = dict(to_fields(good))
@@ -264,6 +266,6 @@ def test_a_message_within_its_bound_is_taken_and_one_past_it_is_not(tmp_path: Pa
     unit = np.full(5, 1 / math.sqrt(5))
     for node, factor, outcome in zip(NODES, (0.99999, 1.01, 1e3), ("taken", "dropped", "dropped"), strict=True):
         message = unit * factor
-        reply = Reply("story", node, 0, 1, chained("", 1, message), message)
+        reply = Reply(story.server.run, node, 0, 1, chained("", 1, message), message)
         assert story.server.receive(node, to_fields(reply)) == outcome
     story.server.close()

@@ -157,7 +157,7 @@ class Stage:
         assert facts["messages"] == sum(seat["accepted"] for seat in facts["seats"].values())
         for i in range(PARTIES):
             party, seat = facts["identity"]["parties"][i], facts["seats"][facts["identity"]["parties"][i]]
-            own = party_state.load(party_state.path_of(self.federation.folder(i), name, party))
+            own = party_state.load(party_state.path_of(self.federation.folder(i), f"{name}~{facts['number']}", party))
             assert own is not None, f"party {i} has no state of {name}"
             if own.memory is not None:
                 end = facts["round"]
@@ -176,4 +176,4 @@ class Stage:
         """Digests of all messages of a run that a party ever began to send."""
         path = self.folder / f"left-{i}.txt"
         lines = path.read_text().split("\n") if path.exists() else []
-        return {line.split()[1] for line in lines if line.startswith(f"{name} ")}
+        return {line.split()[1] for line in lines if line.startswith(f"{name}~")}

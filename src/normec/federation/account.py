@@ -22,7 +22,7 @@ from ..errors import UsageError
 from ..privacy.accounting import Account, Event
 from ..privacy.chain import Chain, Head, LedgerDamaged, LedgerInUse, read_chain
 from . import party_state
-from .wire import Request
+from .wire import Request, run_name
 
 FILE = "ledger.jsonl"
 MARK = "ledger.begun"
@@ -49,10 +49,11 @@ class Releases:
                     )
 
     def count(self, run: str | None = None, node: str | None = None) -> int:
-        return sum(line["count"] for line in self._of(run, node))
+        """Messages of one run, of all runs of a name, or of all."""
+        return sum(line["count"] for line in _of(self._lines, run, node))
 
     def epsilon(self, delta: float, run: str | None = None, more: Event | None = None) -> float:
-        events = [Event(line["multiplier"], 1.0, line["count"]) for line in self._of(run, None)]
+        events = [Event(line["multiplier"], 1.0, line["count"]) for line in _of(self._lines, run, None)]
         events += [more] if more is not None else []
         return Account(delta, events).epsilon() if events else 0.0
 
@@ -64,7 +65,7 @@ class Releases:
 
     def bare(self, run: str | None = None) -> int:
         """Messages of runs without noise."""
-        return sum(run in (None, line["run"]) for line in self._bare)
+        return len(_of(self._bare, run, None))
 
     def central(self) -> int:
         """Messages that left the party without noise, for a trusted server to add it."""
@@ -73,9 +74,6 @@ class Releases:
     def seeded(self) -> int:
         """Messages whose noise repeats, which protects nobody."""
         return sum(line["count"] for line in self._lines if line.get("noise") == "seeded")
-
-    def _of(self, run: str | None, node: str | None) -> list[dict[str, Any]]:
-        return [line for line in self._lines if run in (None, line["run"]) and node in (None, line["node"])]
 
 
 class PartyAccount:
@@ -171,6 +169,12 @@ class PartyAccount:
 
     def close(self) -> None:
         self._chain.close()
+
+
+def _of(lines: list[dict[str, Any]], run: str | None, node: str | None) -> list[dict[str, Any]]:
+    """The lines of a run, which may also be given by its name alone."""
+    runs = (line for line in lines if run in (None, line["run"], run_name(line["run"])))
+    return [line for line in runs if node in (None, line["node"])]
 
 
 def read_releases(folder: Path) -> Releases:

@@ -2,8 +2,9 @@
 
 Every time it happens again the while doubles, and it is never shorter than the time that the party held the round up.
 Afterwards the party is asked again, but rounds that have enough answers do not wait for it until it has sent `CLEAN`
-good messages in a row. So a party holds the others up once, and one that made a single mistake is soon asked again.
-What it sends counts at any time.
+good messages in a row, and twice as many after each further time, up to `CLEAN` · 2^`DOUBLINGS`. So a party holds the
+others up seldom and ever more seldom, and one that made a single mistake is soon waited for again. What it sends
+counts at any time.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHORTEST = 5.0  # seconds
-DOUBLINGS = 6  # at the most: sixty-four times as long as the party held the round up
+DOUBLINGS = 6  # at the most: 64 times as long as the party held the round up, 64 times as many good messages
 HELLOS = 2  # without a message between them; an honest party says hello once, and again if it dies before its message
-CLEAN = 8  # messages in a row, without a fault between them, after which all is forgotten
+CLEAN = 8  # messages in a row, without a fault between them, after which a party is waited for again
 
 
 @dataclass
 class _Book:
+    """`strikes`: since the party was last waited for; `ever`: all of them."""
+
     strikes: int = 0
+    ever: int = 0
     clean: int = 0
     hellos: int = 0
     until: float = 0.0
@@ -34,7 +38,7 @@ class Conduct:
         """A fault, or a round held up for `held` seconds. Returns for how many seconds the party is set aside."""
         book = self._books.setdefault(name, _Book())
         seconds = max(SHORTEST, held) * 2.0 ** min(book.strikes, DOUBLINGS)
-        book.strikes, book.clean, book.until = book.strikes + 1, 0, now + seconds
+        book.strikes, book.ever, book.clean, book.until = book.strikes + 1, book.ever + 1, 0, now + seconds
         return seconds
 
     def hello(self, name: str) -> bool:
@@ -47,7 +51,7 @@ class Conduct:
         """A message that was taken."""
         book = self._books.setdefault(name, _Book())
         book.clean, book.hellos = book.clean + 1, 0
-        if book.clean >= CLEAN:
+        if book.clean >= CLEAN * 2 ** min(max(0, book.ever - 1), DOUBLINGS):
             book.strikes = 0
 
     def trusted(self, name: str) -> bool:

@@ -141,7 +141,7 @@ class Coordinator:
         """The state, fresh or from the folder, on the disk before anybody is asked."""
         method, parties, saved = self.method, self.parties, self.storage.load()
         self.state = ServerState.restored(method, *saved) if saved else ServerState.fresh(method, x0, parties)
-        self.intake = Intake(self.name, self.state.seats, limits, self.journal)
+        self.intake = Intake(self.run, self.state.seats, limits, self.journal)
         if saved:
             self.timings |= saved[1]["timings"]
             self.journal.note("resumed", round=self.round)
@@ -150,6 +150,11 @@ class Coordinator:
         if not saved:
             self._save()
         self._open_round()
+
+    @property
+    def run(self) -> str:
+        """What parties know the run by: its name and its random number."""
+        return f"{self.name}~{self.state.number}"
 
     @property
     def round(self) -> int:
@@ -202,7 +207,7 @@ class Coordinator:
         method, privacy, plan = self._terms
         return {
             node: Request(
-                run=self.name,
+                run=self.run,
                 node=node,
                 round=self.round,
                 index=self.parties.index(node),

@@ -3,7 +3,9 @@
 Flower's own reader fetches and decodes whatever a node announces. An array may be of any size, and one stored piece may
 be repeated in it any number of times; a table may have a million fields. Here a message is measured before it is read:
 the SuperLink's answers are cut off at a size, the objects of a message are counted before the first is fetched, and an
-array's pieces are added up before they are put together. What breaks a limit is deleted at the SuperLink, unread.
+array's pieces are added up before they are put together. A message that breaks one of these limits is deleted at the
+SuperLink, and so is one whose parts do not come. Where the SuperLink's list of a message's objects is itself cut off,
+nothing is known by which to delete it: the message stays there until Flower's own time limit for it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ from .digests import chained
 from .journal import JOURNAL, Journal
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
-from .reconciling import agree, forgotten, grant
-from .wire import Refusal, Reply, Request, WireError, from_fields, to_fields
+from .reconciling import agree, forgotten, grant, overtaken
+from .wire import Refusal, Reply, Request, WireError, addressed, from_fields, run_name, to_fields
 from .work import Work
 
 
@@ -65,11 +65,11 @@ class Party:
 
     def answer(self, request: Request | Mapping[str, Any]) -> Reply | Refusal:
         """The party's message, or a refusal; nothing in it says more than `wire` allows."""
-        run = node = "unknown"
-        round = 0
+        run, node, round = "unknown", "unknown", 0
         try:
+            with suppress(WireError):
+                run, node, round = addressed(to_fields(request) if isinstance(request, Request) else request)
             asked = self._read(request)
-            run, node, round = asked.run, asked.node, asked.round
             self._check_policy(asked)
             with party_state.taken(self.folder):
                 return self._answer(asked)
@@ -144,7 +144,7 @@ class Party:
                     self._recover(request, account, price)
                 return granted
         if state is not None and state.memory is not None:
-            if request.round < state.newest:
+            if request.round < state.newest and overtaken(state, record):
                 raise _Refused(Verdict("late", f"a request of round {request.round} after one of {state.newest}"))
             agreed = agree(state, request, method)
             if agreed is not None:
@@ -193,8 +193,9 @@ class Party:
             message, loss = torch.zeros_like(memory), math.nan
         sent = message
         if terms.trust == "local":
-            attempt = account.releases.count(request.run, request.node)  # a payment names its noise once
-            named = ("federation", request.run, request.node, attempt)
+            run = run_name(request.run)  # seeded noise repeats with the seed, not with the run's random number
+            attempt = account.releases.count(run, request.node)  # a payment names its noise once
+            named = ("federation", run, request.node, attempt)
             sent = privatise(message, terms.sigma, source, *named, bound=method.operator.bound)
         return self._written(request, dataclasses.replace(state, ledger=account.head), memory, message, sent, loss)
 
@@ -229,7 +230,7 @@ class Party:
             since=request.round,
             pending=Pending(
                 round=request.round,
-                terms=request.privacy.cover,
+                terms=request.cover,
                 digest=chained(state.digest, state.accepted + 1, sent.numpy()),
                 sent=sent,
                 taken=sent if request.privacy.memory == "noisy" else message,

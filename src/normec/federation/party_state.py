@@ -37,7 +37,7 @@ _PATIENCE = 120.0  # seconds: a request that comes while another is being answer
 class Pending:
     """A message that was made and paid for, and is not known to be accepted.
 
-    `terms`: what covers it (`PrivacyTerms.cover`). `sent` is what leaves; `taken` what the memory takes once it was
+    `terms`: what covers it (`Request.cover`). `sent` is what leaves; `taken` what the memory takes once it was
     accepted (the same, or the message without noise).
     """
 

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..errors import UsageError, nearest
 from ..privacy.release import Release
 from .terms import LATER, METHODS, NOISES
-from .wire import NAME, Request
+from .wire import NAME, Request, run_name
 
 # The noise an observer may face, over the message's bound. With less a message would not fit the noise's grid; with
 # more a message says nothing, and the account would count billions of them as nothing.
@@ -66,8 +66,8 @@ class Policy(BaseModel):
     def check(self, request: Request) -> Verdict | None:
         """What does not depend on the ledger; None if the request may be answered."""
         terms, method = request.privacy, request.method
-        if "any" not in self.runs and request.run not in self.runs:
-            return Verdict("terms", f"run {request.run} is not among runs = {self.runs}")
+        if "any" not in self.runs and run_name(request.run) not in self.runs:
+            return Verdict("terms", f"run {run_name(request.run)} is not among runs = {self.runs}")
         if len(request.x) > self.largest_model:
             return Verdict("terms", f"{len(request.x)} parameters are more than largest_model = {self.largest_model}")
         if method.name not in METHODS or method.name not in self.methods:

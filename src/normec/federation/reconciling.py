@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..methods import Method
 from .party_state import PartyState
-from .wire import Request
+from .wire import Record, Request
 
 
 def grant(state: PartyState, request: Request, method: Method) -> PartyState | None:
@@ -36,7 +36,7 @@ def agree(state: PartyState, request: Request, method: Method) -> PartyState | N
     if (record.accepted, record.digest) == (state.accepted, state.digest) and state.since <= request.round:
         if pending is not None and pending.digest == record.dropped:
             return dataclasses.replace(state, pending=None)
-        if pending is not None and pending.terms != request.privacy.cover:
+        if pending is not None and pending.terms != request.cover:
             return None  # made on other terms, which the policy may no longer allow: it is not sent again
         return state
     if pending is None or (record.accepted, record.digest) != (state.accepted + 1, pending.digest):
@@ -47,6 +47,13 @@ def agree(state: PartyState, request: Request, method: Method) -> PartyState | N
     return dataclasses.replace(
         state, memory=memory, accepted=record.accepted, since=record.since, digest=record.digest, pending=None
     )
+
+
+def overtaken(state: PartyState, record: Record) -> bool:
+    """Whether a record of an older round may be one that the server had before; another chain was never ours."""
+    if record.accepted == state.accepted:
+        return record.digest == state.digest
+    return record.accepted < state.accepted
 
 
 def forgotten(method: Method, state: PartyState, round: int) -> Tensor:

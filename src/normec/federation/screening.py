@@ -9,8 +9,11 @@ server saw before. Each of these fails with probability at most p for any such m
 - direction: along any unit vector u that was fixed before z was drawn, P[|⟨z, u⟩| > σ√(2 ln(2/p))] <= p. The server
   takes u along the sum of what it accepted from this party.
 
-Length alone would let a party send σ√d in the same direction in every round; with the third test what it adds up to
-grows like √K of it over K rounds, as the noise of an honest party does. Without noise only the bound counts.
+Length alone would let a party send L ≈ σ√d in the same direction in every round. With the third test (limit a) what it
+adds up to over K rounds is at most √K·L + K·a long if the method never forgets. With decay λ the row forgets what the
+party sent long ago, and so does the test: the sum is then at most (1/λ + K)·r long, with
+r = [(1−λ)a + √((1−λ)²a² + λ(2−λ)L²)] / (2−λ), and the row at most βr/λ. Proof: ‖g'‖² <= (1−λ)²‖g‖² + 2(1−λ)βa‖g‖ + β²L²
+has the fixed point βr/λ, and β Σ m_k = g_K + λ Σ g_k. Without noise only the bound counts.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ if it takes the clean one. Under "central" trust the rows are clean, as all that
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,10 +75,14 @@ class Seat:
 
 @dataclass
 class ServerState:
-    """`run` is the state as any run has it: round, x, the rows as its memory, ĝ, and the count of messages."""
+    """`run` is the state as any run has it: round, x, the rows as its memory, ĝ, and the count of messages.
+
+    `number` is random, drawn when the run begins: parties know the run by its name and this number.
+    """
 
     run: State
     seats: dict[str, Seat]
+    number: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @staticmethod
     def fresh(method: Method, x0: Tensor, parties: Sequence[str]) -> ServerState:
@@ -89,8 +94,9 @@ class ServerState:
     def restored(method: Method, tensors: dict[str, Tensor], facts: dict[str, Any]) -> ServerState:
         x, seats = tensors["x"], {node: Seat(**kept) for node, kept in facts["seats"].items()}
         rows = tensors["memory"] if method.feedback else stateless(len(seats), x)
-        return ServerState(State(facts["round"], x, rows, tensors["estimate"], {}, facts["messages"]), seats)
+        run = State(facts["round"], x, rows, tensors["estimate"], {}, facts["messages"])
+        return ServerState(run, seats, facts.get("number", "0" * 16))  # a checkpoint of an earlier version has none
 
     def facts(self) -> dict[str, Any]:
         seats = {node: dataclasses.asdict(seat) for node, seat in self.seats.items()}
-        return {"messages": self.run.messages, "seats": seats}
+        return {"messages": self.run.messages, "seats": seats, "number": self.number}

@@ -125,11 +125,6 @@ class PrivacyTerms:
         stated |= {name: getattr(decided, name) for name in ("noise", "delta", "unit", "relation", "trust", "memory")}
         return PrivacyTerms(sigma=float(sigma), **stated)
 
-    @property
-    def cover(self) -> str:
-        """What covers a message made on these terms, as one word: noise of another kind or size is another cover."""
-        return f"{self.noise}/{self.trust}/{self.sigma!r}"
-
     def build(self, delta: float) -> Privacy | None:
         """The statement a party holds its own account by, at its own `delta`; None for a run without noise."""
         if self.noise == "none":

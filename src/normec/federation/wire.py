@@ -26,6 +26,7 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Fields = dict[str, int | float | str | bool | Array]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RUN = re.compile(rf"{NAME.pattern}~[0-9a-f]{{16}}")  # a run's name and the number that its server drew: see `run_name`
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 _TOKEN = re.compile(r"(?:[0-9a-f]{32})?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
@@ -76,7 +77,11 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Server to party: your message of `round`, please, at `x`. You are client `index` of `parties`."""
+    """Server to party: your message of `round`, please, at `x`. You are client `index` of `parties`.
+
+    `run` is NAME~NUMBER. The number is random and drawn once by the server, so that a party never takes two runs of one
+    name for one.
+    """
 
     run: str
     node: str
@@ -88,6 +93,17 @@ class Request:
     privacy: PrivacyTerms
     plan: PlanTerms
     record: Record
+
+    @property
+    def cover(self) -> str:
+        """What covers a message made for this request, as one word.
+
+        Noise of another kind or size, another bound, or another number of parties to share a central sum's noise is
+        another cover.
+        """
+        noise, method = self.privacy, self.method
+        bound = method.build().operator.bound
+        return f"{noise.noise}/{noise.trust}/{noise.sigma!r}/{method.name}/{method.operator}/{bound!r}/{self.parties}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +146,7 @@ KINDS: dict[str, type[Request] | type[Reply] | type[Refusal]] = {
     "refusal": Refusal,
 }
 _PATTERNS = {
-    "run": NAME,
+    "run": RUN,
     "node": NAME,
     "digest": _DIGEST,
     "record.digest": _DIGEST,
@@ -138,6 +154,7 @@ _PATTERNS = {
     "token": _TOKEN,
     "record.token": _TOKEN,
 }
+_ADDRESS = {"run": str, "node": str, "round": int}
 Message = Request | Reply | Refusal
 Kind = TypeVar("Kind")
 
@@ -168,6 +185,19 @@ def from_fields(table: Mapping[str, Any], largest: int = LARGEST) -> Message:
     if isinstance(built, Refusal) and built.reason not in REASONS:
         raise WireError("reason must be a known one")
     return built
+
+
+def run_name(run: str) -> str:
+    """The name that people know a run by, without its random number."""
+    return run.partition("~")[0]
+
+
+def addressed(table: Any) -> tuple[str, str, int]:
+    """Run, party and round of a request that may be malformed elsewhere, for the refusal of it; raises `WireError`."""
+    if not isinstance(table, Mapping):
+        raise WireError("a message must be a table with names")
+    run, node, round = (_scalar(name, table.get(name), kind) for name, kind in _ADDRESS.items())
+    return cast(tuple[str, str, int], (run, node, round))
 
 
 def _check_request(request: Request) -> None:
