@@ -45,6 +45,7 @@ def test_error_feedback_reaches_a_small_gradient_where_direct_methods_stall(
     assert final(outcomes["normec"], "accuracy") > final(outcomes["dpsgd-norm"], "accuracy") + 0.03
 
 
+@pytest.mark.slow
 def test_direct_methods_stall_for_good(outcomes: dict[str, compare.Outcome]) -> None:
     """No progress in the second half of the run: a bias, not slowness."""
     best = outcomes["dpsgd-norm"].best
@@ -53,6 +54,7 @@ def test_direct_methods_stall_for_good(outcomes: dict[str, compare.Outcome]) -> 
     assert norms[-1] > 0.8 * norms[len(norms) // 2]
 
 
+@pytest.mark.slow
 def test_the_best_step_size_is_the_one_with_the_smallest_criterion(outcomes: dict[str, compare.Outcome]) -> None:
     for outcome in outcomes.values():
         tried = {lr: value for lr, value in outcome.tried.items() if value is not None}
@@ -60,6 +62,7 @@ def test_the_best_step_size_is_the_one_with_the_smallest_criterion(outcomes: dic
         assert outcome.best.summary["config"]["lr"] == min(tried, key=lambda lr: tried[lr])
 
 
+@pytest.mark.slow
 def test_table_and_picture_hold_what_was_run(outcomes: dict[str, compare.Outcome]) -> None:
     best = outcomes["gd"].best
     assert best is not None

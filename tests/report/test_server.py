@@ -136,6 +136,7 @@ def test_a_port_in_use_and_a_missing_folder_are_said(server: Server, tmp_path: P
         Server(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_the_list_follows_a_run_that_trains(tmp_path: Path, look: Any) -> None:
     """A real process trains, another serves, a browser watches: rounds go up, a page appears and comes to its end."""
     (tmp_path / "runs").mkdir()
