@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .stage import PATIENCE, wait_for
+from ..waiting import LIMIT, wait_for
 from .test_command import running, started
 
 
@@ -41,7 +41,7 @@ def test_a_death_is_said_and_nothing_is_left(words: tuple[str, ...], says: str, 
     wait_for(lambda: (rows.exists() and b"\n" in rows.read_bytes()) or process.poll() is not None, "the first row")
     assert process.poll() is None, process.communicate()[1]
     os.kill(pid_of(out, words), signal.SIGKILL)
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 1
     assert says in errors
     assert "Traceback" not in errors

@@ -145,11 +145,12 @@ def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict
     """Settings that every run has alike unless its label says otherwise; not the method, not its step size."""
     own = {label: {part.partition("=")[0].strip() for part in label.partition(":")[2].split(",")} for label in labels}
     held: dict[str, list[Any]] = {}
+    implied = () if all("seed" in view.settings for view in views) else ("seed",)  # 0 where nothing is secret
     for view in views:
         name = view.folder.relative_to(folder).name
         named = max((label for label in labels if name.startswith(_folder_name(label))), key=len, default="")
         for key, value in view.settings.items():
-            if key not in ("method", "lr", *own.get(named, ())):
+            if key not in ("method", "lr", *implied, *own.get(named, ())):
                 held.setdefault(key, []).append(value)
     return {key: values[0] for key, values in held.items() if all(value == values[0] for value in values)}
 
