@@ -62,7 +62,7 @@ def _agreed(
 ) -> Paid:
     """Refuse a summary that its ledger does not bear out; that of a run which went on since may know less."""
     said, releases = spent.get("epsilon"), spent.get("releases")
-    if not isinstance(said, int | float) or not isinstance(releases, int) or spent.get("delta") != delta:
+    if not isinstance(said, float) or not isinstance(releases, int) or spent.get("delta") != delta:
         raise UsageError(f"{path} does not belong to the summary.json beside it; {CURE}")
     if releases < paid.releases and not ended:
         return paid
