@@ -124,7 +124,8 @@ while True:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--no-privacy", "--set", "sample_rate=0.6"]], ids=["private", "sampled"])
 def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> None:
-    arguments = ["train", "--rounds", "2", "--clients", "5", "--set", "checkpoint_seconds=0.0", "--quiet", *words]
+    arguments = ["train", "--rounds", "2", "--clients", "5", "--seed", "0", "--quiet", *words]
+    arguments += ["--set", "checkpoint_seconds=0.0"]
     assert normec(*arguments, "--out", "whole", cwd=tmp_path).returncode == 0
     done = subprocess.run(
         [sys.executable, "-c", AT_THE_NTH, "200", *arguments],
@@ -138,7 +139,8 @@ def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> No
     runs = sorted(tmp_path.glob("nth-*"))
     assert len(runs) >= 20
     expected = results(tmp_path / "whole")
-    assert expected.keys() >= {"config.toml", "metrics.jsonl", "summary.json", "clients.json", "checkpoint/latest.json"}
+    assert expected.keys() >= {"config.toml", "metrics.jsonl", "summary.json", "checkpoint/latest.json"}
+    assert ("ledger.jsonl" in expected) == (words == [])
     for folder in runs:
         assert results(folder) == expected, folder.name
         assert not list(folder.rglob("*.part")), folder.name

@@ -337,7 +337,9 @@ class Coordinator:
         )
         if epsilon > target:
             note += f", above the target of {target:g}"
-        return dataclasses.replace(spent, epsilon=epsilon, releases=most, notes=(*spent.notes, note))
+        return dataclasses.replace(
+            spent, epsilon=epsilon, releases=most, beyond_ledger=most - spent.releases, notes=(*spent.notes, note)
+        )
 
     def _move(self, x: Tensor, estimate: Tensor, messages: Tensor, numbers: list[int]) -> None:
         """The next round's state: rows take their messages, those away forget as all do."""

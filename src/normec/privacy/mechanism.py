@@ -53,6 +53,7 @@ class Spent:
     statement: str
     not_covered: tuple[str, ...]
     notes: tuple[str, ...]
+    beyond_ledger: int = 0  # of `releases`, those a party may have made of which the run's own ledger knows nothing
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
