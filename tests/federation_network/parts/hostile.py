@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_and_inflate_object_from_tree
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
@@ -94,16 +95,21 @@ def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
     private = _private_key(key)
     node = name_of(public_key_to_bytes(private.public_key()))
     # Nothing of it is ever accepted, so the server's record stays as it is at the start.
-    record = {"run": "hostile", "node": node, "round": 0, "record.accepted": 0, "record.digest": ""}
+    record = {"node": node, "round": 0, "record.accepted": 0, "record.digest": ""}
     with http_request_response(superlink, False, authority, (private, private.public_key())) as connection:
-        _, receive, send, _, _, _, push, _ = connection
+        _, receive, send, _, _, pull, push, confirm = connection
         while True:
             try:
                 received = receive()
                 if received is None:
                     time.sleep(1)
                 else:
-                    _push(Message(KINDS[kind](record), reply_to=received[0]), 0.0, send, push)
+                    asked = received[0].metadata.run_id
+                    request = pull_and_inflate_object_from_tree(
+                        received[1], partial(pull, asked), partial(confirm, asked), return_type=Message
+                    )
+                    record["run"] = request.content["fields"]["run"]
+                    _push(Message(KINDS[kind](record), reply_to=received[0]), send, push)
             except (RunNotRunningException, ObjectPushError):  # the server may refuse a message while it is being sent
                 time.sleep(1)
 
