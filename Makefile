@@ -38,8 +38,8 @@ test-kernels: .venv/.ready-test .venv/.ready-kernels
 	PYTHONPATH=.venv/kernels NORMEC_KERNELS=1 $(PYTEST) tests/kernels
 
 check: .venv/.ready-test
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests benchmarks publications
+	$(BIN)/ruff check src tests benchmarks publications
 	$(BIN)/mypy
 
 clean:

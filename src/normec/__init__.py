@@ -10,32 +10,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .callbacks import Callback
+    from .algorithms.methods import DPSGD, EF21, GD, Clip21, Method, NormEC
+    from .algorithms.operators import Clip, Identity, RandK, SmoothedNorm, TopK
     from .errors import Diverged, UsageError
-    from .history import History
-    from .methods import DPSGD, EF21, GD, Clip21, Method, NormEC
-    from .operators import Clip, Identity, RandK, SmoothedNorm, TopK
     from .privacy import Privacy
-    from .problem import Problem
-    from .run import Run
-    from .sampling import Everyone, FixedSize, Poisson
-    from .training import train
+    from .problems.problem import Problem
+    from .sampling.participation import Everyone, FixedSize, Poisson
+    from .storage.history import History
+    from .training.callbacks import Callback
+    from .training.run import Run
+    from .training.train import train
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "callbacks": ("Callback",),
+    "algorithms.methods": ("Clip21", "DPSGD", "EF21", "GD", "Method", "NormEC"),
+    "algorithms.operators": ("Clip", "Identity", "RandK", "SmoothedNorm", "TopK"),
     "errors": ("Diverged", "UsageError"),
-    "history": ("History",),
-    "methods": ("Clip21", "DPSGD", "EF21", "GD", "Method", "NormEC"),
-    "operators": ("Clip", "Identity", "RandK", "SmoothedNorm", "TopK"),
     "privacy": ("Privacy",),
-    "problem": ("Problem",),
-    "sampling": ("Everyone", "FixedSize", "Poisson"),
-    "run": ("Run",),
-    "training": ("train",),
+    "problems.problem": ("Problem",),
+    "sampling.participation": ("Everyone", "FixedSize", "Poisson"),
+    "storage.history": ("History",),
+    "training.callbacks": ("Callback",),
+    "training.run": ("Run",),
+    "training.train": ("train",),
 }
-_ROOMS = ("cluster",)
+_PACKAGES = ("data", "distributed", "federation", "models", "privacy", "theory", "trackers")
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
@@ -65,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f".{name}", __name__)
     if name not in _MODULE:
         raise AttributeError(f"module 'normec' has no attribute {name!r}")
@@ -73,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_PACKAGES})

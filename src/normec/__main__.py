@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from .parent import tie_to_parent
+from .system.parent import tie_to_parent
 
 
 def main() -> None:
     tie_to_parent()  # before the imports, which take seconds
     try:
         from .cli.app import run
-        from .heap import keep_freed_memory
+        from .system.heap import keep_freed_memory
     except ModuleNotFoundError as error:
         sys.exit(f"error: the command line needs {error.name}: pip install 'normec[all]'")
     keep_freed_memory()

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 
 COMMAND = [sys.executable, "-m", "normec"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -24,7 +24,7 @@ LIBC = ctypes.CDLL(None)
 SERVER = """
 import json, os, sys
 import safetensors.torch, sklearn.datasets, tomli_w
-import normec.lab.compare, normec.lab.runs, normec.report.page
+import normec.experiments.compare, normec.experiments.runs, normec.report.page
 from normec.__main__ import main
 
 def serve():

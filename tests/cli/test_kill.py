@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 from .command import ENVIRONMENT, contents, normec, popen
 
 RUN = ["train", "--rounds", "150", "--batch-size", "16", "--seed", "0", "--set", "checkpoint_seconds=0.0", "--quiet"]
@@ -84,7 +84,7 @@ AT_THE_NTH = """
 import os, signal, sys
 from pathlib import Path
 import safetensors.torch, sklearn.datasets, tomli_w
-import normec.lab.runs  # imported once here, so that each forked child is quick
+import normec.experiments.runs  # imported once here, so that each forked child is quick
 from normec.cli.app import run
 
 def die_at(nth, arguments):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 from .command import ENVIRONMENT, normec, start
 
 HELP = """

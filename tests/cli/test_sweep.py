@@ -14,10 +14,10 @@ import pytest
 
 from normec.cli.app import run
 from normec.cli.board import Tally, duration
-from normec.lab import grid, runs
-from normec.lab.sweep import Event, Outcome, run_cells
+from normec.experiments import grid, runs
+from normec.experiments.sweep import Event, Outcome, run_cells
 
-from ..waiting import LIMIT, alive, wait_for
+from ..support.waiting import LIMIT, alive, wait_for
 from .command import contents, start
 
 ENDLESS = 10**8  # rounds

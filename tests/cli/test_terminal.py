@@ -9,8 +9,8 @@ import pytest
 
 from normec.cli import results, tables
 from normec.cli.progress import describe
-from normec.history import NOT_COVERED
-from normec.lab import config, runs
+from normec.experiments import config, runs
+from normec.storage.history import NOT_COVERED
 
 from .command import normec
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from normec.data import split
 from normec.errors import UsageError
 
-from ..work import calls
+from ..support.work import calls
 
 TARGETS = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(torch.tensor)
 SEEDS = st.integers(0, 2**32)

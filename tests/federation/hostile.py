@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from normec import Method, NormEC, Privacy
-from normec.federation.party import Party
-from normec.federation.terms import MethodTerms, PlanTerms, PrivacyTerms
-from normec.federation.wire import Array, Fields, Record, Refusal, Reply, Request, to_fields
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.terms import MethodTerms, PlanTerms, PrivacyTerms
+from normec.federation.protocol.wire import Array, Fields, Record, Refusal, Reply, Request, to_fields
 
 SIGMA = 10.0
 METHOD = NormEC(0.1, 0.5)

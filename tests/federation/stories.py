@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from normec import DPSGD, Clip21, Method, NormEC, Privacy, SmoothedNorm
-from normec.federation import party_state
-from normec.federation.account import FILE, read_releases
-from normec.federation.coordinator import Coordinator
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.reconciling import agree, forgotten
-from normec.federation.terms import PlanTerms
-from normec.federation.wire import Refusal, Reply, Request, to_fields
-from normec.federation.work import Work
+from normec.federation.protocol import party_state
+from normec.federation.protocol.account import FILE, read_releases
+from normec.federation.protocol.client_work import Work
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.reconciling import agree, forgotten
+from normec.federation.protocol.terms import PlanTerms
+from normec.federation.protocol.wire import Refusal, Reply, Request, to_fields
 
 from .village import plan
 

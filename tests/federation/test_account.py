@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from normec import GD, Method, NormEC, Privacy, UsageError
 from normec.cli.federation import app
-from normec.federation import journal, party_state
-from normec.federation.account import FILE
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.spending import spending
-from normec.federation.terms import PlanTerms
-from normec.federation.wire import Refusal, Reply
-from normec.federation.work import Work
+from normec.federation.protocol import journal, party_state
+from normec.federation.protocol.account import FILE
+from normec.federation.protocol.client_work import Work
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.spending import spending
+from normec.federation.protocol.terms import PlanTerms
+from normec.federation.protocol.wire import Refusal, Reply
 
 from .hostile import SIGMA, HostileServer, zeros
 from .stories import DIMENSION, Quadratic

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from normec.federation import certificates
+from normec.federation.local import certificates
 
 
 def handshake(files: certificates.ServerCertificate, host: str) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from normec.federation.flower import from_records, to_records
-from normec.federation.journal import read_journal
+from normec.federation.flower.records import from_records, to_records
+from normec.federation.protocol.journal import read_journal
 
 from .hostile import HostileServer, zeros
 
@@ -24,7 +24,7 @@ SECRET = "patient 4711"
 
 def answer(task: Any, folder: Path, policy: str) -> dict[str, Any]:
     """What comes back over Flower when a server asks a party with this task and this policy for a message."""
-    from normec.federation.app import client_app
+    from normec.federation.flower.app import client_app
 
     (folder / "policy.toml").write_text(policy)
     config = {"folder": str(folder), "policy": str(folder / "policy.toml")}

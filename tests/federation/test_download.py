@@ -17,9 +17,9 @@ httpx = pytest.importorskip("httpx")
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from normec.federation.download import Allowance, _inflated, _Measured, _names  # noqa: E402
-from normec.federation.flower import from_records, to_records  # noqa: E402
-from normec.federation.wire import WireError  # noqa: E402
+from normec.federation.flower.download import Allowance, _inflated, _Measured, _names  # noqa: E402
+from normec.federation.flower.records import from_records, to_records  # noqa: E402
+from normec.federation.protocol.wire import WireError  # noqa: E402
 
 NUMBERS = 650
 ALLOWED = Allowance.of(NUMBERS)

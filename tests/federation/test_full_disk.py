@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from normec import UsageError
-from normec.federation.roster import FILE, gather
+from normec.federation.flower.roster import FILE, gather
 
 from .stories import NODES, SETTINGS, Story
 
@@ -96,7 +96,7 @@ def test_flower_logs_a_users_mistake_in_one_line() -> None:
     code = (
         "import logging, sys\n"
         "logging.basicConfig(stream=sys.stdout)\n"
-        "from normec.federation.app import _one_line\n"
+        "from normec.federation.flower.app import _one_line\n"
         "from normec.errors import UsageError\n"
         "log = logging.getLogger('flwr')\n"
         "log.addFilter(_one_line)\n"

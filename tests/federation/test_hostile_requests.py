@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import Problem
-from normec.federation.account import read_releases
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.terms import PlanTerms
-from normec.federation.wire import Refusal, Reply
-from normec.federation.work import ProblemWork, Work
+from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.client_work import ProblemWork, Work
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.terms import PlanTerms
+from normec.federation.protocol.wire import Refusal, Reply
 from normec.privacy import gaussian
 
 from .hostile import SIGMA, HostileServer, zeros

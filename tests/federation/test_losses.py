@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from normec.errors import UsageError
-from normec.federation.account import read_releases
-from normec.federation.screening import Limits
+from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.screening import Limits
 
 from .stories import SETTINGS, Story, settled
 

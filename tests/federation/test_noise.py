@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from normec import NormEC, Privacy, UsageError
-from normec.federation.coordinator import Coordinator
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.terms import PlanTerms
-from normec.federation.wire import Refusal, Reply
-from normec.federation.work import Work
+from normec.federation.protocol.client_work import Work
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.terms import PlanTerms
+from normec.federation.protocol.wire import Refusal, Reply
 
 from .village import plan
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from normec import NormEC, Privacy
-from normec.federation.coordinator import Coordinator
-from normec.federation.local import agreeing, app_config
-from normec.federation.scaffold import write_app
-from normec.federation.settings import read
-from normec.lab import build
+from normec.experiments import build
+from normec.federation.flower.scaffold import write_app
+from normec.federation.flower.settings import read
+from normec.federation.local.run import agreeing, app_config
+from normec.federation.protocol.coordinator import Coordinator
 
 from .village import plan
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import Problem
-from normec.federation.account import read_releases
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.wire import Array, Reply
-from normec.federation.work import ProblemWork
+from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.client_work import ProblemWork
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.wire import Array, Reply
 
 from .hostile import HostileServer, zeros
 

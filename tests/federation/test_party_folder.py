@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from normec import UsageError
-from normec.federation import journal, party_state
-from normec.federation.account import FILE, read_releases
-from normec.federation.journal import Journal, read_journal
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.spending import spending
-from normec.federation.wire import Refusal, Reply
+from normec.federation.protocol import journal, party_state
+from normec.federation.protocol.account import FILE, read_releases
+from normec.federation.protocol.journal import Journal, read_journal
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.spending import spending
+from normec.federation.protocol.wire import Refusal, Reply
 
 from .hostile import HostileServer, zeros
 from .stories import DIMENSION, Quadratic

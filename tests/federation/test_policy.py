@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from normec import DPSGD, GD, Clip21, Method, NormEC, Privacy, SmoothedNorm, UsageError
-from normec.federation.account import FILE, read_releases
-from normec.federation.coordinator import Coordinator
-from normec.federation.journal import read_journal
-from normec.federation.party import Party
-from normec.federation.policy import Policy, load_policy
-from normec.federation.spending import spending
-from normec.federation.terms import MethodTerms, PlanTerms
-from normec.federation.wire import REASONS, Refusal, Reply, Request, run_name, to_fields
-from normec.federation.work import Work
+from normec.federation.protocol.account import FILE, read_releases
+from normec.federation.protocol.client_work import Work
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.journal import read_journal
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy, load_policy
+from normec.federation.protocol.spending import spending
+from normec.federation.protocol.terms import MethodTerms, PlanTerms
+from normec.federation.protocol.wire import REASONS, Refusal, Reply, Request, run_name, to_fields
 from normec.privacy import gaussian
 
 from .stories import DIMENSION, Quadratic

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from normec.federation.certificates import make_key, make_server
+from normec.federation.local.certificates import make_key, make_server
 
 from .stories import settled
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from normec.federation.processes import Processes, Watch
+from normec.federation.local.processes import Processes, Watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pidfd and /proc are Linux's")
 HANG = 120.0  # seconds; only a hang reaches it

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from normec.federation.processes import Processes, free_port
+from normec.federation.local.processes import Processes, free_port
 
-from ..waiting import alive, wait_for
+from ..support.waiting import alive, wait_for
 
 # A child that starts a grandchild in another session, deaf to SIGTERM, then waits; both say that they are there.
 FAMILY = """

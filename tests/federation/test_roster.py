@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from normec import UsageError
-from normec.federation.roster import FILE, SILENCE, Roster, gather, name_of
+from normec.federation.flower.roster import FILE, SILENCE, Roster, gather, name_of
 
 httpx = pytest.importorskip("httpx")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from normec import Clip21, NormEC, Privacy
-from normec.federation.account import FILE, read_releases
-from normec.federation.coordinator import Coordinator
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.wire import Refusal, Reply, to_fields
+from normec.federation.protocol.account import FILE, read_releases
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.wire import Refusal, Reply, to_fields
 
 from .hostile import HostileServer, zeros
 from .stories import DIMENSION, Quadratic

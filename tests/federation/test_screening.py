@@ -12,12 +12,12 @@ import torch
 from scipy import stats
 
 from normec import DPSGD, GD, Clip, Method, NormEC, Privacy
-from normec.federation.coordinator import Coordinator
-from normec.federation.digests import chained
-from normec.federation.journal import read_journal
-from normec.federation.screening import CHANCE, LARGEST_LOSS, Limits
-from normec.federation.server_state import TOKENS, Seat, ServerState
-from normec.federation.wire import Refusal, Reply, to_fields
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.digests import chained
+from normec.federation.protocol.journal import read_journal
+from normec.federation.protocol.screening import CHANCE, LARGEST_LOSS, Limits
+from normec.federation.protocol.server_state import TOKENS, Seat, ServerState
+from normec.federation.protocol.wire import Refusal, Reply, to_fields
 
 from .village import plan
 

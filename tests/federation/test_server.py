@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import GD, Diverged, NormEC, Privacy, Problem, UsageError
-from normec.federation.coordinator import Coordinator
-from normec.federation.policy import Policy
-from normec.federation.terms import PlanTerms
-from normec.federation.work import ProblemWork
-from normec.lab.config import RunConfig
-from normec.lab.runs import summarise
+from normec.experiments.config import RunConfig
+from normec.experiments.runs import summarise
+from normec.federation.protocol.client_work import ProblemWork
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.terms import PlanTerms
 from normec.report import page
 from normec.report.reading import read_run
 

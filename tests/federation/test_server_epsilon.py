@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from normec import NormEC, Privacy
-from normec.federation.coordinator import Coordinator
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.spending import spending
-from normec.federation.wire import Refusal, Reply, to_fields
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.spending import spending
+from normec.federation.protocol.wire import Refusal, Reply, to_fields
 from normec.privacy.accounting import Account, Event
 
 from .stories import DIMENSION, Quadratic

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from normec import NormEC
-from normec.federation.conduct import CLEAN, DOUBLINGS, HELLOS, SHORTEST, Conduct
-from normec.federation.coordinator import Coordinator
-from normec.federation.digests import chained
-from normec.federation.mailbox import Letter
-from normec.federation.roster import Present
-from normec.federation.serving import ASKS, Patience, serve
-from normec.federation.wire import Refusal, Reply, Request, to_fields
+from normec.federation.flower.conduct import CLEAN, DOUBLINGS, HELLOS, SHORTEST, Conduct
+from normec.federation.flower.mailbox import Letter
+from normec.federation.flower.roster import Present
+from normec.federation.flower.serving import ASKS, Patience, serve
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.digests import chained
+from normec.federation.protocol.wire import Refusal, Reply, Request, to_fields
 
 from .village import plan
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from normec.errors import UsageError
-from normec.federation.local import agreeing, app_config
-from normec.federation.policy import load_policy
-from normec.federation.scaffold import app_name, write_app
-from normec.federation.settings import NAMES, OF_THE_LAB, read, to_toml
-from normec.lab.config import RunConfig, load
+from normec.experiments.config import RunConfig, load
+from normec.federation.flower.scaffold import app_name, write_app
+from normec.federation.flower.settings import NAMES, OF_THE_LAB, read, to_toml
+from normec.federation.local.run import agreeing, app_config
+from normec.federation.protocol.policy import load_policy
 
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 
 
 def test_the_app_names_every_setting_and_its_settings_are_good(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from normec.federation.account import read_releases
+from normec.federation.protocol.account import read_releases
 
 from .stories import NODES, SETTINGS, Story, settled
 

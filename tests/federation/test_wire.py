@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, Privacy, RandK, SmoothedNorm, TopK, UsageError
-from normec.federation.digests import chained
-from normec.federation.journal import read_journal
-from normec.federation.screening import Limits
-from normec.federation.terms import MethodTerms, PlanTerms, PrivacyTerms
-from normec.federation.wire import REASONS, Record, Refusal, Reply, Request, WireError, from_fields, to_fields
+from normec.federation.protocol.digests import chained
+from normec.federation.protocol.journal import read_journal
+from normec.federation.protocol.screening import Limits
+from normec.federation.protocol.terms import MethodTerms, PlanTerms, PrivacyTerms
+from normec.federation.protocol.wire import REASONS, Record, Refusal, Reply, Request, WireError, from_fields, to_fields
 
 from .stories import NODES, Story
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from normec import Method, Privacy, Problem, data
-from normec.federation.coordinator import Coordinator, Evaluate
-from normec.federation.party import Party
-from normec.federation.policy import Policy
-from normec.federation.wire import Refusal, Reply, from_fields, to_fields
-from normec.federation.work import ProblemWork
-from normec.run import Plan
-from normec.sampling import Everyone, Participation
+from normec.federation.protocol.client_work import ProblemWork
+from normec.federation.protocol.coordinator import Coordinator, Evaluate
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.wire import Refusal, Reply, from_fields, to_fields
+from normec.sampling.participation import Everyone, Participation
+from normec.training.run import Plan
 
 NODES = [f"party-{i}" for i in range(5)]
 OPEN = Policy(allow_without_noise=True, report_loss=True, methods=["normec", "clip21", "ef21", "dpsgd", "gd"])

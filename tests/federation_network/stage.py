@@ -16,16 +16,16 @@ from torch import Tensor
 
 import normec
 import normec.data
-from normec.federation import party_state
-from normec.federation.account import read_releases
-from normec.federation.local import Asked, Federation, app_config
-from normec.federation.party import forgotten
-from normec.federation.scaffold import write_app
-from normec.federation.settings import read
-from normec.history import History
-from normec.lab import methods
+from normec.experiments import methods
+from normec.federation.flower.scaffold import write_app
+from normec.federation.flower.settings import read
+from normec.federation.local.run import Asked, Federation, app_config
+from normec.federation.protocol import party_state
+from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.party import forgotten
+from normec.storage.history import History
 
-from ..waiting import wait_for
+from ..support.waiting import wait_for
 
 PARTS = Path(__file__).with_name("parts")
 PARTIES = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..waiting import LIMIT, wait_for
+from ..support.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.slow
 

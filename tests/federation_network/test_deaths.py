@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..waiting import LIMIT, wait_for
+from ..support.waiting import LIMIT, wait_for
 from .test_command import running, started
 
 

@@ -9,7 +9,7 @@ import torch
 
 import normec
 
-from ..waiting import wait_for
+from ..support.waiting import wait_for
 from .stage import WITHOUT_NOISE, Stage
 
 pytestmark = pytest.mark.slow

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import normec
-from normec.federation import certificates
-from normec.federation.account import read_releases
-from normec.federation.journal import read_journal
-from normec.federation.server_state import TOKENS
+from normec.federation.local import certificates
+from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.journal import read_journal
+from normec.federation.protocol.server_state import TOKENS
 from normec.privacy.accounting import Event
 
-from ..waiting import wait_for
+from ..support.waiting import wait_for
 from .parts.hostile import KINDS
 from .stage import PARTIES, WITHOUT_NOISE, Stage
 

@@ -14,9 +14,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from normec import DPSGD, GD, Clip, Clip21, Identity, Method, NormEC, kernels, update
+from normec import DPSGD, GD, Clip, Clip21, Identity, Method, NormEC, kernels
 from normec.gradients import Block
 from normec.gradients.precision import products
+from normec.training import fused_update as update
 
 from . import image_checks, norm_checks, pool_checks, tile_checks
 from .cases import BATCH, engines, everything, problem

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 from normec import Problem
 from normec.gradients.batched import Batched
 from normec.gradients.loop import Loop
-from normec.records import ResidentRecords
-from normec.sampling import Batches
+from normec.problems.client_data import ResidentRecords
+from normec.sampling.participation import Batches
 
 from .cases import BATCH, CASES, CLASSES, SIZES, apart, engines, everything, problem
 

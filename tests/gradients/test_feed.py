@@ -8,9 +8,9 @@ from torch import Tensor
 
 from normec.gradients.feed import Feed
 from normec.gradients.loop import Loop
-from normec.records import ResidentRecords
-from normec.sampling import Batches
-from normec.streams import Stream
+from normec.problems.client_data import ResidentRecords
+from normec.sampling.participation import Batches
+from normec.sampling.random_streams import Stream
 
 from .cases import BATCH, SIZES, problem
 

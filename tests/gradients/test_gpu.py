@@ -24,27 +24,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import (
-    Callback,
-    Clip21,
-    FixedSize,
-    Method,
-    NormEC,
-    Privacy,
-    Problem,
-    Run,
-    SmoothedNorm,
-    models,
-    train,
-    update,
-)
+from normec import Callback, Clip21, FixedSize, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, models, train
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients import Block
 from normec.gradients.precision import products
-from normec.training import prepare, ready
+from normec.training import fused_update as update
+from normec.training.train import prepare, ready
 
-from ..core import closing_checks
-from ..core.runs import StopAt, same
+from ..support.runs import StopAt, same
+from ..training import graphed_round_checks as closing_checks
 from . import engine_checks, kernel_checks
 from .cases import BATCH, METHODS, engines, problem
 from .nearness import near

@@ -17,7 +17,7 @@ from normec import GD, NormEC, Problem, Run, UsageError, train
 from normec.gradients import guard
 from normec.gradients.guard import too_rough
 
-from ..core.runs import alike
+from ..support.runs import alike
 from .cases import BATCH, CLASSES
 
 

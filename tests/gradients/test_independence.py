@@ -18,8 +18,8 @@ from normec import DPSGD, GD, Clip, NormEC, Privacy, Problem, UsageError, models
 from normec.gradients import choose
 from normec.gradients.batched import Batched
 from normec.gradients.shared import Shared
-from normec.records import ResidentRecords
-from normec.sampling import PoissonBatches
+from normec.problems.client_data import ResidentRecords
+from normec.sampling.participation import PoissonBatches
 
 FEATURES, CLASSES = 5, 3
 CLIENT = Privacy(epsilon=8, trust="secure-sum")

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from normec import DPSGD, Clip, NormEC, train
 from normec.errors import UsageError
+from normec.experiments import build, config
 from normec.gradients import choose
-from normec.lab import build, config
-from normec.problem import Problem
-from normec.sampling import Batches, BatchSource, PoissonBatches
+from normec.problems.problem import Problem
+from normec.sampling.participation import Batches, BatchSource, PoissonBatches
 
 PROBLEMS = {
     "softmax, uneven clients, penalty": {"clients": 13, "split": "dirichlet", "penalty": 0.01},

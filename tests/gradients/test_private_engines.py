@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Privacy, Problem, SmoothedNorm, UsageError, models, train
 from normec.gradients import choose
-from normec.training import prepare
+from normec.training.train import prepare
 
 CLIENTS, CLASSES, FEATURES = 8, 3, 5
 

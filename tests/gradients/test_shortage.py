@@ -16,9 +16,9 @@ from torch import Tensor
 from normec import GD, FixedSize, NormEC, train
 from normec.gradients import choose
 from normec.gradients.shared import Shared
-from normec.sampling import Batches
+from normec.sampling.participation import Batches
 
-from ..core.runs import alike
+from ..support.runs import alike
 from .cases import BATCH, apart, everything, problem
 from .test_engines import close
 from .test_guard import lines

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from normec.bench.shapes import NETWORKS
+from benchmarks.speed.shapes import NETWORKS
 from normec.kernels import tiles
 
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None and "NORMEC_KERNELS" not in os.environ,  # make test-kernels wants it

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ..gradients.kernel_checks import CHECKS
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 
 GPU = torch.cuda.is_available()
 

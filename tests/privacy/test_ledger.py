@@ -30,8 +30,8 @@ from normec.privacy import (
 )
 from normec.privacy.chain import Chain, read_chain
 
-from ..waiting import LIMIT
-from ..work import calls
+from ..support.waiting import LIMIT
+from ..support.work import calls
 
 fork = multiprocessing.get_context("fork")
 TARGET = Privacy(epsilon=8.0, noise="seeded")

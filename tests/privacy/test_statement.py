@@ -11,7 +11,7 @@ import pytest
 from normec.errors import UsageError
 from normec.privacy import Privacy
 
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from normec.privacy import gaussian
 from normec.privacy.accounting import Account, Event, epsilon_of, sigma_for
 from normec.privacy.subsampled import Group, epsilon_pld, epsilon_rdp, interval
 
-from ..work import peak_bytes
+from ..support.work import peak_bytes
 
 
 def by_dp_accounting(z: float, rate: float, rounds: int, delta: float) -> float:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from normec.callbacks import Callback
 from normec.errors import Diverged
-from normec.lab import compare, config, runs
+from normec.experiments import compare, config, runs
+from normec.training.callbacks import Callback
 
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 12, "evaluate_every": 3}
 GRID = {"beta": (0.01, 0.1), "lr": (0.05, 0.5)}

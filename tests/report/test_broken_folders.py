@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from normec.errors import UsageError
-from normec.lab import results
+from normec.experiments import results
 from normec.report import page, reading, run_page, several
 from normec.report.listing import Listing
 from normec.report.server import Server

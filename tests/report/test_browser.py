@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from normec.history import History
 from normec.report import page as pages
+from normec.storage.history import History
 
 PAGES = ("private", "plain", "diverged", "comparison", "sweep")
 TRACES = "plot => plot.data.filter(trace => trace.name !== undefined).map(trace => trace.name)"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from normec.errors import UsageError
-from normec.history import History
 from normec.report import pictures
 from normec.report.spread import over_seeds
+from normec.storage.history import History
 
 
 def history(values: list[float], every: int = 1, column: str = "loss") -> History:

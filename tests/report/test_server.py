@@ -17,7 +17,7 @@ from normec.errors import UsageError
 from normec.report.server import Server
 
 from ..cli.command import start
-from ..waiting import LIMIT
+from ..support.waiting import LIMIT
 
 ENDLESS = "10000000"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normec.lab import config, runs
+from normec.experiments import config, runs
 from normec.report import page
 from normec.report.listing import Listing
 from normec.report.reading import SIMULATION, read_run

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from normec.history import NOT_COVERED, UNNOISED
-from normec.lab import compare, config, runs
+from normec.experiments import compare, config, runs
 from normec.report import charts, page, run_page
 from normec.report.listing import Listing
 from normec.report.reading import read_run
+from normec.storage.history import NOT_COVERED, UNNOISED
 
 from .conftest import SMALL, run
 from .test_pages import read
@@ -100,7 +100,7 @@ def test_several_runs_are_drawn_by_the_same_column(library: Path) -> None:
 
 
 def test_a_comparison_without_diagnostics_has_a_page(tmp_path: Path) -> None:
-    from normec.callbacks import Callback
+    from normec.training.callbacks import Callback
 
     entries = compare.contestants(["normec", "dpsgd-norm"], SMALL)
     compare.write(compare.run(entries, tmp_path, lambda _: Callback()), tmp_path)

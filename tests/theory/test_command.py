@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from normec.lab.theory import verify as theory_verify
-from tests.cli.command import normec
+from normec.experiments.theory_checks import verify as theory_verify
+
+from ..cli.command import normec
 
 DOCS = Path(__file__).parents[2] / "docs" / "theory.md"
 BOUND = (

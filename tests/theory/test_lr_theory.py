@@ -10,8 +10,8 @@ import torch
 from normec import DPSGD, Clip, NormEC, Poisson, Privacy, train
 from normec import theory as th
 from normec.errors import UsageError
-from normec.lab import build, config
-from normec.problem import Problem
+from normec.experiments import build, config
+from normec.problems.problem import Problem
 
 
 def problem() -> Problem:

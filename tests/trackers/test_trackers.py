@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from normec.callbacks import Callback
 from normec.errors import Diverged, UsageError
-from normec.lab import config, runs
+from normec.experiments import config, runs
 from normec.trackers import MLflow, TensorBoard, Tracker, named
+from normec.training.callbacks import Callback
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 12, "evaluate_every": 3, "checkpoint_seconds": 0.0}
 Points = dict[str, list[tuple[int, float]]]

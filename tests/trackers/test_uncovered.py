@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from normec.history import NOT_COVERED, UNNOISED
+from normec.storage.history import NOT_COVERED, UNNOISED
 from normec.trackers import TensorBoard, Tracker
 
 from .test_trackers import close, events, expected, train

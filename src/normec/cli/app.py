@@ -11,7 +11,7 @@ from click import ClickException
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError
-from . import bench, compare, data, federation, privacy, replay, report, reproduce, results, sweep, theory, train, ui
+from . import compare, data, federation, privacy, report, results, sweep, theory, train, ui
 from .terminal import printable
 
 app = typer.Typer(
@@ -23,16 +23,13 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("compare")(compare.compare)
-app.command("bench")(bench.bench)
 app.command("sweep")(sweep.sweep)
 app.command("results")(results.results)
-app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("ui")(ui.ui)
 app.add_typer(data.app, name="data")
 app.add_typer(federation.app, name="federation")
 app.add_typer(privacy.app, name="privacy")
-app.add_typer(replay.app, name="replay")
 app.add_typer(theory.app, name="theory")
 
 
@@ -45,10 +42,10 @@ def top(
         raise typer.Exit
 
 
-def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
+    """Run a command line; returns the exit code."""
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = commands(args=arguments, standalone_mode=False)
     except UsageError as error:
         return _fail(str(error), 2)
     except Diverged as error:

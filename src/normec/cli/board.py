@@ -12,8 +12,8 @@ from .progress import describe
 from .terminal import printable
 
 if TYPE_CHECKING:
-    from ..lab.results import Record
-    from ..lab.sweep import Event
+    from ..experiments.results import Record
+    from ..experiments.sweep import Event
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Tally:
                 cell.round, cell.rounds = event.round, event.rounds
             cell.row |= event.row or {}
             return
-        from ..lab import results
+        from ..experiments import results
 
         begun = self.running.pop(label, None)
         outcome = event.outcome
@@ -90,8 +90,8 @@ class Tally:
     def best(self) -> str:
         """The best setting so far, as a mean over the seeds that are through; empty while there is none."""
         from ..errors import UsageError
-        from ..lab import results
-        from ..lab.grid import text
+        from ..experiments import results
+        from ..experiments.grid import text
 
         try:
             row = results.best(self.records, self.by) if self.records else None
@@ -199,7 +199,7 @@ def board(total: int, by: str, quiet: bool) -> Lines | Board | None:
 
 def ending(event: Event, by: str) -> str:
     """How a cell ended, in a line."""
-    from ..lab import tuning
+    from ..experiments import tuning
 
     outcome = event.outcome
     if outcome is None:

@@ -60,8 +60,8 @@ def compare(
     step size, and its best by --by is shown; without --lr each method takes its own.
     """
     flags = {**locals(), "lr": None}
-    from ..lab import compare as lab
-    from ..lab import config as configs
+    from ..experiments import compare as lab
+    from ..experiments import config as configs
     from .progress import watcher
 
     settings = configs.load(config, o.overrides(set_, flags)).model_dump(exclude_unset=True)
@@ -100,7 +100,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """One line a method."""
-    from ..history import NOT_COVERED, uncovered
+    from ..storage.history import NOT_COVERED, uncovered
     from .tables import number, percent, show
 
     columns = ("method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")

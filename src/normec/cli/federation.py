@@ -22,7 +22,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.", show_default=False)],
 ) -> int:
     """Write a Flower app that runs as it is, to put one's own model and data into."""
-    from ..federation.scaffold import write_app
+    from ..federation.flower.scaffold import write_app
 
     for path in write_app(folder):
         print(path)
@@ -58,10 +58,10 @@ def local(
     The run lives in a folder like any other; the same command goes on after a stop.
     """
     _need_flower()
-    from ..federation import local as machine
-    from ..federation.settings import OF_THE_LAB
-    from ..lab.build import PRIVATE_SETTINGS
-    from ..lab.config import parse_assignment
+    from ..experiments.build import PRIVATE_SETTINGS
+    from ..experiments.config import parse_assignment
+    from ..federation.flower.settings import OF_THE_LAB
+    from ..federation.local import run as machine
     from .progress import watcher
     from .train import show_result
 
@@ -102,8 +102,8 @@ def party(
 ) -> int:
     """Take part as one party, with one's own copy of the app; the server's is not even fetched."""
     _need_flower()
-    from ..federation.node import load_client, serve
-    from ..federation.policy import load_policy
+    from ..federation.flower.node import load_client, serve
+    from ..federation.protocol.policy import load_policy
 
     load_policy(policy)  # a mistake in it shows now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
@@ -120,8 +120,8 @@ def ledger(
     as_json: o.Json = False,
 ) -> int:
     """What a party has spent: ε, δ and messages, in all and by run."""
-    from ..federation.policy import load_policy
-    from ..federation.spending import spending
+    from ..federation.protocol.policy import load_policy
+    from ..federation.protocol.spending import spending
     from .tables import show
 
     found = spending(folder, load_policy(policy if policy is not None else folder / "policy.toml"))

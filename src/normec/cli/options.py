@@ -60,7 +60,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 def overrides(assignments: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
     """Settings from `--set`, then from the flags that were given; of `flags`, only names of settings count."""
-    from ..lab.config import RunConfig, parse_assignment
+    from ..experiments.config import RunConfig, parse_assignment
 
     if isinstance(flags.get("lr"), str):
         flags = {**flags, "lr": parse_assignment(f"lr={flags['lr']}")[1]}

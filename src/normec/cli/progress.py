@@ -6,12 +6,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ..callbacks import Callback
-from ..history import NOT_COVERED, Row, uncovered
+from ..storage.history import NOT_COVERED, Row, uncovered
+from ..training.callbacks import Callback
 from .terminal import printable
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..training.run import Run
 
 
 class Watcher(Callback):

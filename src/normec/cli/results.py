@@ -52,10 +52,10 @@ def results(
     as_json: o.Json = False,
 ) -> int:
     """The runs below folders as a tidy table: a row a setting, with mean and spread over seeds."""
-    from ..atomic import write_atomic
     from ..errors import UsageError, one_of
-    from ..lab import results as lab
-    from ..lab import tables, tuning
+    from ..experiments import results as lab
+    from ..experiments import tables, tuning
+    from ..system.atomic import write_atomic
 
     format = "json" if as_json else format
     one_of(tables.FORMATS, format=format)
@@ -95,7 +95,7 @@ def results(
 def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool) -> tuple[list[str], str | None, bool]:
     """What to tune and by which column: as asked, or as the one sweep that is shown says itself."""
     from ..errors import UsageError
-    from ..lab import grid
+    from ..experiments import grid
 
     if tune is not None:
         names = [] if tune == "none" else [name.strip() for name in tune.split(",")]
@@ -112,7 +112,7 @@ def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """A table for people: what is the same everywhere or empty is left out."""
-    from ..lab.results import STATES
+    from ..experiments.results import STATES
     from .tables import show
 
     names = [name for name in rows[0] if name not in (*LOCAL, *STATES) and not _is_metric(name)]
@@ -141,7 +141,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
 
 def notes_on(rows: list[dict[str, Any]]) -> list[str]:
     """What a reader of the table should know."""
-    from ..history import NOT_COVERED, uncovered
+    from ..storage.history import NOT_COVERED, uncovered
 
     lines = []
     if any(uncovered(row) for row in rows):
@@ -157,7 +157,7 @@ def notes_on(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _is_metric(name: str) -> bool:
-    from ..lab.results import METRICS
+    from ..experiments.results import METRICS
 
     return name.removesuffix("_spread") in METRICS
 

@@ -13,8 +13,8 @@ from . import options as o
 from .terminal import printable
 
 if TYPE_CHECKING:
-    from ..lab.grid import Grid
-    from ..lab.sweep import Outcome
+    from ..experiments.grid import Grid
+    from ..experiments.sweep import Outcome
 
 
 def sweep(
@@ -39,9 +39,9 @@ def sweep(
     What is done is skipped, what was cut off goes on, a cell that diverges is recorded with its round and the rest
     runs. The same command goes on after a stop. Exit code 1 if a cell failed; it is tried again next time.
     """
-    from ..lab import grid as grids
-    from ..lab import sweep as lab
-    from ..lab.config import parse_assignment
+    from ..experiments import grid as grids
+    from ..experiments import sweep as lab
+    from ..experiments.config import parse_assignment
     from .board import board
 
     tables = grids.read(grid)
@@ -84,7 +84,7 @@ def _list(grid: Grid, standing: list[tuple[Path, str]], as_json: bool) -> None:
 
 
 def _show(grid: Grid, outcomes: list[Outcome], out: Path, as_json: bool) -> None:
-    from ..lab import results
+    from ..experiments import results
     from .results import notes_on, show_rows
 
     records = [results.of(outcome.summary, outcome.folder) for outcome in outcomes if outcome.summary]

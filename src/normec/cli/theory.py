@@ -87,8 +87,8 @@ def plan(
 ) -> None:
     """Parameters for a problem and a horizon, and what they promise beside what is known without training."""
     flags = {**locals()}
-    from ..lab import config as configs
-    from ..lab.theory import plan as plans
+    from ..experiments import config as configs
+    from ..experiments.theory_checks import plan as plans
 
     settings = o.overrides(set_, flags)
     if config is None:
@@ -125,7 +125,7 @@ def verify(
     as_json: o.Json = False,
 ) -> int:
     """Run the methods against their bounds, on random and real problems. Exit code 1 if one fails that should hold."""
-    from ..lab.theory import verify as verification
+    from ..experiments.theory_checks import verify as verification
 
     found = verification.verify(scale, out, data_dir, lambda line: print(line, file=sys.stderr, flush=True))
     if as_json:

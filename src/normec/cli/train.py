@@ -16,7 +16,7 @@ from . import options as o
 from .terminal import printable
 
 if TYPE_CHECKING:
-    from ..lab.runs import Result
+    from ..experiments.runs import Result
     from ..trackers import Tracker
 
 NOT_SETTINGS = ("quiet", "processes", "timeout", "max_restarts")
@@ -78,7 +78,7 @@ def train(
     the result of a run that is finished.
     """
     flags = {**locals()}
-    from ..lab import config as configs
+    from ..experiments import config as configs
 
     chosen = configs.load(config, o.overrides(set_, flags))
     if settings:
@@ -89,18 +89,18 @@ def train(
             print(f"{key} = {'(not set)' if value is None else json.dumps(value)}")
         return 0
 
-    from ..cluster import joining, launch
-    from ..lab import build, runs
+    from ..distributed import launch, process_group
+    from ..experiments import build, runs
     from .progress import watcher
 
     folder = runs.default_folder(chosen) if out is None else out
-    if processes is not None and not joining.launched():
+    if processes is not None and not process_group.launched():
         at_least(1, processes=processes)
         at_least(0, max_restarts=max_restarts)
         if processes > 1:
             return launch.launch([sys.executable, "-m", "normec", *sys.argv[1:]], processes, max_restarts)
     with ExitStack() as stack:
-        world = stack.enter_context(joining.join(build.device(chosen.device), timeout))
+        world = stack.enter_context(process_group.join(build.device(chosen.device), timeout))
         asked = _trackers(track, folder, chosen.known_by()) if world.rank == 0 else []
         trackers = [stack.enter_context(tracker) for tracker in asked]
         result = runs.execute(chosen, folder, [watcher(chosen.method, quiet), *trackers], world)
@@ -137,7 +137,7 @@ def privacy_line(spent: dict[str, Any]) -> str:
 
 def _beside(result: Result, quiet: bool) -> None:
     """The default job says more: the baselines under the same guarantee, and training without one."""
-    from ..lab import compare
+    from ..experiments import compare
     from .compare import show_rows
     from .progress import watcher
 
@@ -151,8 +151,8 @@ def _beside(result: Result, quiet: bool) -> None:
 
 def show_result(result: Result) -> None:
     """The summary as a table."""
-    from ..history import NOT_COVERED, uncovered
     from ..report.reading import SIMULATION, simulated
+    from ..storage.history import NOT_COVERED, uncovered
     from .tables import number, percent, show
 
     summary, final = result.summary, result.summary["final"]

@@ -6,12 +6,12 @@
 Importing this needs torch and numpy only; scikit-learn and pillow are imported by the sets that need them.
 """
 
-from normec.data.augment import Augment, CropFlip, Flip, Normalize, Scale, Transform
-from normec.data.catalog import Listing, listing
-from normec.data.dataset import Dataset
-from normec.data.fetch import get
-from normec.data.loading import load
-from normec.data.partition import SCHEMES, split
+from .augment import Augment, CropFlip, Flip, Normalize, Scale, Transform
+from .catalog import Listing, listing
+from .dataset import Dataset
+from .fetch import get
+from .loading import load
+from .partition import SCHEMES, split
 
 __all__ = [
     "SCHEMES",

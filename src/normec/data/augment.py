@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from normec.errors import UsageError, at_least, positive
+from ..errors import UsageError, at_least, positive
 
 
 class Transform(Protocol):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from normec.data.entries import ENTRIES, Entry
-from normec.data.folders import locate
+from .entries import ENTRIES, Entry
+from .folders import locate
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import IO
 
 import numpy as np
 
-from normec.data.entries import Entry
-from normec.errors import UsageError
+from ..errors import UsageError
+from .entries import Entry
 
 CHUNK = 1 << 20
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from normec.errors import UsageError
+from ..errors import UsageError
 
 ARCHIVE = "cifar-10-binary.tar.gz"
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))

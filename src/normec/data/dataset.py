@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from normec.data.augment import Augment, Transform
-from normec.errors import UsageError, at_least
+from ..errors import UsageError, at_least
+from .augment import Augment, Transform
 
 
 @dataclass(frozen=True)

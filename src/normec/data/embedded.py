@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from normec.data.holdout import stratified
-from normec.errors import UsageError
+from ..errors import UsageError
+from .holdout import stratified
 
 Part = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 

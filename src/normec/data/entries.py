@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from normec.data.cifar import ARCHIVE
-from normec.data.origins import DebianPackage, Download, NpmPackage, Origin
+from .cifar import ARCHIVE
+from .origins import DebianPackage, Download, NpmPackage, Origin
 
 Family = Literal["embedded", "libsvm", "idx", "cifar10"]
 

@@ -16,12 +16,12 @@ import time
 import zlib
 from pathlib import Path
 
-from normec.data.checksum import verify
-from normec.data.cifar import ARCHIVE, decode_archive, decode_strips
-from normec.data.entries import ENTRIES, FILE_PREFIX, Entry
-from normec.data.folders import by_hand, cache_folder, locate
-from normec.data.origins import Report, Unavailable
-from normec.errors import UsageError, one_of
+from ..errors import UsageError, one_of
+from .checksum import verify
+from .cifar import ARCHIVE, decode_archive, decode_strips
+from .entries import ENTRIES, FILE_PREFIX, Entry
+from .folders import by_hand, cache_folder, locate
+from .origins import Report, Unavailable
 
 STALE = 24 * 3600.0
 

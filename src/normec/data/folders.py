@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from normec.data.entries import Entry, Family
-from normec.data.origins import Download
-from normec.errors import UsageError
+from ..errors import UsageError
+from .entries import Entry, Family
+from .origins import Download
 
 VARIABLE = "NORMEC_DATA"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from normec.errors import UsageError
+from ..errors import UsageError
 
 UNSIGNED_BYTE = 8
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from normec.errors import UsageError
+from ..errors import UsageError
 
 # The federation's models are dense; a bag-of-words file with a million columns would only end in swap.
 LARGEST = 8 * 2**30

@@ -9,16 +9,16 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import TensorDataset
 
-from normec.data.augment import CropFlip, Normalize, Scale
-from normec.data.cifar import read_arrays
-from normec.data.dataset import Dataset
-from normec.data.embedded import read_embedded
-from normec.data.entries import ENTRIES, FILE_PREFIX, Entry
-from normec.data.folders import locate, missing
-from normec.data.holdout import stratified
-from normec.data.idx import read_pair
-from normec.data.libsvm import Table, class_indices, read_libsvm
-from normec.errors import UsageError, one_of
+from ..errors import UsageError, one_of
+from .augment import CropFlip, Normalize, Scale
+from .cifar import read_arrays
+from .dataset import Dataset
+from .embedded import read_embedded
+from .entries import ENTRIES, FILE_PREFIX, Entry
+from .folders import locate, missing
+from .holdout import stratified
+from .idx import read_pair
+from .libsvm import Table, class_indices, read_libsvm
 
 # Those of akamaster's pytorch_resnet_cifar10, whose ResNet20 is the usual baseline (ImageNet's, by habit).
 CIFAR_MEAN, CIFAR_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

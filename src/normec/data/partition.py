@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from normec.errors import UsageError, at_least, one_of, positive
+from ..errors import UsageError, at_least, one_of, positive
 
 SCHEMES = ("iid", "dirichlet", "label", "column")
 

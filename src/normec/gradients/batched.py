@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from ..objective import Buffers
-from ..problem import Problem
-from ..records import ResidentRecords
-from ..sampling import Batches
+from ..problems.client_data import ResidentRecords
+from ..problems.objective import Buffers
+from ..problems.problem import Problem
+from ..sampling.participation import Batches
 from .engine import Block
 from .feed import Feed
 from .precision import Precision, autocast

@@ -8,10 +8,10 @@ from typing import Literal, cast
 from torch import nn
 
 from ..errors import UsageError, one_of
-from ..objective import Objective
-from ..problem import Problem
-from ..records import ResidentRecords
-from ..sampling import Batches, BatchSource
+from ..problems.client_data import ResidentRecords
+from ..problems.objective import Objective
+from ..problems.problem import Problem
+from ..sampling.participation import Batches, BatchSource
 from .batched import Batched
 from .compiled import Compiled, pays_back
 from .engine import Engine

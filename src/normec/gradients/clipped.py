@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from ..operators import Clip
-from ..problem import Problem
+from ..algorithms.operators import Clip
+from ..problems.problem import Problem
 
 _CHUNK_FLOATS = 2**24
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..objective import Buffers
-from ..problem import Problem
-from ..records import ResidentRecords
-from ..sampling import Batches
-from ..streams import derive_seed, seed_generators
+from ..problems.client_data import ResidentRecords
+from ..problems.objective import Buffers
+from ..problems.problem import Problem
+from ..sampling.participation import Batches
+from ..sampling.random_streams import derive_seed, seed_generators
 from .engine import Block
 from .feed import Feed
 from .precision import Precision, autocast

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..objective import Buffers
+from ..problems.objective import Buffers
 
 
 @dataclass(frozen=True)

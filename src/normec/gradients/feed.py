@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..problem import Problem
-from ..records import ResidentRecords
-from ..sampling import Batches
-from ..streams import Stream
+from ..problems.client_data import ResidentRecords
+from ..problems.problem import Problem
+from ..sampling.participation import Batches
+from ..sampling.random_streams import Stream
 from .engine import upload
 
 _AHEAD = 2**18  # at most so many record numbers are drawn at once where everyone takes part

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..objective import Buffers
+from ..problems.objective import Buffers
 
 Result = TypeVar("Result")
 

@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ..algorithms.operators import norms
 from ..errors import UsageError
-from ..objective import Buffers
-from ..operators import norms
-from ..problem import Problem
-from ..records import ResidentRecords
+from ..problems.client_data import ResidentRecords
+from ..problems.objective import Buffers
+from ..problems.problem import Problem
 from .engine import Block, Engine
 from .loop import Loop
 from .precision import Precision

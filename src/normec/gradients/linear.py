@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from ..data.augment import Transform, treats_records_alone
 from ..models import Logistic, Softmax, binary_loss
-from ..objective import Buffers
-from ..problem import Problem
-from ..records import ResidentRecords
-from ..sampling import BatchSource
+from ..problems.client_data import ResidentRecords
+from ..problems.objective import Buffers
+from ..problems.problem import Problem
+from ..sampling.participation import BatchSource
 from .engine import Block, upload
 
 _BLOCK_FLOATS = 2**24

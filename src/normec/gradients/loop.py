@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..objective import Buffers, Objective
-from ..problem import Problem
-from ..sampling import BatchSource
-from ..streams import Stream, derive_seed, seed_generators
+from ..problems.objective import Buffers, Objective
+from ..problems.problem import Problem
+from ..sampling.participation import BatchSource
+from ..sampling.random_streams import Stream, derive_seed, seed_generators
 from .clipped import clipped_gradient
 from .engine import Block
 from .precision import Precision, autocast

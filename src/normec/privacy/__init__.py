@@ -4,22 +4,14 @@ statement → rules → release ⇄ accounting → noise, ledger, audit. Importi
 asked for where it is used.
 """
 
-from normec.privacy.accounting import Account, Event, epsilon_of, sigma_for
-from normec.privacy.audit import Audit, View, audit, audit_releases, audit_scores
-from normec.privacy.ledger import BudgetSpent, Head, Ledger, LedgerDamaged, LedgerInUse, Receipt
-from normec.privacy.noise import (
-    ExactNoise,
-    NoiseSource,
-    SecureNoise,
-    SeededNoise,
-    noise_source,
-    privatise,
-    privatise_sum,
-)
-from normec.privacy.release import Calibrated, Release, calibrate, paper_sigma
-from normec.privacy.rules import release
-from normec.privacy.setting import FULL, Facts, Refused, Sampling, Setting
-from normec.privacy.statement import Privacy
+from .accounting import Account, Event, epsilon_of, sigma_for
+from .audit import Audit, View, audit, audit_releases, audit_scores
+from .ledger import BudgetSpent, Head, Ledger, LedgerDamaged, LedgerInUse, Receipt
+from .noise import ExactNoise, NoiseSource, SecureNoise, SeededNoise, noise_source, privatise, privatise_sum
+from .release import Calibrated, Release, calibrate, paper_sigma
+from .rules import release
+from .setting import FULL, Facts, Refused, Sampling, Setting
+from .statement import Privacy
 
 __all__ = [
     "FULL",

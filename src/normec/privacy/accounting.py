@@ -21,11 +21,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from normec.errors import UsageError, at_least, fraction, open_unit, positive
-from normec.privacy import gaussian
-from normec.privacy.extras import needed
-from normec.privacy.gaussian import delta, epsilon, mu_for
-from normec.privacy.subsampled import LARGEST_EPSILON, Group, epsilon_pld, epsilon_rdp, interval, resolvable
+from ..errors import UsageError, at_least, fraction, open_unit, positive
+from . import gaussian
+from .extras import needed
+from .gaussian import delta, epsilon, mu_for
+from .subsampled import LARGEST_EPSILON, Group, epsilon_pld, epsilon_rdp, interval, resolvable
 
 __all__ = ["Account", "Event", "delta", "epsilon", "epsilon_of", "mu_for", "sigma_for"]
 

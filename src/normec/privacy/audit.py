@@ -40,9 +40,9 @@ from typing import Any
 
 import numpy as np
 
-from normec.errors import UsageError, at_least, open_unit
-from normec.privacy import gaussian
-from normec.privacy.extras import needed
+from ..errors import UsageError, at_least, open_unit
+from . import gaussian
+from .extras import needed
 
 Scores = np.ndarray[Any, np.dtype[np.float64]]
 

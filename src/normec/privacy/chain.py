@@ -42,10 +42,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
-from normec.atomic import PRIVATE_FILE, flush
-from normec.errors import UsageError
-from normec.file_reading import read_bytes
-from normec.process import process_identity
+from ..errors import UsageError
+from ..system.atomic import PRIVATE_FILE, flush
+from ..system.file_reading import read_bytes
+from ..system.process import process_identity
 
 
 class LedgerDamaged(RuntimeError):  # noqa: N818  (a state of the file, not of the program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from normec.errors import UsageError
+from ..errors import UsageError
 
 
 def needed(module: str, extra: str) -> Any:

@@ -25,7 +25,7 @@ import math
 import torch
 from torch import Tensor
 
-from normec.errors import UsageError, positive
+from ..errors import UsageError, positive
 
 GRID_BITS = 30
 _LARGEST = 2**52

@@ -32,10 +32,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
-from normec.errors import UsageError, at_least, positive
-from normec.privacy.accounting import Account, Event
-from normec.privacy.chain import Chain, Head, LedgerDamaged, LedgerInUse
-from normec.privacy.statement import Privacy
+from ..errors import UsageError, at_least, positive
+from .accounting import Account, Event
+from .chain import Chain, Head, LedgerDamaged, LedgerInUse
+from .statement import Privacy
 
 __all__ = ["BudgetSpent", "Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]
 

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atomic import writing
+from ..algorithms.methods import CLIENT_STEPS, Method, overridden
+from ..algorithms.operators import proven_lipschitz
 from ..errors import UsageError
-from ..file_reading import read_if_present
-from ..methods import CLIENT_STEPS, Method, overridden
-from ..operators import proven_lipschitz
+from ..system.atomic import writing
+from ..system.file_reading import read_if_present
 from .accounting import Account, Event, mu_for
 from .chain import read_chain
 from .grid import from_grid, grid_step, snap

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normec.errors import UsageError, at_least, one_of, positive
-from normec.privacy.extras import needed
-from normec.privacy.grid import from_grid, grid_step, snap
-from normec.privacy.keystream import Keystream, rounded_gaussians
+from ..errors import UsageError, at_least, one_of, positive
+from .extras import needed
+from .grid import from_grid, grid_step, snap
+from .keystream import Keystream, rounded_gaussians
 
 Shape = int | tuple[int, ...] | torch.Size
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normec.errors import UsageError, at_least, positive
-from normec.privacy.accounting import Account, Event, sigma_for
-from normec.privacy.records import Sensitivity
-from normec.privacy.statement import Privacy
+from ..errors import UsageError, at_least, positive
+from .accounting import Account, Event, sigma_for
+from .records import Sensitivity
+from .statement import Privacy
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
-from normec.privacy.grid import GRID_BITS
-from normec.privacy.records import Sensitivity
-from normec.privacy.release import Release
-from normec.privacy.setting import Facts, Refused, Setting
-from normec.privacy.statement import Privacy
+from .grid import GRID_BITS
+from .records import Sensitivity
+from .release import Release
+from .setting import Facts, Refused, Setting
+from .statement import Privacy
 
 
 def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from normec.errors import UsageError, at_least, fraction, one_of, positive
+from ..errors import UsageError, at_least, fraction, one_of, positive
 
 
 class Refused(UsageError):  # noqa: N818  (a verdict, not a crash)

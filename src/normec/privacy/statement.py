@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from normec.errors import UsageError, at_least, fraction, one_of, open_unit, positive
+from ..errors import UsageError, at_least, fraction, one_of, open_unit, positive
 
 Unit = Literal["client", "record"]
 Relation = Literal["zero-out", "replace"]

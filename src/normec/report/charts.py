@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..history import NOT_COVERED, History, Row
+from ..storage.history import NOT_COVERED, History, Row
 from .html import Html, e
 from .spread import over_seeds
 

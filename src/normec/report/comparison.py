@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..file_reading import read_json
-from ..history import NOT_COVERED, UNNOISED
+from ..storage.history import NOT_COVERED, UNNOISED
+from ..system.file_reading import read_json
 from . import several, shapes, words
 from .document import Section, copyable
 from .html import Html, e, join, table

@@ -9,8 +9,8 @@ from statistics import NormalDist
 from typing import Any
 
 from ..errors import UsageError
-from ..file_reading import read_bytes
-from ..history import NOT_COVERED
+from ..storage.history import NOT_COVERED
+from ..system.file_reading import read_bytes
 from . import shapes, words
 from .document import Section, cards
 from .html import Html, e, join, table

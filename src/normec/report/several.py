@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..history import NOT_COVERED
+from ..storage.history import NOT_COVERED
 from . import charts, guarantee, words
 from .document import Section, copyable, document, notes_of, pill
 from .html import Html, e, join, table

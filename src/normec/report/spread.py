@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..history import History
+from ..storage.history import History
 
 Spread = Literal["deviation", "range", "none"]
 

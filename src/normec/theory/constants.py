@@ -27,9 +27,9 @@ from .. import gradients
 from ..errors import UsageError
 from ..gradients.linear import fits
 from ..models import Logistic, NonconvexPenalty, binary_loss
-from ..objective import Objective
-from ..problem import Problem
-from ..records import ResidentRecords
+from ..problems.client_data import ResidentRecords
+from ..problems.objective import Objective
+from ..problems.problem import Problem
 from .numbers import Array
 
 WIDEST = 4000  # features up to which L is an eigenvalue of one matrix; beyond, the mean of the L_i

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
+from ..algorithms.methods import Method
+from ..algorithms.operators import SmoothedNorm
 from ..errors import UsageError
-from ..methods import Method
-from ..objective import Objective
-from ..operators import SmoothedNorm
+from ..problems.objective import Objective
 from .constants import Constants, constants_of
 from .promises import promises, warmed_up
 from .relatives import ef21_gamma

@@ -16,7 +16,7 @@ from ..privacy.extras import needed
 from .tracker import Tracker
 
 LOCAL = "sqlite:///mlflow.db"
-KEY = "normec.run"
+KEY = "normec.training.run"
 SECONDS_BETWEEN = 1.0
 MOST_HELD = 900  # a batch may have 1000
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ..callbacks import Callback
-from ..history import NOT_COVERED, Row, uncovered
+from ..storage.history import NOT_COVERED, Row, uncovered
+from ..training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from ..run import Run
+    from ..training.run import Run
 
 
 class Tracker(Callback):

@@ -20,11 +20,11 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from normec.federation.digests import chained
-from normec.federation.flower import to_records
-from normec.federation.node import _private_key, _push
-from normec.federation.roster import name_of
-from normec.federation.wire import Refusal, Reply, to_fields
+from normec.federation.flower.node import _private_key, _push
+from normec.federation.flower.records import to_records
+from normec.federation.flower.roster import name_of
+from normec.federation.protocol.digests import chained
+from normec.federation.protocol.wire import Refusal, Reply, to_fields
 
 Fields = dict[str, Any]
 

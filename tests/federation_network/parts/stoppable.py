@@ -12,10 +12,11 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from normec.federation import node, party_state
-from normec.federation.account import PartyAccount
-from normec.federation.app import client_app
-from normec.federation.work import ProblemWork
+from normec.federation.flower import node
+from normec.federation.flower.app import client_app
+from normec.federation.protocol import party_state
+from normec.federation.protocol.account import PartyAccount
+from normec.federation.protocol.client_work import ProblemWork
 
 from . import task
 

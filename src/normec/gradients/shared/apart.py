@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from ...models import MLP, GroupNormCNN, ResNet20, SmallCNN, resnet
-from ...problem import Problem
+from ...problems.problem import Problem
 from .rules import RULED, NoRule, hooked
 
 # They call their children, which are looked at one by one.

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...models import binary_loss
-from ...objective import Buffers
-from ...problem import Problem
-from ...records import ResidentRecords
-from ...sampling import Batches
+from ...problems.client_data import ResidentRecords
+from ...problems.objective import Buffers
+from ...problems.problem import Problem
+from ...sampling.participation import Batches
 from ..engine import Block
 from ..feed import Feed
 from ..graphs import MOST, Graphs

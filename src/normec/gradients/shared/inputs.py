@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ... import kernels
 from ...data.augment import CropFlip, Normalize, Scale
-from ...problem import Problem
-from ...records import ResidentRecords
+from ...problems.client_data import ResidentRecords
+from ...problems.problem import Problem
 
 _BYTES, _PART = 2**28, 16  # kept at most; or that part of a GPU's memory
 

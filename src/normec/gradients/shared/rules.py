@@ -15,16 +15,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...models.resnet import Shortcut
-from ...problem import Problem
+from ...problems.problem import Problem
 from .convolution import ConvRows, TiledConvRows
-from .layers import (
-    AdaptiveMaxPoolByKernel,
-    AffineRows,
-    EmbeddingRows,
-    LinearRows,
-    MaxPoolByKernel,
-    ShortcutByKernel,
-)
+from .layers import AdaptiveMaxPoolByKernel, AffineRows, EmbeddingRows, LinearRows, MaxPoolByKernel, ShortcutByKernel
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
 from .slots import Sink, Slot
 

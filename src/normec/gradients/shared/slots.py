@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.tiles import Tiles
-from ...objective import Buffers
+from ...problems.objective import Buffers
 from .packing import Packing
 
 if TYPE_CHECKING:

@@ -1,0 +1,159 @@
+"""One private run of a study: what it reaches, and what its estimate is made of when it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normec import gradients
+from normec.algorithms.methods import Method
+from normec.algorithms.operators import normalise, norms
+from normec.errors import Diverged
+from normec.experiments import build, methods
+from normec.experiments.config import RunConfig, make
+from normec.problems.client_data import Records
+from normec.problems.problem import Problem
+from normec.training import interleaved as fleet
+from normec.training.loop import Rounds
+from normec.training.observer import copied
+from normec.training.run import Plan, Run
+from normec.training.train import prepare, ready
+
+Found = dict[str, Any]
+ANATOMY = ("gradient", "estimate", "noise", "cosine", "turn", "memory_error")
+DIVERGED = 0.0  # the accuracy, or the area, of a run that did not come to its end
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run that is to be measured.
+
+    `by` says what is measured: "accuracy", or "area", that under the ROC curve, where one class is so common that
+    accuracy says nothing. With `why` also what ĝ holds at the end: see `_anatomy`.
+    """
+
+    settings: Mapping[str, Any]
+    seed: int
+    validation: float  # the share of the training records held out
+    by: str = "accuracy"
+    why: bool = False
+
+
+def measure(trials: Sequence[Trial]) -> list[Found]:
+    """`value` at the end of each run: on the records held out where some are, else on the test set.
+
+    They are alike in precision and take turns, which is worth it on a GPU.
+    """
+    begun = [_Begun.of(trial) for trial in trials]
+    device, precision = begun[0].problem.x0.device, begun[0].rounds.plan.precision
+    with ready(precision):
+        ends = fleet.together([one.rounds.steps(lambda: False) for one in begun], device)
+        return [one.found(end) for one, end in zip(begun, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    trial: Trial
+    problem: Problem
+    method: Method
+    rounds: Rounds
+
+    @classmethod
+    def of(cls, trial: Trial) -> _Begun:
+        config: RunConfig = make({**trial.settings, "seed": trial.seed, "validation": trial.validation})
+        problem = _problem(build.known_by(config), config, str(build.device(config.device)))
+        method = methods.build(config, len(problem.x0), problem.tensor_sizes)
+        asked = build.training(config)
+        asked |= {"log_every": config.rounds, "evaluate_every": config.rounds}
+        return cls(trial, problem, method, prepare(problem, method, **asked))
+
+    def found(self, run: Run | Exception) -> Found:
+        if isinstance(run, Diverged):
+            return {"value": DIVERGED, "diverged": run.round}
+        if isinstance(run, Exception):
+            raise run
+        trial, problem = self.trial, self.problem
+        last = run.history.rows[-1]
+        prefix = "validation_" if trial.validation else ""
+        found = {"loss": last["validation_loss" if trial.validation else "test_loss"]}
+        held = problem.validation if trial.validation else problem.test
+        found["value"] = last[f"{prefix}accuracy"] if trial.by == "accuracy" else _area(problem, run, held)
+        if run.privacy is not None:
+            found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
+        return found | (_anatomy(problem, self.method, run, self.rounds.plan) if trial.why else {})
+
+
+_kept: dict[str, Problem] = {}
+
+
+def _problem(name: str, config: RunConfig, device: str) -> Problem:
+    """The problem of a configuration, on its device; the last few are kept, for trials differ in little else."""
+    key = f"{device} {name}"
+    if key not in _kept:
+        if len(_kept) >= 4:
+            _kept.pop(next(iter(_kept)))
+        _kept[key] = build.problem(config).to(torch.device(device))
+    return _kept[key]
+
+
+def area(scores: Tensor, positive: Tensor) -> float:
+    """The share of pairs, a positive and a negative record, that the scores put in order; a tie counts half."""
+    values, place, count = scores.double().unique(return_inverse=True, return_counts=True)
+    del values
+    ranks = (count.cumsum(0) - (count - 1) / 2)[place]  # ties share the mean of their ranks
+    p, n = int(positive.sum()), int((~positive).sum())
+    if not p or not n:
+        return math.nan
+    return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n))
+
+
+@torch.no_grad()
+def _area(problem: Problem, run: Run, held: Records | None) -> float:
+    if held is None:
+        return math.nan
+    inputs, targets = held.batch(0, None)
+    outputs = problem.outputs(run.x, inputs)
+    scores = outputs.flatten() if outputs.numel() == len(targets) else outputs[:, 1] - outputs[:, 0]
+    return area(scores.cpu(), (targets > 0).cpu())
+
+
+def _anatomy(problem: Problem, method: Method, run: Run, plan: Plan) -> Found:
+    """Norms at the end: of ∇f, of ĝ, of the noise in ĝ, of the clients' memory error; cosines of ĝ and ∇f, and of ∇f
+    before the last step and after (`turn`: far below zero where steps are too long).
+
+    With error feedback the noise in ĝ is all that it has gathered, ‖ĝ − mean g_i‖, measured; without, that of one
+    round, βσ√(d/n), expected; or of the T that momentum p carries on, √((1−p²ᵀ)/(1−p²)) times as much.
+    """
+    state, n, seed = run.state, problem.clients, 0
+    engine = gradients.choose("auto", problem, None, seed, precision=plan.precision)
+    direction = normalise(state.estimate) if method.server_norm else state.estimate
+    before = state.x + plan.step_size(state.round - 1) * direction
+    slope, earlier, away = torch.zeros_like(state.x), torch.zeros_like(state.x), 0.0
+    for block in engine.blocks(before, copied(state.buffers), state.round, full=True):
+        earlier += block.grads.sum(0) / n
+    for block in engine.blocks(state.x, copied(state.buffers), state.round, full=True):
+        slope += block.grads.sum(0) / n
+        if method.feedback:
+            away += float(norms(block.grads - state.memory[block.rows].to(block.grads)).sum())
+    sigma = run.privacy.sigma if run.privacy is not None else 0.0
+    if method.feedback:
+        noise = float(torch.linalg.vector_norm(state.estimate - state.memory.mean(0)))
+    else:
+        p = method.momentum
+        rounds = (1 - p ** (2 * state.round)) / (1 - p**2)
+        noise = method.beta * sigma * math.sqrt(rounds * len(state.x) / n)
+    found = {"gradient": float(norms(slope)), "estimate": float(norms(state.estimate)), "noise": noise}
+    found |= {"cosine": _cosine(slope, state.estimate), "turn": _cosine(slope, earlier)}
+    if method.feedback:
+        found["memory_error"] = away / n
+    return found
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    lengths = float(norms(one)) * float(norms(other))
+    return float(one @ other) / lengths if lengths > 0 else 0.0

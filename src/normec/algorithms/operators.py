@@ -1,0 +1,250 @@
+"""Ψ, the map a client applies before it sends: bounded (normalise, clip) or sparse (Top-k, Rand-k).
+
+An operator is a pure function on flat tensors ``[..., d]`` of any float dtype; leading dimensions are
+independent vectors. It states three facts about itself:
+
+``bound``
+    sup ‖Ψ(v)‖ over all v: what a privacy guarantee rests on (``inf`` where there is none).
+``scale(norm)``
+    the factor s with Ψ(v) = s(‖v‖) v, where Ψ is of that kind: messages, their sum and the new memories then take
+    two passes over the gradients and no table of messages (see `update`).
+``contraction(norm, dim)``
+    the largest ‖Ψ(v) − v‖ / ‖v‖ over vectors of that norm and dimension (the paper's Table 1):
+    what error feedback rests on.
+
+0/0 = 0 in every normalisation, so a zero vector is never an error and never NaN. A norm whose square
+leaves the normal range of its dtype (under 3e-16 in float32) counts as zero, for then a quotient of
+roundings could exceed the bound; a norm that overflows gives the zero vector. Both keep the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError, at_least, non_negative, positive
+from ..sampling.random_streams import Key
+
+
+class Operator(Protocol):
+    """What a method asks of Ψ. `key` is the randomness of this call; deterministic operators ignore it."""
+
+    @property
+    def bound(self) -> float: ...
+
+    def __call__(self, v: Tensor, key: Key | None = None) -> Tensor: ...
+
+    def scale(self, norm: Tensor) -> Tensor | None:
+        """s with Ψ(v) = s v for every v of that norm; None where Ψ does more than scale."""
+        ...
+
+    @property
+    def lipschitz(self) -> float:
+        """The constant of Ψ where Ψ is the gradient of a convex function, else inf: record-level privacy asks."""
+        ...
+
+    def contraction(self, norm: float, dim: int) -> float: ...
+
+    def payload(self, dim: int, itemsize: int) -> int:
+        """Bytes of one message of dimension `dim`."""
+        ...
+
+
+def norms(v: Tensor) -> Tensor:
+    """‖v‖ over the last dimension, kept as size 1; half precisions are summed in float32."""
+    dtype = torch.float32 if v.dtype in (torch.float16, torch.bfloat16) else v.dtype
+    found: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=dtype)
+    return found
+
+
+def normalise(v: Tensor, alpha: float = 0.0) -> Tensor:
+    """v / (α + ‖v‖) with 0/0 = 0."""
+    return _scaled(v, SmoothedNorm(alpha).scale)
+
+
+def _scaled(v: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+    length = norms(v)
+    return (v.to(length.dtype) * scale(length)).to(v.dtype)
+
+
+def shortest(dtype: torch.dtype) -> float:
+    """The norm under which squares leave the normal range and a norm is not to be trusted."""
+    limits = torch.finfo(dtype)
+    return math.sqrt(limits.tiny / limits.eps)
+
+
+class Scaling:
+    """An operator that multiplies a vector by a factor of its norm; it is defined by its `scale` alone.
+
+    Only operators that inherit this `__call__` take the fused path of `update`, which never calls it. An operator with
+    a `__call__` of its own is called, whatever its `scale` says.
+    """
+
+    def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
+        return _scaled(v, self.scale)
+
+    def scale(self, norm: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} defines no scale")
+
+    def payload(self, dim: int, itemsize: int) -> int:
+        return dim * itemsize
+
+
+def defined_by_scale(operator: Operator) -> bool:
+    """Whether `operator(v)` is `operator.scale(norm) * v` by definition, and not only by what the operator claims."""
+    return isinstance(operator, Scaling) and type(operator).__call__ is Scaling.__call__
+
+
+def proven_lipschitz(operator: Operator) -> float:
+    """The operator's `lipschitz`, or inf where a subclass changes the operator and inherits the constant.
+
+    A constant that was stated for another map says nothing of this one.
+    """
+    classes = type(operator).__mro__
+
+    def home(name: str) -> int:
+        return next((place for place, kind in enumerate(classes) if name in vars(kind)), len(classes))
+
+    return operator.lipschitz if home("lipschitz") <= min(home("__call__"), home("scale")) else math.inf
+
+
+@dataclass(frozen=True)
+class SmoothedNorm(Scaling):
+    """Norm_α(v) = v / (α + ‖v‖), eq. (5). Lemma 1: ‖Norm_α(v)‖ ≤ 1 and, exactly,
+    ‖v − β Norm_α(v)‖² = (1 − β/(α+‖v‖))² ‖v‖². α = 0 is plain normalisation.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        non_negative(alpha=self.alpha)
+
+    @property
+    def bound(self) -> float:
+        return 1.0
+
+    def scale(self, norm: Tensor) -> Tensor:
+        length = self.alpha + norm
+        vanishing = length < shortest(length.dtype)  # false for NaN: what is broken stays visible
+        return length.masked_fill(vanishing, 1.0).reciprocal().masked_fill(vanishing, 0.0)
+
+    @property
+    def lipschitz(self) -> float:
+        """1/α: Norm_α is the gradient of ‖v‖ − α ln(1 + ‖v‖/α)."""
+        return 1 / self.alpha if self.alpha > 0 else math.inf
+
+    def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
+        return abs(1 - 1 / (self.alpha + norm)) if self.alpha + norm > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Clip(Scaling):
+    """Clip_τ(v) = min(1, τ/‖v‖) v, eq. (4). ‖Clip_τ(v)‖ ≤ τ; ‖Clip_τ(v) − v‖ = max(0, ‖v‖ − τ)."""
+
+    tau: float
+
+    def __post_init__(self) -> None:
+        positive(tau=self.tau)
+
+    @property
+    def bound(self) -> float:
+        return self.tau
+
+    def scale(self, norm: Tensor) -> Tensor:
+        factor = (self.tau / norm).clamp(max=1.0)  # τ/0 = inf, clamped to 1
+        if self.tau < (least := shortest(norm.dtype)):  # then only 0 is surely within τ
+            factor = factor.masked_fill(norm < least, 0.0)
+        return factor
+
+    @property
+    def lipschitz(self) -> float:
+        """1: clipping is the projection onto a ball."""
+        return 1.0
+
+    def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
+        return max(0.0, 1 - self.tau / norm) if norm > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class _Sparse:
+    k: int
+
+    def __post_init__(self) -> None:
+        at_least(1, k=self.k)
+
+    @property
+    def bound(self) -> float:
+        return math.inf
+
+    def scale(self, norm: Tensor) -> None:  # noqa: ARG002
+        return None
+
+    @property
+    def lipschitz(self) -> float:
+        return math.inf
+
+    def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
+        """√(1 − k/d): the contractive compressor of Table 1 with η = 1 − √(1 − k/d)."""
+        self._fits(dim)
+        return math.sqrt(1 - self.k / dim)
+
+    def payload(self, dim: int, itemsize: int) -> int:
+        self._fits(dim)
+        return self.k * (itemsize + 4)  # a value and a 32-bit position for each coordinate kept
+
+    def _keep(self, v: Tensor, score: Tensor) -> Tensor:
+        kept = score.topk(self.k, dim=-1).indices
+        return torch.zeros_like(v).scatter(-1, kept, v.gather(-1, kept))
+
+    def _fits(self, dim: int) -> None:
+        if self.k > dim:
+            raise UsageError(f"k must be at most the dimension {dim}, got {self.k}")
+
+
+@dataclass(frozen=True)
+class TopK(_Sparse):
+    """Keeps the k coordinates of largest magnitude: ‖Top_k(v) − v‖² ≤ (1 − k/d) ‖v‖².
+
+    Ties are broken as the device's own top-k does, so a CPU and a GPU may keep different ones of equal size.
+    """
+
+    def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
+        self._fits(v.shape[-1])
+        return self._keep(v, v.abs())
+
+
+@dataclass(frozen=True)
+class RandK(_Sparse):
+    """Keeps k coordinates drawn uniformly, unscaled: E‖Rand_k(v) − v‖² = (1 − k/d) ‖v‖².
+
+    The unbiased form multiplies by d/k; scaled back by k/d it is this contractive one. The contraction
+    holds in expectation over `key` (torch's global generator where no key is given).
+    """
+
+    def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:
+        self._fits(v.shape[-1])
+        return self._keep(v, torch.rand_like(v, dtype=torch.float64) if key is None else key.uniform(v))
+
+
+@dataclass(frozen=True)
+class Identity(Scaling):
+    """Sends v itself: unbounded, exact."""
+
+    @property
+    def bound(self) -> float:
+        return math.inf
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return torch.ones_like(norm)
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
+
+    def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
+        return 0.0

@@ -1,0 +1,49 @@
+"""Server normalisation tensor by tensor: a reading of the paper's SN that is not Algorithm 1.
+
+Algorithm 1 divides ĝ by the norm of the whole vector. Code that keeps ĝ as a list of the model's tensors may divide
+each by its own norm, so that every layer moves equally far; and may do so in place, so that the next round's messages
+are added to the normalised estimate and ĝ is no longer the mean of the memories. Both are here to be tried against the
+paper's numbers, not to be recommended: no theorem covers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from .methods import Method
+from .operators import SmoothedNorm
+
+
+@dataclass(frozen=True, repr=False)
+class TensorNorm(Method):
+    """A method of the scheme, its direction normalised on each run of `sizes` coordinates."""
+
+    sizes: tuple[int, ...] = ()
+    in_place: bool = False
+
+    @staticmethod
+    def of(method: Method, sizes: Sequence[int], in_place: bool = False) -> TensorNorm:
+        """`method` with this server normalisation instead of its own."""
+        settings = {name: value for name, value in vars(method).items() if name != "server_norm"}
+        return TensorNorm(**settings, sizes=tuple(sizes), in_place=in_place)
+
+    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+        """((1/n) Σ m_i, ĝ) → (direction, new ĝ); in place, the new ĝ is the direction."""
+        _, estimate = super().server_step(mean_message, estimate)
+        if sum(self.sizes) != len(estimate):
+            raise UsageError(f"sizes must add up to the {len(estimate)} parameters, got {sum(self.sizes)}")
+        lengths = torch.stack(torch._foreach_norm(list(estimate.split(self.sizes))))
+        direction = estimate * SmoothedNorm(0.0).scale(lengths)[_owners(self.sizes, estimate.device)]
+        return direction, direction if self.in_place else estimate
+
+
+@lru_cache(maxsize=4)
+def _owners(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """The number of its tensor for every coordinate."""
+    return torch.repeat_interleave(torch.tensor(sizes)).to(device)

@@ -1,0 +1,16 @@
+"""The method across processes: a `World` of ranks for the round loop, and optimizers for training loops of one's own.
+
+with normec.distributed.join() as world:              under torchrun, or `normec train --processes N`
+    run = normec.train(problem, method, …, world=world)
+
+optimizer = normec.distributed.NormEC(model.parameters(), lr=0.1, alpha=0.01, beta=0.1)
+"""
+
+from __future__ import annotations
+
+from ..errors import RankLost
+from .names import DPSGD, EF21, GD, Clip21, NormEC
+from .optimizer import ClientOptimizer
+from .process_group import join
+
+__all__ = ["DPSGD", "EF21", "GD", "ClientOptimizer", "Clip21", "NormEC", "RankLost", "join"]

@@ -1,0 +1,222 @@
+"""Starting the ranks of a job on this machine, and starting them again when one of them is killed.
+
+The environment is torchrun's, so a rank cannot tell the difference. Unlike torchrun, the parent knows a mistake of the
+user (no restart helps) from a rank that was killed (the others end, and all go on from the last checkpoint), and its
+exit code is that of the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO
+
+import torch.distributed as dist
+
+from ..system.parent import PARENT
+from .failures import Meeting, of_this_life
+
+_PATIENCE = 20.0  # seconds for the ranks to end by themselves, and say why, once one has failed
+_PATIENCE_AFTER_KILL = 5.0  # the same where all are started again anyway
+_AFTER_KILL = 60.0  # seconds for the system to end a process that was killed
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGPIPE, signal.SIGSEGV)
+_ASKED = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a rank ended: its exit code, negative for a signal; `by_us`: because the launcher killed it."""
+
+    rank: int
+    code: int
+    by_us: bool = False
+
+    @property
+    def killed(self) -> bool:
+        return self.code < 0 and not self.by_us
+
+    @property
+    def crashed(self) -> bool:
+        return -self.code in _CRASHES
+
+    @property
+    def exit_code(self) -> int:
+        return self.code if self.code >= 0 else 128 - self.code
+
+
+def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
+    """Run `command` as so many ranks of this machine, and start them again if one of them is killed.
+
+    Ctrl-C and SIGTERM are passed on to the ranks each time they come; after that nothing is started again.
+
+    Returns:
+        The exit code of the ranks: that of the first one that failed, or 0.
+    """
+    for attempt in range(max_restarts + 1):
+        endings, asked = _attempt(command, processes, attempt)
+        failed = [ending for ending in endings if ending.code and not ending.by_us]
+        killed = [ending for ending in failed if ending.killed]
+        if asked or not killed:
+            return next((ending.exit_code for ending in failed), 0)
+        first = min(killed, key=lambda ending: ending.crashed)  # others may crash because of it
+        word = f"rank {first.rank} was killed by {signal.Signals(-first.code).name}"
+        if attempt < max_restarts:
+            print(f"{word}; starting all ranks again from the last checkpoint", file=sys.stderr, flush=True)
+    print(f"error: {word}, after {max_restarts} restarts; the same command goes on from there", file=sys.stderr)
+    return 1
+
+
+def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list[_Ending], bool]:
+    """One life of the job: how the ranks ended, first to last, and whether somebody asked them to stop."""
+    with contextlib.ExitStack() as stack:
+        store = _store()
+        notes = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
+        life = of_this_life(store, str(attempt))
+        job = stack.enter_context(_Job([Meeting(life, rank, processes, None) for rank in range(processes)]))
+        for rank in range(processes):
+            job.start(command, _environment(rank, processes, attempt, store.port), None if rank == 0 else notes[rank])
+        endings = job.wait()
+        silent = all(ending.by_us or not ending.code for ending in endings if ending.rank == 0)
+        for ending in endings:
+            if ending.rank and ending.code > 0 and not ending.by_us and silent:
+                _relay(ending.rank, notes[ending.rank])
+        return endings, job.asked
+
+
+def _store() -> dist.TCPStore:
+    """A store on the loopback interface, for one life of the job: the last one's knows old addresses."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    # The store listens on a socket of ours, because it would bind one of its own to all interfaces.
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _environment(rank: int, processes: int, attempt: int, port: int) -> dict[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    return {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the parent's, and outlives the ranks
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "GLOO_SOCKET_IFNAME": _LOOPBACK,  # ranks of one machine need no other, and nobody else can connect
+        "NCCL_SOCKET_IFNAME": _LOOPBACK,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        PARENT: str(os.getpid()),
+    }
+
+
+class _Job:
+    """The ranks of one life. While entered, SIGINT and SIGTERM go on to them; whatever ends this process ends them."""
+
+    def __init__(self, meetings: Sequence[Meeting]) -> None:
+        """`meetings`: where to leave word of a rank that was killed, for each rank."""
+        self.asked = False
+        self._meetings = meetings
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._endings: dict[int, _Ending] = {}  # in the order in which they were noticed
+        self._killed: set[int] = set()
+
+    def __enter__(self) -> _Job:
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._handlers = {number: signal.signal(number, self._pass_on) for number in _ASKED}
+        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes `_sleep` up
+        self._outer_wake = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill_the_living()
+        self._wait_after_kill()
+        signal.set_wakeup_fd(self._outer_wake)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._woken.close()
+        self._wake.close()
+
+    def start(self, command: Sequence[str], environment: dict[str, str], errors: IO[bytes] | None) -> None:
+        """Start the next rank; `errors` takes what it prints, None: it prints for all."""
+        if self.asked:
+            return
+        self._ranks.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if errors is None else subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C reaches them through us, once
+            )
+        )
+
+    def wait(self) -> list[_Ending]:
+        """Until all have ended; once one has failed, the others have a moment before they are killed."""
+        while self._living() and not any(ending.code for ending in self._endings.values()):
+            self._sleep(None)
+        killed = any(ending.killed for ending in self._endings.values())
+        deadline = time.monotonic() + (_PATIENCE_AFTER_KILL if killed else _PATIENCE)
+        while self._living() and time.monotonic() < deadline:
+            self._sleep(deadline - time.monotonic())
+        self._kill_the_living()
+        self._wait_after_kill()
+        return list(self._endings.values())
+
+    def _living(self) -> list[int]:
+        """The ranks that have not ended; notes the others' ends. Looks at every rank."""
+        for number, rank in enumerate(self._ranks):
+            code = rank.poll()
+            if code is not None and number not in self._endings:
+                ending = self._endings[number] = _Ending(number, code, by_us=number in self._killed)
+                if ending.killed:
+                    self._meetings[number].leave(f"killed by {signal.Signals(-code).name}")
+        return [number for number in range(len(self._ranks)) if number not in self._endings]
+
+    def _sleep(self, seconds: float | None) -> None:
+        """Until a signal comes, the end of a child among them, or the time is over."""
+        select.select([self._woken], [], [], None if seconds is None else max(0.0, seconds))
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(4096):
+                pass
+
+    def _kill_the_living(self) -> None:
+        for number in self._living():
+            self._killed.add(number)
+            self._ranks[number].kill()
+
+    def _wait_after_kill(self) -> None:
+        deadline = time.monotonic() + _AFTER_KILL
+        while self._living() and time.monotonic() < deadline:
+            self._sleep(deadline - time.monotonic())
+        for number in self._living():
+            self._endings[number] = _Ending(number, 1, by_us=True)
+            process = self._ranks[number].pid
+            print(f"rank {number} (process {process}) was killed and does not end; look at it", file=sys.stderr)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.asked = True
+        for rank in self._ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+
+def _relay(rank: int, notes: IO[bytes]) -> None:
+    notes.seek(0)
+    text = notes.read().decode(errors="replace").strip()
+    if text:
+        print(f"rank {rank}: {text.splitlines()[-1]}", file=sys.stderr)

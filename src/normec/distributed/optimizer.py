@@ -1,0 +1,311 @@
+"""A method as a `torch.optim.Optimizer`: each rank hosts clients, sends bounded messages, keeps their memories.
+
+    for inputs, targets in loader:                  this rank's own data
+        optimizer.zero_grad()
+        loss_of(model(inputs), targets).backward()  no DDP: the gradient stays here
+        optimizer.step()                            one all-reduce of d numbers
+
+It replaces SGD under DDP. Every rank holds the same x, begun from rank 0's; what differs is its clients' memories, so
+every rank saves its own `state_dict`. The steps are `Method`'s, as in the round loop.
+
+In a private run no rank learns of another's data except through sums that carry noise and were paid for. So a client
+whose gradient is missing or broken sends zero, with noise, like everybody else; its own rank alone warns of it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..algorithms import methods
+from ..algorithms.methods import Method
+from ..algorithms.operators import norms
+from ..errors import Diverged, UsageError, at_least, non_negative
+from ..privacy.mechanism import Spent
+from ..privacy.statement import Privacy
+from ..sampling.random_streams import Key, Stream
+from ..training.communicator import Alone, World, agree
+from ..training.metrics import ROUNDING
+from .flat_parameters import Flat
+from .noise import Noise
+from .process_group import meeting
+from .ranks import Ranks
+
+FORMAT = 3
+POSITION = 8  # numbers beside the sum that say where a rank is; exact in float32 on up to 70,000 ranks
+
+
+class ClientOptimizer(Optimizer):
+    """One generic optimizer over a `Method`; `cluster.NormEC` and its like are its short names."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        method: Method,
+        lr: float,
+        *,
+        clients: int = 1,
+        privacy: Privacy | None = None,
+        rounds: int | None = None,
+        ledger: str | Path | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Make the optimizer of this rank's clients. Collective: all ranks make theirs at the same point.
+
+        Args:
+            params: Parameters or parameter groups, as every torch optimizer takes them. Frozen ones are left alone.
+            method: What clients send, and what the server does with the sum.
+            lr: The step size; a parameter group may have its own.
+            clients: How many clients this rank hosts, the same number on every rank; see `add_client`.
+            privacy: Every message then leaves this rank with noise, and every release is paid for.
+            rounds: How many steps the noise is calibrated for; only with privacy.
+            ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates,
+                can do without: the account is then part of `state_dict`.
+            seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
+                secret. With one, a training of the same start and settings has the same noise: give one to repeat a
+                simulation, not to compare trainings on other data.
+
+        Raises:
+            UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
+        """
+        non_negative(lr=lr)
+        at_least(1, clients=clients)
+        at_least(0, seed=seed or 0)
+        methods.refuse_unused_overrides(method)
+        self._ready = False
+        super().__init__(params, {"lr": lr})
+        self._method, self._seed = method, seed or 0
+        self._flat = Flat(self.param_groups)
+        device = self._flat.like.device
+        self.world: World = Ranks(device, meeting()) if dist.is_available() and dist.is_initialized() else Alone()
+        self._agree(clients, privacy, rounds, ledger is not None)
+        self.n = clients * self.world.size
+        self._clients = torch.arange(clients) + clients * self.world.rank
+        d = self._flat.dimension
+        self._memory = self._flat.like.new_zeros(clients, d) if method.feedback else self._flat.like.new_zeros(1, d)
+        self._estimate = self._flat.like.new_zeros(d)
+        self._grads = self._flat.like.new_zeros(clients, d)
+        self._missing = torch.ones(clients, dtype=torch.bool)
+        self._taken = 0
+        self.round = 0
+        with torch.no_grad():  # all begin where rank 0 does, as under DDP
+            self._flat.set(self._of_rank_0(self._flat.values()))
+            for p in self._flat.frozen:
+                p.copy_(self._of_rank_0(p.detach().clone()))
+        self._noise = self._noise_of(privacy, rounds, seed, ledger) if privacy else None
+        self._show_state()
+        self._ready = True
+
+    @property
+    def method(self) -> Method:
+        """What clients send, and what the server does with the sum; fixed, for the noise was calibrated for it."""
+        return self._method
+
+    def _noise_of(self, privacy: Privacy, rounds: int | None, seed: int | None, ledger: str | Path | None) -> Noise:
+        start = self.world.first(lambda: f"{self._flat.checksum()} {self._step_sizes()}")
+        return Noise(privacy, self.method, self.n, self._flat.dimension, rounds, seed, self.world, ledger, start)
+
+    def _of_rank_0(self, values: Tensor) -> Tensor:
+        return self.world.sum(values if self.world.rank == 0 else torch.zeros_like(values))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if getattr(self, "_ready", False):
+            raise UsageError("parameters are fixed once the optimizer is made: its memories have their size")
+        odd = sorted(param_group.keys() - {"params", "lr"})
+        if odd:
+            raise UsageError(f"a parameter group takes lr alone, got {', '.join(odd)}; the method is one for all")
+        if "lr" in param_group:
+            non_negative(lr=param_group["lr"])
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def add_client(self) -> None:
+        """Take the present gradients as those of this rank's next client, and clear them; only where it hosts several.
+
+        The next client begins without gradients, so that one client's data are in one message only.
+        """
+        if self._taken == len(self._clients):
+            raise UsageError(f"this rank hosts {len(self._clients)} clients, and all have their gradients; call step")
+        self._take_gradient()
+        self.zero_grad(set_to_none=True)
+
+    def _take_gradient(self) -> None:
+        gradient = self._flat.gradient()
+        if gradient is not None:
+            self._grads[self._taken] = gradient
+        self._missing[self._taken] = gradient is None
+        self._taken += 1
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Make one round: each client sends one message, and every rank makes the same server step. Collective.
+
+        Raises:
+            UsageError: The ranks are not at the same round with the same step sizes.
+            Diverged: Without privacy: a gradient is missing or not finite, or a message is longer than its bound.
+            BudgetSpent: With privacy: the budget does not allow another release.
+        """
+        if closure is not None:
+            raise UsageError("closures are not taken: a round has one gradient; call backward, then step()")
+        self._flat.refuse_changes()
+        self._flat.refuse_averaging()
+        if self._taken == 0 and len(self._clients) == 1:
+            self._take_gradient()
+        messages, faults = self._messages()
+        if self._noise is None:
+            sent, kept = messages.sum(0), messages
+            if faults:
+                sent = torch.full_like(sent, torch.nan)  # so that all ranks see that there is no sum
+        else:
+            self._noise.pay(self.round)
+            sent, kept = self._noise.outgoing(messages, self._clients)
+        wait = self.world.sum_later(torch.cat([sent, self._position().to(sent.dtype)]))
+        memory = self.method.remember(self._memory, kept)  # while the sum is made
+        total = wait()
+        self._refuse_other_positions(total[-POSITION:])
+        total = total[:-POSITION]
+        if total.is_floating_point() and not bool(torch.isfinite(total.sum())):
+            self._stop(faults if self._noise is None else [])
+        if self._noise is not None:
+            total = self._noise.received(total, self._estimate)
+        if self.method.feedback:
+            self._memory.copy_(memory)
+        direction, estimate = self.method.server_step(total / self.n, self._estimate)
+        self._estimate.copy_(estimate)
+        self._flat.move(direction, self.param_groups)
+        self.round += 1
+        for fault in faults:  # where a sum was made all the same; last, because a warning may be made an error
+            warnings.warn(f"{fault} in round {self.round - 1}; it sent zero, with noise", stacklevel=2)
+
+    def _messages(self) -> tuple[Tensor, list[str]]:
+        """The messages of this rank's clients, zero where one has none that may be sent; and why, client by client."""
+        self._missing[self._taken :] = True
+        self._taken = 0
+        key = Key(Stream(self._seed, "operator"), self.round, self._clients)
+        messages = self.method.message(self._grads, self._memory, key)
+        lengths = norms(messages)[:, 0]
+        bound = self.method.operator.bound if self._noise is None else self._noise.bound
+        finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
+        rows = zip(self._clients.tolist(), self._missing.tolist(), finite.tolist(), lengths.tolist(), strict=True)
+        faults = {place: why for place, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
+        messages[list(faults)] = 0.0
+        return messages, list(faults.values())
+
+    def _stop(self, faults: list[str]) -> None:
+        """Raise the same error on every rank, which all have seen that there is no sum."""
+        said = [f"rank {rank}: {'; '.join(what)}" for rank, what in enumerate(self.world.gather(faults)) if what]
+        raise Diverged(self.round, [], "; ".join(said) or "the sum of messages", "(no step was made)")
+
+    def _position(self) -> Tensor:
+        """Digits of a checksum of the round and the step sizes, and their squares."""
+        digest = zlib.crc32(json.dumps([self.round, self._step_sizes()]).encode())
+        digits = torch.tensor([digest >> 4 * place & 15 for place in range(POSITION // 2)], device=self._grads.device)
+        return torch.cat([digits, digits.square()])
+
+    def _refuse_other_positions(self, sums: Tensor) -> None:
+        """Refuse, on every rank alike, if the ranks' digits differ: Σ (digit − own digit)² is then above zero."""
+        own, squares = self._position().to(torch.float64).chunk(2)
+        sums, sums_of_squares = sums.to(torch.float64).chunk(2)
+        if bool((sums_of_squares - 2 * own * sums + self.world.size * squares).any()):
+            cure = "every rank must call step() equally often and with the same lr"
+            agree(self.world, {"round": self.round, "lr": self._step_sizes()}, cure)
+
+    def _step_sizes(self) -> list[float]:
+        sizes = [float(group["lr"]) for group in self.param_groups]
+        for lr in sizes:
+            non_negative(lr=lr)
+        return sizes
+
+    def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None, ledger: bool) -> None:
+        """All ranks with one method, one model's sizes, one seed: else the sums mean nothing."""
+        own = {
+            "method": methods.identity_of(self.method),
+            "parameters": self._flat.shapes,
+            "dtype": str(self._flat.like.dtype),
+            "lr": self._step_sizes(),
+            "clients": clients,
+            "privacy": privacy.to_dict() if privacy else None,
+            "rounds": rounds,
+            "ledger": ledger,
+            "seed": self._seed,
+        }
+        agree(self.world, own)
+
+    def _show_state(self) -> None:
+        """The state as torch's tools expect it: views of the flat vectors, parameter by parameter."""
+        parts = zip(self._flat.split(self._memory), self._flat.split(self._estimate), strict=True)
+        for p, (memory, estimate) in zip(self._flat.parameters, parts, strict=True):
+            self.state[p] = {"memory": memory, "estimate": estimate} if self.method.feedback else {"estimate": estimate}
+
+    def _facts(self) -> dict[str, Any]:
+        method = methods.identity_of(self.method)
+        facts = {"format": FORMAT, "method": method, "rank": self.world.rank, "ranks": self.world.size}
+        facts |= {"clients": len(self._clients), "parameters": self._flat.shapes}
+        return {**facts, "private": self._noise is not None}
+
+    def spent(self) -> Spent:
+        """What was paid for so far: the exact ε, and everything needed to read it rightly. Collective."""
+        if self._noise is None:
+            raise UsageError("this optimizer has no privacy, so nothing was paid for; pass privacy=")
+        return self._noise.spent()
+
+    def close(self) -> None:
+        """Give the ledger back, so that another optimizer can open it; no step is possible afterwards."""
+        if self._noise is not None:
+            self._noise.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, with its clients' memories: save one file a rank."""
+        privacy = self._noise.state() if self._noise is not None else {}
+        return {**super().state_dict(), "normec": {**self._facts(), "round": self.round, "privacy": privacy}}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state of the same rank of as many ranks, with as many clients. Collective.
+
+        What was paid for stays paid for: an older state brings back x's round and the memories, not the budget.
+        """
+        held = state_dict.get("normec", {})
+        for rank, why in enumerate(self.world.gather(self._unlike(held))):
+            if why is not None:
+                raise UsageError(f"rank {rank} cannot go on from this state: {why}")
+        agree(self.world, {"round of the state": held["round"]}, "load states that were saved together")
+        if self._noise is not None:
+            self._noise.load(held["privacy"])
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "normec"})
+        for name, home in (("memory", self._memory), ("estimate", self._estimate)):
+            for p, view in zip(self._flat.parameters, self._flat.split(home), strict=True):
+                if name in self.state[p]:
+                    view.copy_(self.state[p][name])
+        self._show_state()
+        self.round, self._taken = held["round"], 0
+
+    def _unlike(self, held: dict[str, Any]) -> str | None:
+        """Why this optimizer cannot go on from a state with the facts `held`, or None."""
+        for name, value in self._facts().items():
+            if held.get(name) != value:
+                return f"{name} is {held.get(name)} in the state, {value} here"
+        return self._noise.unlike(held["privacy"]) if self._noise is not None else None
+
+    def __getstate__(self) -> NoReturn:
+        raise UsageError("an optimizer of ranks cannot be copied or pickled; save its state_dict()")
+
+
+def _fault(client: int, missing: bool, finite: bool, length: float, bound: float) -> str | None:
+    """What is wrong with a client's message, or None."""
+    if missing:
+        return f"client {client} has no gradient"
+    if not finite:
+        return f"the gradient of client {client} is not finite"
+    if length > bound * (1 + ROUNDING):
+        return f"the message of client {client} has norm {length:.6g}, past the bound {bound:g}"
+    return None

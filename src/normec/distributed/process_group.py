@@ -1,0 +1,78 @@
+"""Joining the ranks of a job that torchrun (or `normec train --processes`) has started, and leaving them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+# Before any group is made: defaults of its functions are the group of that moment, so that a later import (the first
+# optimizer's) keeps it. Its threads then outlive `destroy_process_group`, and may abort the interpreter at its end.
+# Who calls `init_process_group` before importing this package is not helped.
+import torch.distributed.nn.functional
+
+from ..errors import RankLost, UsageError, positive
+from ..training.communicator import Alone, World
+from .failures import Meeting, of_this_life
+from .ranks import Ranks
+
+DEFAULT_TIMEOUT = 600.0
+_meetings: list[Meeting] = []  # of the job this process is in, so that optimizers find it
+
+
+def launched() -> bool:
+    """Whether this process is one of several ranks."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+@contextmanager
+def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -> Iterator[World]:
+    """The ranks of this job, as torchrun's environment names them; `Alone` where there is one process.
+
+    A rank that does not answer within `timeout` seconds ends the job, with its name in the error. On a GPU each rank of
+    a host takes the device of its local number.
+    """
+    positive(timeout=timeout)
+    device = torch.device(device)
+    if not launched():
+        yield Alone()
+        return
+    if device.type == "cuda":
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if local >= torch.cuda.device_count():
+            raise UsageError(f"local rank {local} has no GPU: this host has {torch.cuda.device_count()}; start fewer")
+        torch.cuda.set_device(local)
+        device = torch.device("cuda", local)
+    limit = timedelta(seconds=timeout)
+    patience = timedelta(seconds=max(timeout, DEFAULT_TIMEOUT))  # hosts start at their own pace
+    try:
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience)))
+        store = of_this_life(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit
+        )
+        store.set_timeout(limit)
+    except (RuntimeError, ValueError) as error:
+        raise RankLost(f"the ranks did not find one another: {' '.join(str(error).split())[:300]}") from error
+    meeting = Meeting(store, rank, size, timeout)
+    _meetings.append(meeting)
+    try:
+        yield Ranks(device, meeting)
+    except BaseException as error:
+        meeting.leave(str(error) or type(error).__name__)
+        raise
+    finally:
+        _meetings.remove(meeting)
+        dist.destroy_process_group()
+
+
+def meeting() -> Meeting:
+    """Of the job this process is in, joined here or by the user's own `init_process_group`."""
+    if _meetings:
+        return _meetings[-1]
+    return Meeting(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), None)

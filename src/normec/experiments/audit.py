@@ -1,0 +1,266 @@
+"""An audit of a method as it really runs: a canary client, the real rounds, the real noise.
+
+The cast. The canary's gradient is huge along a dense random direction and its sign follows +, −, −, −, +, …, so its
+messages have full length whatever its memory holds: the worst a client can send. The sign both changes and stays from
+one round to the next, and to the one after it, because noise that is used twice cancels in a difference and noise that
+returns with the opposite sign cancels in a sum. One other client pushes against the canary with half its size, so that
+a bound on the sum of gradients is not taken for a bound on each message. All others have small gradients of their own,
+so that whatever enters their memories shows in their next messages. They are drawn in every other round only, for their
+noise belongs in the sum in every round. The canary is the first client in half of the runs and the last in the others.
+The engine yields two blocks of clients, and the canary shares one with its opponent, so that a bound on a block is not
+taken for a bound on a client either.
+
+The observer. It knows what everybody would send without noise: `Method.client_step` with a memory a client, the
+definition, not the code under audit. Under "secure-sum" and "central" trust it sees the sum of each round, read back
+from the server's estimate. Under "local" trust it sees every single message. A simulation of local trust adds one draw
+to the sum instead; that sum is audited too, and held against the noise of all messages together.
+
+`normec.privacy.audit_releases` turns what was seen with and without the canary into a lower bound on ε.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms.methods import Method
+from ..errors import UsageError, at_least
+from ..gradients import Block
+from ..privacy import Audit, Privacy, Setting, View, audit_releases, calibrate, release
+from ..privacy.mechanism import Mechanism, facts_of
+from ..problems.functions import FunctionProblem
+from ..problems.objective import Buffers
+from ..storage.run_folder import RunStorage
+from ..training.loop import Rounds
+from ..training.run import Plan
+
+HUGE = 1e6
+_SIGNS = (1.0, -1.0, -1.0, -1.0)
+
+
+def audit_method(
+    method: Method,
+    privacy: Privacy,
+    *,
+    clients: int = 4,
+    rounds: int = 4,
+    dimension: int = 8,
+    trials: int = 1000,
+    confidence: float = 0.999,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Audit:
+    """Run `method` under `privacy` `trials` times each way and try to refute the ε of that many rounds.
+
+    Args:
+        method: The method, with a bounded operator.
+        privacy: The statement under audit, at client level and without a claimed gain from sampling.
+        clients: How many clients take part; at least 4.
+        rounds: Rounds of a run.
+        dimension: Coordinates of a message.
+        trials: Runs with the canary, and as many without; at least 192. A half of them is judged.
+        confidence: A true mechanism is refuted with probability 1 − confidence at most.
+        seed: Of the canary's direction and, for seeded noise, of the noise.
+        progress: Is told how many of the runs are done.
+
+    Returns:
+        The bounds of what looked worst, as `audit_releases` chose it on runs that it does not judge.
+    """
+    at_least(192, trials=trials)
+    at_least(4, clients=clients)
+    at_least(1, rounds=rounds, dimension=dimension)
+    if privacy.unit != "client" or privacy.sampling is not None:
+        raise UsageError("the audit has canaries at client level, without sampling; leave out sampling and unit")
+    privacy = privacy.with_noise("seeded")
+    setting = Setting(clients, rounds, dimension=dimension)
+    composed = release(facts_of(method), privacy, setting)
+    claim = calibrate(composed, privacy)
+    fixed = replace(privacy, epsilon=None, sigma=claim.sigma, replay=None)
+    direction = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, dimension)))
+    direction /= direction.norm(dim=1, keepdim=True)
+    observers = [(True, claim.epsilon)] if privacy.trust == "local" else [(False, claim.epsilon)]
+    if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean":
+        together = replace(composed, gain=math.sqrt(clients))  # what the sum of all messages may lose
+        observers.append((False, together.epsilon(claim.sigma, privacy.delta)))
+    views, done = [], 0
+    for singly, epsilon in observers:
+        found = []
+        for place in (0, clients - 1):
+            cast = [_Cast(method, privacy.relation, clients, place, direction, present) for present in (True, False)]
+            seen = []
+            for case, one in enumerate(cast):
+                runs = []
+                for trial in range(place > 0, trials, 2):
+                    number = (2 * (seed * trials + trial) + case) * 2 + singly
+                    mechanism = _Watched(singly, fixed, method, setting, seed=number)
+                    runs.append(_observe(one, mechanism, setting))
+                    done += 1
+                    progress(done)
+                seen.append(np.array(runs))
+            with_canary, without = (np.array(one.expected(rounds, singly)) for one in cast)
+            found.append(View(f"canary is client {place}", seen[0], seen[1], with_canary, without, epsilon))
+        name = "single messages" if singly else "the sum"
+        views += [_pooled(found, name), *(replace(one, name=f"{name}, {one.name}") for one in found)]
+    return audit_releases(views, privacy.delta, confidence)
+
+
+def _pooled(views: list[View], name: str) -> View:
+    """All runs together, wherever the canary is.
+
+    What is expected without the canary is exchanged for what the first view expects, in both kinds of runs alike: the
+    adversary knows where the canary would be, not whether it is there.
+    """
+    first = views[0]
+    moved = [first.expected_outside - one.expected_outside for one in views]
+    inside = _mixed([one.inside + move for one, move in zip(views, moved, strict=True)])
+    outside = _mixed([one.outside + move for one, move in zip(views, moved, strict=True)])
+    return replace(first, name=name, inside=inside, outside=outside)
+
+
+def _mixed(parts: list[np.ndarray[Any, np.dtype[np.float64]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Runs of all parts in turn, so that every stretch of them has the same mixture."""
+    length = min(map(len, parts))
+    return np.stack([part[:length] for part in parts], axis=1).reshape(-1, *parts[0].shape[1:])
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """Who has which gradient, in the runs with (`present`) or without the canary, client `place`."""
+
+    method: Method
+    relation: str
+    clients: int
+    place: int
+    directions: Tensor
+    present: bool
+
+    @property
+    def opponent(self) -> int:
+        """The canary's neighbour, in the same block."""
+        return 1 if self.place == 0 else self.place - 1
+
+    def in_roles(self, rows: Tensor) -> Tensor:
+        """Rows of clients: the canary's first, then its opponent's, then the others'."""
+        leading = [self.place, self.opponent]
+        return rows[leading + [client for client in range(self.clients) if client not in leading]]
+
+    def gradients(self, round: int) -> Tensor:
+        """``[n, d]``, the same whatever x is."""
+        canary, rest = self.directions
+        sign = _SIGNS[round % len(_SIGNS)]
+        absent = 0.0 if self.relation == "zero-out" else -1.0
+        grads: Tensor = (0.3 * min(self.method.operator.bound, 1.0) * rest).repeat(self.clients, 1)
+        grads[self.opponent] = -sign * HUGE / 2 * canary
+        grads[self.place] = sign * HUGE * (1.0 if self.present else absent) * canary
+        return grads
+
+    def drawn(self, round: int) -> Tensor:
+        """The canary and its opponent in every round, the others in every other one."""
+        chosen = range(self.clients) if round % 2 == 1 else sorted((self.place, self.opponent))
+        return torch.tensor(list(chosen))
+
+    def expected(self, rounds: int, singly: bool) -> list[np.ndarray[Any, Any]]:
+        """What the observer would see without noise, by the definition of the method."""
+        memory = torch.zeros(self.clients, self.directions.shape[1], dtype=torch.float64)
+        seen = []
+        for k in range(rounds):
+            drawn, grads = self.drawn(k), self.gradients(k)
+            sent = torch.zeros_like(memory)
+            memory_before, memory = memory, self.method.idle_step(memory)
+            sent[drawn], memory[drawn] = self.method.client_step(grads[drawn], memory_before[drawn])
+            seen += list(self.in_roles(sent).numpy()) if singly else [sent.sum(0).numpy()]
+        return seen
+
+
+class _Gradients:
+    """The engine of a cast: the first half of the clients is one block, the second half another."""
+
+    name = "canary"
+    threads = 1
+
+    def __init__(self, cast: _Cast) -> None:
+        self._cast = cast
+
+    def blocks(
+        self,
+        x: Tensor,
+        buffers: Buffers,  # noqa: ARG002
+        round: int,
+        clients: Tensor | None = None,
+        *,
+        full: bool = False,  # noqa: ARG002
+    ) -> Iterator[Block]:
+        chosen = torch.arange(self._cast.clients) if clients is None else clients
+        grads = self._cast.gradients(round)
+        first = chosen < self._cast.clients // 2
+        for part in (chosen[first], chosen[~first]):
+            if len(part):
+                yield Block.of(part, grads[part].clone(), x.new_zeros(len(part)))
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Takes part: whoever the cast says."""
+
+    cast: _Cast
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:  # noqa: ARG002
+        drawn = self.cast.drawn(round)
+        return None if len(drawn) == clients else drawn
+
+
+class _Watched(Mechanism):
+    """The mechanism under audit; with `singly`, messages are made one by one and what is seen of each is kept."""
+
+    def __init__(self, singly: bool, *arguments: Any, **words: Any) -> None:
+        self._singly = singly
+        self.seen: dict[int, Tensor] = {}
+        super().__init__(*arguments, **words)
+
+    @property
+    def takes_sums(self) -> bool:
+        return super().takes_sums and not self._singly
+
+    def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
+        sent = super().noisy(messages, clients)
+        self.seen.update(zip(clients.tolist(), sent, strict=True))
+        return sent
+
+
+def _observe(cast: _Cast, mechanism: _Watched, setting: Setting) -> list[np.ndarray[Any, Any]]:
+    """What the observer sees of one run: each round's sum, or each round's messages in the order of their roles."""
+    method, dimension, singly = cast.method, cast.directions.shape[1], mechanism._singly
+    problem = FunctionProblem([torch.sum] * setting.clients, torch.zeros(dimension, dtype=torch.float64))
+    plan = Plan(
+        lr=0.0,
+        rounds=setting.rounds,
+        batch_size=None,
+        batch_rate=None,
+        warmup=0,
+        seed=0,
+        participation=_Drawn(cast),
+        initial_memory="zero",
+        log_every=setting.rounds,
+        evaluate_every=setting.rounds,
+        full_gradient=False,
+    )
+    rounds = Rounds(problem, method, plan, _Gradients(cast), RunStorage(None, {}), 0.0, (), mechanism)
+    state = rounds.initial()
+    seen = []
+    for _ in range(setting.rounds):
+        before = method.carried(state.estimate)
+        mechanism.seen.clear()
+        rounds.step(state)
+        if singly:
+            nothing = torch.zeros(dimension, dtype=torch.float64)
+            rows = torch.stack([mechanism.seen.get(client, nothing) for client in range(setting.clients)])
+            seen += list(cast.in_roles(rows).numpy())
+        else:
+            seen.append(((state.estimate - before) * (setting.clients / method.beta)).numpy())
+    return seen

@@ -1,0 +1,199 @@
+"""From a configuration to what `train` takes: data dealt to clients, a model, a method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from .. import data, models
+from ..errors import UsageError, at_least
+from ..problems.problem import Problem
+from ..sampling.participation import FixedSize, Participation, Poisson
+from ..sampling.random_streams import derive_seed
+from ..training.train import refuse_private_sizes
+from . import methods
+from .config import RunConfig
+
+if TYPE_CHECKING:
+    from ..privacy import Privacy
+
+# What `problem` below reads: configurations that agree in these have the same problem.
+OF_THE_PROBLEM = (
+    *("data", "data_dir", "clients", "split", "concentration", "shards", "column", "augment", "validation", "seed"),
+    *("model", "hidden", "penalty", "records", "test_records"),
+)
+DEFAULT_CLIENTS = 100
+DEFAULT_EPSILON = 8.0
+PRIVATE_SETTINGS = (
+    *("epsilon", "delta", "unit", "relation", "trust", "honest"),
+    *("sigma", "noise", "memory", "replay", "record_clip", "public_sizes"),
+)
+
+
+def problem(config: RunConfig) -> Problem:
+    """The clients' data and the model at its start; the seed decides the split and the parameters."""
+    clients = config.clients
+    if clients is None and config.split != "column":  # a column says itself how many there are
+        clients = DEFAULT_CLIENTS
+    found = data.load(config.data, config.data_dir)
+    inputs, targets = found.train.tensors
+    used = _drawn(len(targets), "records", config.records, config.public_seed)
+    kept, held_out = (used[part] for part in _holdout(len(used), config))
+    groups = found.groups
+    if config.column is not None:
+        if config.split != "column":
+            raise UsageError(f"column is for split = 'column', got split = {config.split!r}")
+        if inputs.ndim != 2 or not 0 <= config.column < inputs.shape[1]:
+            raise UsageError(f"column must name one of the {inputs[0].numel()} inputs, got {config.column}")
+        groups = torch.unique(inputs[:, config.column], return_inverse=True)[1]  # one client a distinct value
+    parts = data.split(
+        targets[kept],
+        clients,
+        config.split,
+        derive_seed(config.public_seed, "split"),
+        concentration=config.concentration,
+        shards_per_client=config.shards,
+        groups=groups[kept] if groups is not None else None,
+    )
+    built = models.build(
+        config.model, found.shape, found.classes, hidden=config.hidden, seed=derive_seed(config.public_seed, "model")
+    )
+    return Problem(
+        built.model,
+        built.loss,
+        clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
+        test=_test(found, config),
+        validation=Subset(found.train, held_out) if len(held_out) else None,  # type: ignore[arg-type]
+        penalty=models.NonconvexPenalty(config.penalty) if config.penalty else None,
+        augment=found.augment if config.augment else None,
+        transform=found.transform,
+    )
+
+
+def _drawn(count: int, setting: str, wanted: int | None, seed: int) -> Tensor:
+    """Which of `count` records are used: all, or as many as the setting says, drawn by `seed`."""
+    if wanted is None:
+        return torch.arange(count)
+    at_least(1, **{setting: wanted})
+    if wanted > count:
+        raise UsageError(f"{setting} must be at most the {count} records there are, got {wanted}")
+    draw = torch.Generator().manual_seed(derive_seed(seed, setting))
+    return torch.randperm(count, generator=draw)[:wanted].sort().values
+
+
+def _test(found: data.Dataset, config: RunConfig) -> Dataset[Any] | None:
+    """The test records; where fewer are wanted, the same ones for every seed."""
+    if found.test is None or config.test_records is None:
+        return found.test
+    used = _drawn(len(found.test), "test_records", config.test_records, seed=0)
+    return Subset(found.test, used)  # type: ignore[arg-type]  # a tensor of indices
+
+
+def known_by(config: RunConfig) -> str:
+    """The settings that make a problem what it is, as text."""
+    return config.model_dump_json(include=set(OF_THE_PROBLEM))
+
+
+def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
+    """Training records kept for the clients, and those held out to choose settings by."""
+    if not 0 <= config.validation < 1:
+        raise UsageError(f"validation must lie in [0, 1), got {config.validation}")
+    if not config.validation:
+        return torch.arange(count), torch.arange(0)
+    draw = torch.Generator().manual_seed(derive_seed(config.public_seed, "validation"))
+    order = torch.randperm(count, generator=draw)
+    cut = held_out(count, config.validation)
+    return order[cut:].sort().values, order[:cut].sort().values
+
+
+def held_out(count: int, share: float) -> int:
+    """How many of `count` records a share is."""
+    return max(1, round(share * count)) if share else 0
+
+
+def training(config: RunConfig) -> dict[str, Any]:
+    """The keyword arguments of `train` that a configuration states."""
+    promised = privacy(config)
+    if promised is not None and config.epochs is not None and config.batch_size is not None:
+        refuse_private_sizes(promised, config.public_sizes)  # before any data are read
+    return {
+        "lr": methods.step_size(config),
+        "rounds": methods.rounds(config),
+        "epochs": config.epochs,
+        "warmup": config.warmup,
+        "batch_size": config.batch_size,
+        "batch_rate": config.batch_rate,
+        "privacy": promised,
+        "public_sizes": config.public_sizes,
+        "seed": config.seed,
+        "participation": _participation(config),
+        "initial_memory": config.initial_memory,
+        "log_every": config.log_every,
+        "evaluate_every": config.evaluate_every,
+        "full_gradient": config.full_gradient,
+        "diagnostics": config.diagnostics,
+        "device": device(config.device),
+        "dtype": getattr(torch, config.dtype),
+        "engine": config.engine,
+        "precision": config.precision,
+        "memory_dtype": getattr(torch, config.memory_dtype) if config.memory_dtype is not None else None,
+        "memory_home": config.memory_home,
+        "checkpoint_seconds": config.checkpoint_seconds,
+    }
+
+
+def privacy(config: RunConfig) -> Privacy | None:
+    """What the run promises; None where privacy was turned off."""
+    from ..privacy import Privacy
+
+    if not config.private:
+        defaults = RunConfig()
+        for name in PRIVATE_SETTINGS:
+            if getattr(config, name) != getattr(defaults, name):
+                raise UsageError(f"{name} is for private runs, but private = false; drop one of the two")
+        return None
+    target = config.epsilon
+    if target is None and config.sigma is None:
+        target = DEFAULT_EPSILON
+    return Privacy(
+        epsilon=target,
+        delta=config.delta,
+        unit=config.unit,
+        relation=config.relation,
+        trust=config.trust,
+        # A gain is claimed only where a rule allows it; elsewhere every round counts in full.
+        sampling=config.sample_rate if _sampling_gains(config) else None,
+        honest=config.honest,
+        noise=config.noise,
+        memory=config.memory,
+        sigma=config.sigma,
+        replay=config.replay,
+        record_clip=config.record_clip,
+    )
+
+
+def _sampling_gains(config: RunConfig) -> bool:
+    return config.trust != "local" and (config.unit, config.relation, config.noise) == ("client", "zero-out", "seeded")
+
+
+def device(name: str) -> torch.device:
+    """A device by name; "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError):
+        raise UsageError(f"there is no device {name!r} here; use auto, cpu or cuda") from None
+    return found
+
+
+def _participation(config: RunConfig) -> Participation | None:
+    if config.sample_rate is not None and config.sample_count is not None:
+        raise UsageError("give sample_rate or sample_count, not both")
+    if config.sample_rate is not None:
+        return Poisson(config.sample_rate)
+    return FixedSize(config.sample_count) if config.sample_count is not None else None

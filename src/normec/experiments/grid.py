@@ -1,0 +1,241 @@
+"""A grid of runs, from one TOML file to the list of its cells.
+
+data = "digits"                 # settings that all cells share, as in `normec train`
+validation = 0.2
+seeds = 3                       # 0, 1, 2; or a list
+tune = ["lr"]                   # settings whose best value is looked for in each cell …
+by = "validation_accuracy"      # … and the column that decides
+
+[grid]                          # every combination of these
+lr = [0.05, 0.2, 1.0]
+
+[[cases]]                       # settings that belong together; each case meets the whole grid
+method = "normec"
+grid.beta = [0.01, 0.1]         # a case may have a grid of its own
+
+[[cases]]
+method = "clip21"
+tau = 0.1
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import models
+from ..data.entries import ENTRIES, FILE_PREFIX
+from ..errors import UsageError, at_least, nearest, one_of
+from ..system.file_reading import read_toml
+from . import build, methods, tuning
+from .config import ELSEWHERE, RunConfig, Scalar, make
+
+OWN = ("grid", "cases", "seeds", "tune", "by", "tune_on_test")
+LONGEST_NAME = 120
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid, and the settings that tell it from the others."""
+
+    config: RunConfig
+    settings: Mapping[str, Scalar]
+
+    @property
+    def label(self) -> str:
+        """The settings in a line: ``normec beta 0.1 lr 0.05 seed 0``."""
+        parts = [(str(v) if key == "method" else f"{key} {text(v)}") for key, v in self.settings.items()]
+        return " ".join(parts) or self.config.method
+
+    @property
+    def name(self) -> str:
+        """The label as a folder's name, with the digest by which the run is known."""
+        plain = re.sub(r"[^\w.+-]+", "-", self.label).strip("-.")
+        return f"{plain[:LONGEST_NAME]}-{self.config.digest()}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells in their order, and how the best of them is told."""
+
+    cells: tuple[Cell, ...]
+    tune: tuple[str, ...] = ()
+    by: str = tuning.DEFAULT
+    on_test: bool = False
+
+
+def load(path: str | Path) -> Grid:
+    """The grid in a file; what is wrong with it is said in one line, before anything runs."""
+    return expand(read(path))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A grid file as tables."""
+    try:
+        return read_toml(Path(path))
+    except FileNotFoundError:
+        raise UsageError(f"there is no grid file {path}") from None
+
+
+def expand(tables: Mapping[str, Any]) -> Grid:
+    """Every cell that the tables of a grid file ask for."""
+    shared = {key: value for key, value in tables.items() if key not in OWN}
+    _known(shared, "the shared settings", OWN)
+    common = _lists(tables.get("grid", {}), "grid")
+    if "seeds" in tables:
+        if "seed" in shared or "seed" in common:
+            raise UsageError("seeds and seed are both given; keep seeds")
+        common["seed"] = _seeds(tables["seeds"])
+    cases = list(_cases(tables.get("cases")))
+    if not common and "cases" not in tables:
+        raise UsageError(
+            "the grid is empty: give lists of values under [grid], tables [[cases]], or seeds; "
+            "a single run is for `normec train`"
+        )
+    cells = []
+    for number, (case, own) in enumerate(cases, 1):
+        _apart(number, shared, common, case, own)
+        values = {**own, **common}
+        for combination in itertools.product(*values.values()):
+            varied: dict[str, Scalar] = {**case, **dict(zip(values, combination, strict=True))}
+            cells.append(_cell({**shared, **varied}, varied))
+    _distinct(cells)
+    return _tuned(tables, tuple(cells))
+
+
+def _cases(tables: Any) -> Iterator[tuple[dict[str, Scalar], dict[str, list[Scalar]]]]:
+    """Each case's own settings and its own grid; without cases, one that changes nothing."""
+    if tables is None:
+        yield {}, {}
+        return
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError("cases must be tables: write [[cases]], with two brackets, above each")
+    if not tables:
+        raise UsageError("cases is an empty list: there is nothing to run")
+    for number, table in enumerate(tables, 1):
+        where = f"case {number}"
+        case = {key: value for key, value in table.items() if key != "grid"}
+        _known(case, where, ("grid",))
+        for key, value in case.items():
+            if isinstance(value, list):
+                raise UsageError(f"{key} in {where} is a list; several values are for grid.{key}")
+        yield case, _lists(table["grid"], f"the grid of {where}") if "grid" in table else {}
+
+
+def _lists(table: Any, where: str) -> dict[str, list[Scalar]]:
+    """A table of settings, each with the values it takes."""
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} must be a table of lists, got {table!r}")
+    _known(table, where)
+    for key, values in table.items():
+        if not isinstance(values, list):
+            raise UsageError(f"{key} in {where} must be a list of values, got {values!r}; one value belongs above it")
+        if not values:
+            raise UsageError(f"{key} in {where} is an empty list: there is nothing to run")
+        if key in ELSEWHERE:
+            raise UsageError(f"{key} says where a run is computed, not what; a grid over it repeats the same run")
+        for position, value in enumerate(values):
+            if value in values[:position]:
+                raise UsageError(f"{key} in {where} has {value!r} twice")
+    return dict(table)
+
+
+def _known(table: Mapping[str, Any], where: str, more: tuple[str, ...] = ()) -> None:
+    for key in table:
+        if key not in RunConfig.model_fields:
+            guess = nearest(key, (*more, *RunConfig.model_fields))
+            raise UsageError(f"there is no setting {key!r} ({where}){guess}; `normec train --settings` lists all")
+
+
+def _apart(
+    number: int, shared: Mapping[str, Any], common: Mapping[str, Any], case: Mapping[str, Any], own: Any
+) -> None:
+    """A setting has one place; only a case's constants may stand in for shared ones."""
+    places = [
+        (common, "[grid]", shared, "the shared settings"),
+        (common, "[grid]", case, f"case {number}"),
+        (common, "[grid]", own, f"the grid of case {number}"),
+        (own, f"the grid of case {number}", shared, "the shared settings"),
+        (own, f"the grid of case {number}", case, f"case {number}"),
+    ]
+    for one, here, other, there in places:
+        for key in one:
+            if key in other:
+                raise UsageError(f"{key} stands in {here} and in {there}; keep one of them")
+
+
+def _seeds(given: Any) -> list[Scalar]:
+    if isinstance(given, list):
+        if not given:
+            raise UsageError("seeds is an empty list: there is nothing to run")
+        for position, seed in enumerate(given):
+            at_least(0, seeds=seed)
+            if seed in given[:position]:
+                raise UsageError(f"seeds has {seed} twice")
+        return list(given)
+    at_least(1, seeds=given)
+    return list(range(given))
+
+
+def _cell(settings: dict[str, Any], varied: dict[str, Scalar]) -> Cell:
+    """A cell whose settings go together: the method has them, privacy has a rule for them."""
+    label = ", ".join(f"{key} = {text(value)}" for key, value in varied.items())
+    try:
+        config = make(settings)
+        check(config)
+    except UsageError as error:
+        raise UsageError(f"{error} (in the cell {label})") from None
+    return Cell(config, varied)
+
+
+def check(config: RunConfig) -> None:
+    """Refuse what can be seen to be wrong before any data is read."""
+    one_of(models.MODELS, model=config.model)
+    if not config.data.startswith(FILE_PREFIX):
+        one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=config.data)
+    method = methods.build(config, dim=1 if config.k is None else config.k)
+    build.training(config.model_copy(update={"device": "cpu"}))  # the cell's own may be on another machine
+    if config.private and not math.isfinite(method.operator.bound):
+        raise UsageError(f"{config.method} sends messages without a bound; it goes with private = false only")
+
+
+def _distinct(cells: list[Cell]) -> None:
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        other = seen.setdefault(cell.config.digest(), cell)
+        if other is not cell:
+            raise UsageError(f"two cells are the same run: {other.label}, and {cell.label}; take one of them out")
+
+
+def _tuned(tables: Mapping[str, Any], cells: tuple[Cell, ...]) -> Grid:
+    tune, by, on_test = tables.get("tune", []), tables.get("by"), tables.get("tune_on_test", False)
+    if not isinstance(tune, list) or not all(isinstance(name, str) for name in tune):
+        raise UsageError(f'tune must be a list of settings, such as ["lr"], got {tune!r}')
+    if not isinstance(on_test, bool):
+        raise UsageError(f"tune_on_test must be true or false, got {on_test!r}")
+    if by is not None and not isinstance(by, str):
+        raise UsageError(f"by must be a column's name, got {by!r}")
+    varied = {key for cell in cells for key in cell.settings}
+    for name in tune:
+        if name not in varied or name == "seed":
+            raise UsageError(f"tune names {name!r}, which the grid does not vary{nearest(name, varied - {'seed'})}")
+    validated = all(cell.config.validation > 0 for cell in cells)
+    decides = by is not None or bool(tune)
+    if by is None:
+        by = tuning.DEFAULT if validated or tune else "loss"
+    tuning.check(by, on_test)
+    if decides and not all(tuning.records(cell.config, by) for cell in cells):
+        raise tuning.uncovered(by)
+    if by.startswith("validation") and not validated:
+        raise UsageError(f"by = {by!r} needs validation data: set validation = 0.2, or choose by = 'loss'")
+    return Grid(cells, tuple(tune), by, on_test)
+
+
+def text(value: Scalar) -> str:
+    """A setting's value as people write it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,247 @@
+"""Runs on disk as tidy rows: one a run, or mean and spread over seeds, or the best of a tuned setting in each cell.
+
+A column is a setting, a metric (its value at the end of the run, or its mean over seeds) or a metric's spread (the
+standard deviation over seeds). The same configuration found twice counts once.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError, nearest
+from ..privacy.verify import verified
+from ..report import shapes
+from ..storage.history import History
+from . import config as configs
+from . import runs, tuning
+from .config import ELSEWHERE, RunConfig
+
+Row = dict[str, Any]
+Key = tuple[Any, ...]
+
+ALWAYS = ("data", "model", "method")
+METRICS = (
+    *("loss", "grad_norm", "smallest_grad_norm", "memory_error"),
+    *("validation_loss", "validation_accuracy", "test_loss", "accuracy", "best_accuracy"),
+    *("epsilon", "bytes", "seconds"),
+)
+STATES = ("finished", "stopped", "diverged", "failed", "unfinished")
+PARTS = ("config.toml", "summary.json", "metrics.jsonl", "checkpoint")  # any of them makes a folder a run's
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: all its settings, how it ended, and its summary."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    status: str
+    summary: Mapping[str, Any]
+    paid: float | None = None  # epsilon by the ledger of a private run that is not finished
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs below some folders, and a line on each that is left out."""
+
+    records: list[Record]
+    notes: list[str]
+
+
+def collect(paths: Sequence[Path]) -> Found:
+    """Every run at or below `paths`: single runs, the cells of sweeps, the contestants of comparisons."""
+    records: dict[Key, Record] = {}
+    notes: list[str] = []
+    copies: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"{path} is a file; give a folder of runs" if path.exists() else f"there is no {path}")
+        for folder in _folders(path):
+            try:
+                record = _read(folder)
+            except (UsageError, OSError) as error:
+                notes.append(f"left out: {error}")
+                continue
+            if record.status == "unfinished":
+                notes.append(f"unfinished: {folder}, {record.summary['round']} rounds done")
+            same = tuple(record.settings[key] for key in _identity())
+            other = records.setdefault(same, record)
+            if other is not record:
+                kept = max(other, record, key=lambda one: one.status == "finished")
+                records[same] = kept
+                copies.append(f"{(record if kept is other else other).folder} is the same run as {kept.folder}")
+    if copies:
+        more = f", and {len(copies) - 1} more" if len(copies) > 1 else ""
+        notes.append(f"found twice, counted once: {copies[0]}{more}")
+    if not records and not notes:
+        raise UsageError(f"there are no runs in {', '.join(map(str, paths))}")
+    return Found(list(records.values()), notes)
+
+
+def of(summary: Mapping[str, Any], folder: Path) -> Record:
+    """A run by its summary."""
+    status = summary["status"]
+    settings = {**RunConfig().model_dump(), **summary["config"]}
+    return Record(folder, settings, status if status in STATES else "unfinished", summary)
+
+
+def varied(records: Iterable[Record]) -> list[str]:
+    """The settings in which runs differ."""
+    held = list(records)
+    return [key for key in _identity() if any(record.settings[key] != held[0].settings[key] for record in held)]
+
+
+def each(records: Sequence[Record]) -> list[Row]:
+    """One row a run."""
+    names = _shown(records)
+    return [
+        {
+            **{key: record.settings[key] for key in names},
+            "status": record.status,
+            "round": record.summary.get("round"),
+            "rounds": record.summary.get("rounds"),
+            **_metrics(record),
+            "error": record.summary.get("error"),
+            "folder": str(record.folder),
+        }
+        for record in records
+    ]
+
+
+def over_seeds(records: Sequence[Record]) -> list[Row]:
+    """One row a setting: mean and spread of every metric over the seeds that have a result."""
+    names = [key for key in _shown(records) if key != "seed"]
+    return [_summary(group, names) for group in _grouped(records, names).values()]
+
+
+def tuned(records: Sequence[Record], tune: Sequence[str], by: str, on_test: bool = False) -> list[Row]:
+    """One row a cell: the values of the settings `tune` with the best mean over seeds of the column `by`.
+
+    `tried` says how many values there were, `edge` which tuned setting took the smallest or largest of its values:
+    the best may lie beyond it.
+    """
+    tuning.check(by, on_test)
+    for name in tune:
+        if name not in RunConfig.model_fields or name == "seed":
+            raise UsageError(f"there is no setting {name!r} to tune{nearest(name, RunConfig.model_fields)}")
+    names = [key for key in _shown(records) if key != "seed"]
+    cells = _grouped(records, [key for key in names if key not in tune])
+    rows = []
+    for cell in cells.values():
+        candidates = _grouped(cell, tune)
+        chosen = _best(candidates, by)
+        kept = candidates[chosen] if chosen is not None else cell
+        row = _summary(kept, names)
+        row |= dict(zip(tune, chosen or (None,) * len(tune), strict=True))
+        row |= {"by": by, "tried": len(candidates), "edge": ", ".join(_edges(candidates, chosen, tune))}
+        rows.append(row)
+    return rows
+
+
+def best(records: Sequence[Record], by: str) -> Row | None:
+    """The setting with the best mean over seeds, of all."""
+    names = [key for key in varied(records) if key != "seed"]
+    candidates = _grouped(records, names)
+    chosen = _best(candidates, by)
+    return _summary(candidates[chosen], names) if chosen is not None else None
+
+
+def _best(candidates: Mapping[Key, Sequence[Record]], by: str) -> Key | None:
+    seeds = {record.settings["seed"] for group in candidates.values() for record in group}
+    values = {}
+    for key, group in candidates.items():
+        held = {record.settings["seed"]: tuning.value(record.summary, by) for record in group}
+        if any(held[record.settings["seed"]] is None and record.status in tuning.RESULTS for record in group):
+            raise tuning.unmeasured(by)
+        values[key] = [held.get(seed) for seed in seeds]
+    return tuning.best(values, by)
+
+
+def _edges(candidates: Iterable[Key], chosen: Key | None, tune: Sequence[str]) -> Iterator[str]:
+    for position, name in enumerate(tune):
+        tried = {key[position] for key in candidates}
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in tried)
+        if chosen is not None and numbers and len(tried) > 1 and chosen[position] in (min(tried), max(tried)):
+            yield name
+
+
+def _summary(group: Sequence[Record], names: Sequence[str]) -> Row:
+    row: Row = {key: group[0].settings[key] for key in names}
+    row |= {state: sum(record.status == state for record in group) for state in STATES}
+    finished = [_metrics(record) for record in group if record.status in tuning.RESULTS]
+    for name in METRICS:
+        values = [metrics[name] for metrics in finished if metrics[name] is not None]
+        row[name] = statistics.fmean(values) if values else None
+        row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else None
+    return row
+
+
+def _metrics(record: Record) -> Row:
+    summary, final = record.summary, record.summary["final"]
+    held = {
+        **final,
+        **{key: summary.get(key) for key in ("best_accuracy", "smallest_grad_norm")},
+        "epsilon": record.paid if record.paid is not None else (summary.get("privacy") or final).get("epsilon"),
+        "seconds": summary.get("timings", {}).get("total"),
+    }
+    return {name: held.get(name) for name in METRICS}
+
+
+def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[Record]]:
+    found: dict[Key, list[Record]] = {}
+    for record in records:
+        found.setdefault(tuple(record.settings[key] for key in names), []).append(record)
+    return found
+
+
+def _shown(records: Sequence[Record]) -> list[str]:
+    differ = varied(records)
+    return [key for key in _identity() if key in ALWAYS or key in differ or key == "seed"]
+
+
+def _identity() -> list[str]:
+    return [key for key in RunConfig.model_fields if key not in ELSEWHERE]
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """Run folders at or below a path, in the order of their names."""
+    for here, below, files in os.walk(path):
+        if any(part in files or part in below for part in PARTS):
+            below.clear()
+            yield Path(here)
+        else:
+            below[:] = sorted(name for name in below if not name.startswith("."))
+
+
+def _read(folder: Path) -> Record:
+    """A run as it is: one without a summary yet is unfinished, and its last row is what it has."""
+    if (folder / "summary.json").exists():
+        summary = runs.read(folder).summary
+        if not isinstance(summary.get("config"), dict) or not isinstance(summary.get("final"), dict):
+            raise UsageError(f"{folder / 'summary.json'} is damaged: it lacks the run's settings or its final row")
+        wrong = shapes.fitting(summary, shapes.SUMMARY, None)[1]
+        if wrong:
+            raise UsageError(f"{folder / 'summary.json'} is damaged: {wrong[0]} is not what a run writes")
+        record = of(summary, folder)
+        return record if record.status == "finished" else replace(record, paid=_paid(folder, summary))
+    if not (folder / "config.toml").exists():
+        raise UsageError(f"{folder} is half-written: it has no config.toml")
+    settings = configs.load(folder / "config.toml").model_dump()
+    history = History(folder / "metrics.jsonl")
+    history.reread()
+    last = history.rows[-1] if len(history) else {}
+    if not shapes.ROW(last):
+        raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
+    summary = {"round": last.get("round", 0), "final": last}
+    return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
+
+
+def _paid(folder: Path, summary: Mapping[str, Any]) -> float | None:
+    """What a run has paid for that may have gone on since its summary or its last row."""
+    paid = verified(folder, summary)
+    return paid.epsilon if paid is not None else None

@@ -1,0 +1,214 @@
+"""A run on disk.
+
+    runs/NAME/  config.toml  metrics.jsonl  summary.json  report.html  ledger.jsonl  checkpoint/
+
+`config.toml` is what to rerun, `summary.json` what came out, `report.html` the page about both; the rest is `train`'s.
+A folder belongs to one configuration; it is known by it, goes on where it stopped, and is left alone once it is
+finished.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__, data
+from ..errors import Diverged, UsageError
+from ..privacy.verify import verified
+from ..problems.problem import Problem
+from ..report import page
+from ..storage.history import NOT_COVERED, History, uncovered
+from ..system.atomic import write_atomic, writing
+from ..system.file_reading import read_json
+from ..system.interrupt import Interrupt
+from ..training.callbacks import Callback
+from ..training.communicator import Alone, World
+from ..training.interleaved import finished
+from ..training.run import Run
+from ..training.train import prepare, ready
+from . import build, methods
+from .config import ELSEWHERE, RunConfig, load, to_toml
+
+HELD_OUT = (
+    "the validation records are held out of the training records: no client holds them, no noise covers them, and the "
+    "guarantee does not protect them"
+)
+FITTED = "the inputs were scaled by statistics of all training records, which no noise covers"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run's summary and its history, fresh or read back from its folder."""
+
+    folder: Path
+    summary: dict[str, Any]
+    history: History
+
+
+def execute(
+    config: RunConfig, folder: Path | None = None, callbacks: Sequence[Callback] = (), world: World | None = None
+) -> Result:
+    """Train what `config` says in its folder: from the start, from where it stopped, or not at all."""
+    with Interrupt() as interrupt, ready(config.precision):
+        return finished(steps(config, folder, callbacks, lambda: interrupt.asked, world=world))
+
+
+def steps(
+    config: RunConfig,
+    folder: Path | None,
+    callbacks: Sequence[Callback],
+    asked: Callable[[], bool],
+    problem: Problem | None = None,
+    world: World | None = None,
+) -> Generator[None, None, Result]:
+    """`execute`, round by round, until it is `asked` to stop; `problem` is the configuration's, if it is there already.
+
+    Whoever steps makes torch `ready`: runs that take turns share its precision. Of several ranks the first writes.
+    """
+    folder, world = default_folder(config) if folder is None else folder, world or Alone()
+    known = world.first(lambda: _finished(folder, config))
+    if known is not None:
+        return read(folder) if world.rank == 0 else Result(folder, known, History())
+    problem = build.problem(config) if problem is None else problem
+    method = methods.build(config, len(problem.x0), problem.tensor_sizes)
+    keeper = _Keeper(folder, config)
+    try:
+        watching = [keeper, *callbacks]
+        rounds = prepare(problem, method, out=folder, callbacks=watching, world=world, **build.training(config))
+        run = yield from rounds.steps(asked)
+    except Diverged as error:
+        if world.rank == 0 and (folder / "config.toml").exists():
+            note(config, folder, {"status": "diverged", "round": error.round, "error": str(error)})
+        raise
+    if run.clients and world.rank == 0:
+        table: dict[str, Any] = {"columns": list(run.clients), "rows": list(zip(*run.clients.values(), strict=True))}
+        if run.privacy is not None:
+            table["note"] = NOT_COVERED
+        write_atomic(folder / "clients.json", json.dumps(table) + "\n", private=run.privacy is not None)
+    summary = summarise(run, config)
+    if summary["privacy"] is not None:
+        if config.validation:
+            summary["privacy"]["notes"] += (HELD_OUT,)
+        if data.load(config.data, config.data_dir).fitted:
+            summary["privacy"]["notes"] += (FITTED,)
+    if world.size > 1:
+        summary["ranks"] = world.size
+    world.first(lambda: write_summary(folder, summary))
+    return Result(folder, summary, run.history)
+
+
+def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
+    """The summary of the run in the folder, if there is one and it has reached its end."""
+    known = held(folder, config)
+    return known.summary if known is not None and known.summary["status"] == "finished" else None
+
+
+def default_folder(config: RunConfig) -> Path:
+    return Path("runs") / f"{config.data.replace('/', '_')}-{config.model}-{config.method}-{config.digest()}"
+
+
+def read(folder: Path) -> Result:
+    """A run read back from its folder; the ledger of a private one must bear out what its summary says."""
+    try:
+        summary = read_json(folder / "summary.json")
+    except FileNotFoundError:
+        raise UsageError(f"{folder} holds no finished or interrupted run (there is no summary.json)") from None
+    if not isinstance(summary, dict) or "status" not in summary:
+        raise UsageError(f"{folder / 'summary.json'} is damaged: it has no status; remove it to have it written anew")
+    verified(folder, summary)
+    history = History(folder / "metrics.jsonl")
+    history.reread()
+    return Result(folder, summary, history)
+
+
+def note(config: RunConfig, folder: Path, facts: dict[str, Any]) -> None:
+    """Leave word in its folder of a run that ended without a result: `facts` say its status and why."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.toml").exists():
+        write_atomic(folder / "config.toml", to_toml(config))
+    history = History(folder / "metrics.jsonl")
+    history.reread()
+    write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
+
+
+def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
+    """What a reader wants to know first."""
+    last = run.history.rows[-1] if len(run.history) else {}
+    accuracies, norms = run.history["accuracy"], run.history["grad_norm"]
+    best = max(accuracies, default=None)
+    return {
+        "status": "finished" if run.finished else "interrupted" if run.stopped == "interrupted" else "stopped",
+        "stopped": run.stopped,
+        "privacy": run.privacy.to_dict() if run.privacy is not None else None,
+        "not_covered": uncovered(last),
+        "round": run.state.round,
+        "rounds": run.rounds,
+        "final": last,
+        "best_accuracy": best,
+        "best_accuracy_round": run.history.rounds("accuracy")[accuracies.index(best)] if best is not None else None,
+        "smallest_grad_norm": min(norms, default=None),
+        "clients": run.n,
+        "dimension": len(run.x),
+        "message_bound": run.method.operator.bound if math.isfinite(run.method.operator.bound) else None,
+        "engine": run.engine,
+        "device": device_name(run.x.device),
+        "timings": {part: round(seconds, 4) for part, seconds in run.timings.items()},
+        **_setting(config),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+class _Keeper(Callback):
+    """Writes config.toml when the first gradients are known to be finite, so never for a run that cannot start."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self._folder, self._config = folder, config
+
+    def begin(self, first_round: int, rounds: int) -> None:  # noqa: ARG002
+        path = self._folder / "config.toml"
+        if not path.exists():
+            write_atomic(path, to_toml(self._config))
+
+
+def held(folder: Path, config: RunConfig) -> Result | None:
+    """The run already in the folder, None if there is none yet; another configuration's is refused."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is a file; a run needs a folder")
+    path = folder / "config.toml"
+    if not path.exists():
+        if any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise UsageError(f"{folder} exists and is not a run (it has no config.toml); choose another folder")
+        return None
+    stored = load(path)
+    for key in sorted(RunConfig.model_fields.keys() - set(ELSEWHERE)):
+        here, there = getattr(config, key), getattr(stored, key)
+        if here != there:
+            raise UsageError(
+                f"{folder} holds a run of another configuration: {key} is {there!r} there, {here!r} here; "
+                "choose another folder with --out"
+            )
+    return read(folder) if (folder / "summary.json").exists() else None
+
+
+def _setting(config: RunConfig) -> dict[str, Any]:
+    versions = {"normec": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"config": config.model_dump(exclude_none=True), "versions": versions}
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """The summary, and before it the page: a run that has the one has the other."""
+    page.write_run(folder, summary)
+    write_atomic(folder / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -1,0 +1,259 @@
+"""Many runs, each in its own folder: what is done is skipped, what was cut off goes on, what breaks is recorded.
+
+    OUT/sweep.toml            the grid
+    OUT/cells/NAME-digest/    an ordinary run folder a cell
+
+A cell is known by the digest of its configuration, so a grid may grow, and its cells be named anew, without running
+anything twice. A cell that diverged is done; one that failed is tried again by the next sweep over the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import Interrupted, Unwritable, UsageError, at_least
+from ..report import page
+from ..storage.history import History, Row
+from ..storage.run_folder import FolderLock
+from ..system.atomic import write_atomic
+from ..system.interrupt import Interrupt
+from . import build, runs, workers
+from .cells import DONE, Ending, Message, Task, run_group
+from .config import RunConfig
+from .grid import Cell, Grid
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: "finished", "diverged", "failed" or "stopped", and what it left on disk."""
+
+    cell: Cell
+    status: str
+    folder: Path
+    summary: dict[str, Any] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+    error: str | None = None
+    skipped: bool = False  # it was done before
+
+
+@dataclass(frozen=True)
+class Event:
+    """News of a sweep: a cell began or is in round `round` of `rounds`, or it ended with `outcome`."""
+
+    cell: Cell
+    round: int = 0
+    rounds: int | None = None
+    row: Row | None = None
+    outcome: Outcome | None = None
+
+
+def sweep(
+    grid: Grid,
+    text: str,
+    out: Path,
+    jobs: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    **how: Any,
+) -> list[Outcome]:
+    """Run a grid in `out`, with a copy of its file (`text`), and leave a page; `how` goes to `run_cells`."""
+    outcomes = run_cells(grid.cells, out, jobs, on_event, **how, text=text)
+    _leave_page(out)
+    return outcomes
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    jobs: int | None = None,
+    on_event: Callable[[Event], None] | None = None,
+    *,
+    threads: int | None = None,
+    together: int = 1,
+    ray: str | None = None,
+    text: str | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    """Run every cell that is not done yet; returns all outcomes, in the order of the cells.
+
+    `jobs` processes with `threads` threads of torch each; by default one thread each and as many processes as there
+    are cores, or a single process on a GPU. `together` cells at a time are handed to one process. With `ray`, the
+    address of a Ray cluster or "auto", the cells are its tasks, and `out` must be a folder that all its machines see.
+    `text` is the grid's file, to be kept as sweep.toml.
+
+    Ctrl-C, and likewise `stop` once it says so, ends the running cells after their round, with a checkpoint, and
+    raises `Interrupted`; a disk that can no longer be written ends the sweep with an OSError. Anything else that goes
+    wrong is an outcome.
+    """
+    at_least(1, together=together)
+    for name, given in (("jobs", jobs), ("threads", threads)):
+        if given is not None:
+            at_least(1, **{name: given})
+    if ray is None:
+        for device in {cell.config.device for cell in cells}:
+            build.device(device)  # refuses one that is not here
+    with _Taken(out), Interrupt() as interrupt:
+        if text is not None:
+            write_atomic(out / "sweep.toml", text)
+        under_way = _Sweep(cells, out.resolve(), on_event or (lambda _: None), interrupt, stop)
+        return under_way.run(jobs, threads, together, ray)
+
+
+def standing(cells: Sequence[Cell], out: Path) -> list[tuple[Path, str]]:
+    """Each cell's folder, and where it stands: its status, "begun" or "waiting"; nothing is run."""
+    found = []
+    for cell, folder in zip(cells, _folders(cells, out), strict=True):
+        try:
+            held = runs.held(folder, cell.config)
+        except UsageError:
+            found.append((folder, "damaged"))
+            continue
+        begun = "begun" if (folder / "config.toml").exists() else "waiting"
+        found.append((folder, held.summary["status"] if held is not None else begun))
+    return found
+
+
+class _Sweep:
+    """One sweep under way."""
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        out: Path,
+        on_event: Callable[[Event], None],
+        interrupt: Interrupt,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.cells, self.on_event, self.interrupt, self.stop = cells, on_event, interrupt, stop
+        self.folders = _folders(cells, out)
+        self.outcomes: dict[int, Outcome] = {}
+        self.unwritable: OSError | None = None
+
+    def run(self, jobs: int | None, threads: int | None, together: int, ray: str | None) -> list[Outcome]:
+        todo: list[Task] = []
+        first: dict[Path, int] = {}
+        for index, (cell, folder) in enumerate(zip(self.cells, self.folders, strict=True)):
+            if first.setdefault(folder, index) != index:
+                continue  # the same run as an earlier cell
+            known = _known(cell, folder)
+            if known is None:
+                todo.append(Task(index, cell.config, folder))
+            else:
+                self._ended(index, known)
+        groups = [todo[start : start + together] for start in range(0, len(todo), together)]
+        if ray is not None:
+            from . import on_ray
+
+            on_ray.run_groups(groups, ray, jobs, threads or 1, self._hear, self._stop_asked)
+        else:
+            jobs = min(jobs or _usual_jobs([task.config for task in todo], threads or 1), len(groups))
+            if jobs > 1:
+                workers.run_groups(groups, jobs, threads or 1, self._hear, self._stop_asked)
+            else:
+                self._run_here(groups, threads)
+        if self.unwritable is not None:
+            raise self.unwritable
+        if len(self.outcomes) < len(first):
+            raise Interrupted
+        for index, (cell, folder) in enumerate(zip(self.cells, self.folders, strict=True)):
+            if index not in self.outcomes:
+                self._ended(index, replace(self.outcomes[first[folder]], cell=cell, skipped=True))
+        return [self.outcomes[index] for index in range(len(self.cells))]
+
+    def _run_here(self, groups: Sequence[Sequence[Task]], threads: int | None) -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads or before)
+        try:
+            for group in groups:
+                if not self._stop_asked():
+                    run_group(group, self._hear, self._stop_asked)
+        finally:
+            torch.set_num_threads(before)
+
+    def _stop_asked(self) -> bool:
+        return self.interrupt.asked or self.unwritable is not None or self.stop()
+
+    def _hear(self, message: Message) -> None:
+        cell, folder = self.cells[message.index], self.folders[message.index]
+        if message.ending is None:
+            self.on_event(Event(cell, message.round, message.rounds, message.row))
+        elif message.ending.status == "interrupted":
+            self.interrupt.asked = True
+        else:
+            try:
+                outcome = _outcome(cell, folder, message.ending)
+            except OSError as error:
+                self.unwritable = Unwritable(f"{error}; what is done is kept")
+                return
+            self._ended(message.index, outcome)
+
+    def _ended(self, index: int, outcome: Outcome) -> None:
+        self.outcomes[index] = outcome
+        self.on_event(Event(self.cells[index], outcome=outcome))
+
+
+class _Taken:
+    """While entered, the sweep's folder is this process's own."""
+
+    def __init__(self, out: Path) -> None:
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"{out} is a file; a sweep needs a folder")
+        self._lock = FolderLock(out)
+
+    def __enter__(self) -> None:
+        self._lock.take()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.give_back()
+
+
+def _folders(cells: Sequence[Cell], out: Path) -> list[Path]:
+    """Where the cells live: a folder with a cell's digest is its own, however it is called."""
+    present = {path.name.rpartition("-")[2]: path for path in (out / "cells").glob("*-*")}
+    return [present.setdefault(cell.config.digest(), out / "cells" / cell.name) for cell in cells]
+
+
+def _known(cell: Cell, folder: Path) -> Outcome | None:
+    """A cell that is done already; None if it is to be run, and what is wrong with its folder is then said by that."""
+    try:
+        found = runs.held(folder, cell.config)
+    except UsageError as error:
+        return Outcome(cell, "failed", folder, error=str(error))
+    if found is None or found.summary["status"] not in DONE:
+        return None
+    summary = found.summary
+    return Outcome(cell, summary["status"], folder, summary, found.history, summary.get("error"), skipped=True)
+
+
+def _outcome(cell: Cell, folder: Path, ending: Ending) -> Outcome:
+    """What a cell left, with word of its end in its folder where it could not leave that itself."""
+    try:
+        found = runs.held(folder, cell.config)
+        if ending.status == "failed" or (ending.status == "diverged" and found is None):
+            facts = {"status": ending.status, "round": ending.round, "error": ending.error}
+            if ending.traceback is not None:
+                facts["traceback"] = ending.traceback
+            runs.note(cell.config, folder, facts)
+        found = runs.read(folder)
+    except UsageError as error:  # the folder is damaged, or another run's: it is left as it is
+        return Outcome(cell, "failed", folder, error=ending.error or str(error))
+    return Outcome(cell, ending.status, folder, found.summary, found.history, ending.error)
+
+
+def _usual_jobs(configs: Sequence[RunConfig], threads: int) -> int:
+    """As many processes as there are cores for; one where a GPU computes."""
+    if any(build.device(name).type == "cuda" for name in {config.device for config in configs}):
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // threads)
+
+
+def _leave_page(out: Path) -> None:
+    """A page about the sweep in its folder, unless no cell got far enough to be shown."""
+    with suppress(UsageError):
+        page.write_sweep(out)

@@ -1,0 +1,106 @@
+"""Random quadratics in batches, run by the methods themselves: [instances, clients, d] at once, in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...algorithms.methods import Method
+from ...theory import Constants, quadratic_constants
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """f_i(x) = ½(x − c_i)ᵀH_i(x − c_i): H [m, n, d, d], c [m, n, d], from x0 [m, d]. Not every H_i is positive."""
+
+    H: Tensor
+    c: Tensor
+    x0: Tensor
+
+    def gradients(self, x: Tensor) -> Tensor:
+        """[m, n, d]"""
+        return torch.einsum("mnij,mnj->mni", self.H, x[:, None] - self.c)
+
+    def repeated(self, times: int) -> Quadratics:
+        return Quadratics(*(part.repeat_interleave(times, 0) for part in (self.H, self.c, self.x0)))
+
+    def constants(self) -> list[Constants]:
+        return [
+            quadratic_constants(*(part.numpy() for part in one)) for one in zip(self.H, self.c, self.x0, strict=True)
+        ]
+
+
+def draw(instances: int, clients: int, dim: int, seed: int) -> Quadratics:
+    """Heterogeneous clients: own minima, own spectra, some of them with directions of negative curvature."""
+    random = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(random.normal(size=(instances, clients, dim, dim)))
+    spectrum = random.uniform(-0.2, 1.0, (instances, clients, dim)) * random.uniform(0.5, 2.0, (instances, clients, 1))
+    H = np.einsum("mnij,mnj,mnkj->mnik", basis, spectrum, basis)
+    least = np.linalg.eigvalsh(H.mean(1))[:, :1, None, None]
+    H = H + np.maximum(0.05 - least, 0) * np.eye(dim)  # so that f has a minimum
+    c, x0 = random.normal(size=(instances, clients, dim)), 3 * random.normal(size=(instances, dim))
+    return Quadratics(*(torch.from_numpy(part) for part in (H, c, x0)))
+
+
+@dataclass(frozen=True)
+class Bowls:
+    """f_i(x) = w²(√(1 + ‖x−c_i‖²/w²) − 1): L_i = 1, ‖∇f_i‖ ≤ w, f_i ≥ 0; width w = ∞ is ½‖x−c_i‖². c [m, n, d]."""
+
+    c: Tensor
+    x0: Tensor
+    width: float = math.inf
+
+    def gradients(self, x: Tensor) -> Tensor:
+        away = x[:, None] - self.c
+        return away / torch.sqrt(1 + away.square().sum(-1, keepdim=True) / self.width**2)
+
+    def repeated(self, times: int) -> Bowls:
+        return Bowls(self.c.repeat_interleave(times, 0), self.x0.repeat_interleave(times, 0), self.width)
+
+    def gap(self) -> float:
+        """f(x⁰) ≥ f(x⁰) − f_inf, of the first instance; finite widths only."""
+        away = (self.x0[0] - self.c[0]).square().sum(-1) / self.width**2
+        return float((self.width**2 * (torch.sqrt(1 + away) - 1)).mean())
+
+
+def displaced(grads: Tensor, R: Tensor | float, seed: int) -> Tensor:
+    """First memories at distance R from the first gradients, in random directions."""
+    noise = torch.randn(grads.shape, generator=torch.Generator().manual_seed(seed), dtype=grads.dtype)
+    length = R[:, None, None] if isinstance(R, Tensor) else R
+    found: Tensor = grads + length * noise / torch.linalg.vector_norm(noise, dim=-1, keepdim=True)
+    return found
+
+
+def gradient_norms(
+    problem: Quadratics | Bowls,
+    method: Method,
+    gamma: Tensor | float,
+    rounds: int,
+    memory: Tensor,
+    sigma: float = 0.0,
+    seeds: int = 1,
+    seed: int = 0,
+) -> Tensor:
+    """‖∇f(x^k)‖ for k = 0 … rounds − 1: [instances × seeds, rounds], the seeds of an instance side by side."""
+    if seeds > 1:
+        problem, memory = problem.repeated(seeds), memory.repeat_interleave(seeds, 0)
+    x = problem.x0.clone()
+    step = gamma.repeat_interleave(seeds)[:, None] if isinstance(gamma, Tensor) else gamma
+    estimate = memory.mean(1)
+    clients = memory.shape[1]
+    source = torch.Generator().manual_seed(seed)
+    found = torch.empty(len(x), rounds, dtype=torch.float64)
+    for k in range(rounds):
+        grads = problem.gradients(x)
+        found[:, k] = grads.mean(1).norm(dim=-1)
+        message, memory = method.client_step(grads, memory)
+        mean = message.mean(1)
+        if sigma:  # the mean of n draws of σ a coordinate
+            mean = mean + sigma / clients**0.5 * torch.randn(mean.shape, generator=source, dtype=mean.dtype)
+        direction, estimate = method.server_step(mean, estimate)
+        x = x - step * direction
+    return found

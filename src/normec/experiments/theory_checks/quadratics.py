@@ -1,0 +1,132 @@
+"""The checks on random quadratics, and the instances on which the paper's statements break."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ... import theory
+from ...algorithms.methods import NormEC
+from .instances import Bowls, displaced, draw, gradient_norms
+
+if TYPE_CHECKING:
+    from .checks import Scale, Series, Verification
+
+WIDTH, STEP, SIGMA = 1.0, 0.02, 0.5
+
+
+def clean(size: Scale, found: Verification) -> Series:
+    """Corollary 1's schedule, then Theorem 1 with α < β < α + R, over growing horizons; medians of instances."""
+    problem = draw(size.instances, 5, 10, seed=1)
+    constants = _columns(problem.constants())
+    grads = problem.gradients(problem.x0)
+    lines: dict[str, list[float]] = {name: [] for name in ("measured", "Theorem 1", "sharper", "tracked")}
+    alpha, beta, D = 10.0, 9.0, 10.0
+    for rounds in size.horizons:
+        R = D / rounds**0.5
+        gamma = theory.corollary1_gamma(L_max=constants["L_max"], D=D, alpha=alpha, beta=beta, rounds=rounds)
+        norms = gradient_norms(problem, NormEC(alpha, beta), torch.from_numpy(gamma), rounds, displaced(grads, R, 1))
+        measured = norms.min(1).values.numpy()
+        common = {**constants, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds}
+        lines["measured"].append(float(np.median(measured)))
+        for name, form in (("Theorem 1", "paper"), ("sharper", "sharper"), ("tracked", "tracked")):
+            value = theory.theorem1(**common, form=form)
+            lines[name].append(float(np.median(value)))
+            found.add("quadratics", f"Theorem 1, {form}", rounds, measured, value)
+        value = theory.corollary1(**constants, D=D, alpha=alpha, beta=beta, rounds=rounds)
+        found.add("quadratics", "Corollary 1", rounds, measured, value)
+    _overshooting(size, found)
+    from .checks import slope
+
+    horizons = [float(rounds) for rounds in size.horizons]
+    for name, values in lines.items():
+        found.slopes[f"{name} (Corollary 1's schedule)"] = slope(horizons, values)
+    return {name: (horizons, values) for name, values in lines.items()}
+
+
+def _overshooting(size: Scale, found: Verification) -> None:
+    problem = draw(size.instances, 5, 10, seed=2)
+    constants = _columns(problem.constants())
+    alpha, beta, R, rounds = 0.1, 0.9, 1.0, size.horizons[-1]
+    gamma = theory.gamma_max(beta=beta, R=R, alpha=alpha, L_max=constants["L_max"])
+    memory = displaced(problem.gradients(problem.x0), R, 2)
+    measured = (
+        gradient_norms(problem, NormEC(alpha, beta), torch.from_numpy(gamma), rounds, memory).min(1).values.numpy()
+    )
+    for form in ("paper", "sharper", "tracked"):
+        value = theory.theorem1(**constants, R=R, alpha=alpha, beta=beta, gamma=gamma, rounds=rounds, form=form)
+        found.add("quadratics, α < β < α + R", f"Theorem 1, {form}", rounds, measured, value)
+
+
+def noisy(size: Scale, found: Verification) -> Series:
+    """Bowls with a fixed step and fixed noise: the walk of ĝ against a memory that forgets, over growing horizons.
+
+    Measured is the mean over k and seeds of ‖∇f(x^k)‖, which the proofs bound before they pass to the smallest.
+    """
+    random = np.random.default_rng(3)
+    problem = Bowls(
+        torch.from_numpy(random.normal(size=(1, 20, 50))), torch.from_numpy(2 * random.normal(size=(1, 50))), WIDTH
+    )
+    grads = problem.gradients(problem.x0)
+    horizons = [float(rounds) for rounds in size.horizons]
+    names = ("measured", "Theorem 2", "corrected", "sharper", "measured, forgetting", "forgetting")
+    lines: dict[str, list[float]] = {name: [] for name in names}
+    decay = float(theory.best_decay(gamma=STEP, L_max=1.0, B=WIDTH))
+    beta = 4 * STEP
+    alpha = beta / (1 - decay)
+    memory = displaced(grads, alpha, 3)
+    runs = {}
+    for lam, name in ((0.0, "measured"), (decay, "measured, forgetting")):
+        method = NormEC(alpha, beta, decay=lam)
+        runs[name] = gradient_norms(problem, method, STEP, size.horizons[-1], memory, SIGMA, size.seeds).mean(0)
+    for rounds in size.horizons:
+        common: dict[str, Any] = {
+            "L": 1.0, "L_max": 1.0, "F0": problem.gap(), "gamma": STEP, "rounds": rounds, "sigma": SIGMA, "dim": 50,
+            "clients": 20, "R": alpha, "alpha": alpha, "beta": beta,
+        }  # fmt: skip
+        for name, run in runs.items():
+            lines[name].append(float(run[:rounds].mean()))
+        for name, form in (("Theorem 2", "paper"), ("corrected", "corrected"), ("sharper", "sharper")):
+            value = theory.theorem2(**common, form=form)
+            lines[name].append(value)
+            right = form != "paper"
+            found.add("bowls, noise", f"Theorem 2, {form}", rounds, lines["measured"][-1], value, expected=right)
+        value = theory.forgetting(**common, decay=decay, B=WIDTH)
+        lines["forgetting"].append(value)
+        found.add("bowls, noise", "forgetting", rounds, lines["measured, forgetting"][-1], value)
+    return {name: (horizons, values) for name, values in lines.items()}
+
+
+def broken(size: Scale, found: Verification) -> None:
+    """Instances on which a statement of the paper is false, and the correction beside it."""
+    dim, alpha, beta, R, sigma, rounds = 20_000, 0.1, 0.1, 0.1, 0.1, 100
+    x0 = torch.zeros(1, dim, dtype=torch.float64)
+    x0[0, 0] = 1.41
+    problem = Bowls(torch.zeros(1, 1, dim, dtype=torch.float64), x0)
+    gamma = theory.gamma_max(beta=beta, R=R, alpha=alpha, L_max=1.0)
+    memory = displaced(problem.gradients(problem.x0), R, 0)
+    measured = (
+        gradient_norms(problem, NormEC(alpha, beta), gamma, rounds, memory, sigma, min(size.seeds, 20)).mean(0).min()
+    )
+    common: dict[str, Any] = {
+        "L": 1.0, "L_max": 1.0, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds,
+        "F0": 1.41**2 / 2, "sigma": sigma, "dim": dim, "clients": 1,
+    }  # fmt: skip
+    name = "½‖x‖², d = 20,000, n = 1"
+    found.add(name, "Theorem 2, paper", rounds, measured, theory.theorem2(**common, form="paper"), expected=False)
+    found.add(name, "Theorem 2, corrected", rounds, measured, theory.theorem2(**common))
+    name, gamma = "induction lemma, α = 0.01, β = R = 1", 1 / 1.01
+    x = torch.tensor([10.0], dtype=torch.float64)  # two clients ½x², with memory errors 0.09 and 1
+    method, memory = NormEC(0.01, 1.0), torch.stack([x - 0.09, x - 1])
+    message, moved = method.client_step(x.expand(2, 1), memory)
+    direction, _ = method.server_step(message.mean(0), memory.mean(0))
+    reached = float((x - gamma * direction - moved).abs().max())
+    found.add(name, "paper: R", 1, reached, 1.0, expected=False)
+    kept = theory.invariant(R=1.0, alpha=0.01, beta=1.0, gamma=gamma, L_max=1.0)
+    found.add(name, "corrected: R'", 1, reached, kept)
+
+
+def _columns(constants: list[theory.Constants]) -> dict[str, Any]:
+    return {name: np.array([getattr(c, name) for c in constants]) for name in ("L", "L_max", "F0")}

@@ -1,0 +1,83 @@
+"""Every bound against runs: random quadratics and logistic regression, without and with noise.
+
+A check is one bound on one family of problems: the measured left-hand side, the bound, and whether it holds. What the
+paper states wrongly is expected to break; what is corrected must not. Measured is min_k ‖∇f(x^k)‖ without noise, and
+min_k of the mean over seeds with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import one_of
+from ...system.atomic import write_atomic
+from . import quadratics, real
+from .checks import Scale, Series, Verification
+
+Panels = dict[str, Series]
+
+ALL_SETS = ("a9a", "w8a", "phishing", "mushrooms")
+SCALES = {
+    "smoke": Scale(20, 20, 3, (10, 30, 100, 300), (10, 30, 100), ("mushrooms", "phishing"), 100),
+    "full": Scale(200, 100, 10, (10, 30, 100, 300, 1000, 3000, 10_000), (10, 30, 100, 300), ALL_SETS, 500),
+}
+
+
+def verify(scale: str, out: Path, data_dir: str | None, say: Callable[[str], None]) -> Verification:
+    """All checks at the given scale; table.md, theory.json and the pictures go to `out`."""
+    one_of(SCALES, scale=scale)
+    size, found = SCALES[scale], Verification()
+    out.mkdir(parents=True, exist_ok=True)
+    say("random quadratics, no noise")
+    panels = {"quadratics, no noise": quadratics.clean(size, found)}
+    say("bowls with noise")
+    panels["noise, fixed step; mean over k"] = quadratics.noisy(size, found)
+    _draw(panels, out / "theory-quadratics.png", found)
+    quadratics.broken(size, found)
+    sets = real.available(size.sets, data_dir, found)
+    if sets:
+        panels = {}
+        for name in sets:
+            say(f"logistic regression on {name}")
+            panels[name] = real.bounds(name, data_dir, size, found)
+        _draw(panels, out / "theory-libsvm.png", found)
+        say("Clip21 against NormEC")
+        duel = {name: real.duel(name, data_dir, size.duel_rounds, found) for name in sets}
+        _draw(duel, out / "theory-clip21.png", found, x_label="messages a client", scale=("linear", "log"))
+    write_atomic(out / "table.md", found.table())
+    write_atomic(out / "theory.json", json.dumps(found.facts(), indent=1) + "\n")
+    return found
+
+
+def _draw(
+    panels: Panels, path: Path, found: Verification, x_label: str = "K + 1", scale: tuple[str, str] = ("log", "log")
+) -> None:
+    from ...report.pictures import COLOURS, STYLES, figure
+
+    names = list(dict.fromkeys(name for series in panels.values() for name in series))
+    with figure(path, len(panels), 3.4) as (sheet, axes):
+        for axis, (title, series) in zip(axes, panels.items(), strict=True):
+            for name, (xs, ys) in series.items():
+                place = names.index(name)
+                turn = place // len(
+                    COLOURS
+                )  # colours and styles differ in length of cycle, so that pairs do not repeat
+                style: dict[str, Any] = {
+                    "color": COLOURS[place % len(COLOURS)],
+                    "linestyle": STYLES[(place + 3 * turn) % len(STYLES)],
+                    "marker": "o" if "measured" in name else None,
+                }
+                axis.plot(xs, ys, markersize=3, label=name, **style)
+            axis.set_xscale(scale[0])
+            axis.set_yscale(scale[1])
+            axis.set_title(title, fontsize=9)
+            axis.set_xlabel(x_label)
+        axes[0].set_ylabel("smallest gradient norm")
+        handles = {name: line for axis in axes for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+        sheet.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)), fontsize=8
+        )
+    found.pictures.append(path)

@@ -1,0 +1,252 @@
+"""The two ends of a federation as Flower apps, made of what the user wrote: a model, a loss and data.
+
+    from normec.federation.app import client_app, server_app
+    app = server_app(task)      # `task`: a module or object with model(), loss(outputs, targets), data(i, n), test()
+
+Everything about a party's privacy is decided by the party: its folder and its policy come from its own command line
+(`--node-config`), never from the server's run configuration.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ...errors import Diverged, UsageError, at_least
+from ...experiments import build, methods, runs
+from ...experiments.config import RunConfig
+from ...problems.problem import Problem
+from ...sampling.participation import Everyone
+from ...system.atomic import write_atomic
+from ...training.run import Plan
+from ..protocol.client_work import ProblemWork, Work
+from ..protocol.coordinator import Coordinator, disk_failure
+from ..protocol.party import Party
+from ..protocol.policy import load_policy
+from ..protocol.terms import PlanTerms
+from ..protocol.wire import Refusal, Reply, WireError, to_fields
+from . import settings as settings_of_run
+from .mailbox import Mailbox
+from .records import from_records, to_records
+from .roster import SILENCE, gather
+from .serving import Patience, serve
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+
+LOCK_SECONDS = 120.0  # a server whose SuperLink was killed holds the run's folder a while longer
+
+
+class Task(Protocol):
+    """What the user writes. Beside these: `transform`, `augment`, `penalty`, as `normec.Problem` takes them."""
+
+    def model(self) -> nn.Module: ...
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+    def data(self, partition: int, partitions: int) -> Dataset[Any]: ...
+    def test(self) -> Dataset[Any] | None: ...
+
+
+def client_app(task: Task) -> ClientApp:
+    """A party's end."""
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app, works = ClientApp(), dict[tuple[int, int], _Work]()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        try:
+            which = _partition(context.node_config)
+            party = _party(context.node_config, works.setdefault(which, _Work(task, *which)))
+            answer = _answer(party, message)
+        except Exception as error:  # Flower would send its text to the server
+            logging.getLogger("normec").error("a request could not be answered: %s", error)
+            answer = Refusal("unknown", "unknown", 0, "failed")
+        return Message(to_records(to_fields(answer)), reply_to=message)
+
+    return app
+
+
+def _answer(party: Party, message: Message) -> Reply | Refusal:
+    try:
+        return party.answer(from_records(message.content, party.policy.largest_model))
+    except WireError as error:
+        party.journal.note("refused", reason="malformed", exact=str(error))
+        return Refusal("unknown", "unknown", 0, "malformed")
+
+
+def server_app(task: Task) -> ServerApp:
+    """The server's end."""
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        logging.getLogger("flwr").addFilter(_one_line)
+        settings = settings_of_run.read(context.run_config)
+        try:
+            run_server(grid, settings, task)
+        except OSError as error:
+            raise UsageError(disk_failure(error, Path(settings.out))) from None
+
+    return app
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """Flower logs what ends an app with its traceback; for what the user can cure, one line says more."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, UsageError | Diverged):
+        record.msg, record.args, record.exc_info = f"error: {error}", (), None
+    return True
+
+
+def run_server(grid: Grid, settings: Settings, task: Task) -> None:
+    """One run over `grid`, from the start or from where its folder says it stopped."""
+    retries: Any = getattr(grid, "_retry_invoker", None)  # Flower's own tries to reach a SuperLink have no end
+    if retries is not None:
+        retries.max_time = SILENCE
+    model, test = task.model(), task.test()
+    out, config = Path(settings.out), settings.run.model_copy(update={"model": type(model).__name__})
+    _wait_for(out)
+    if (out / "config.toml").exists():
+        known = runs.held(out, config)
+        if known is not None and known.summary["status"] == "finished":
+            _say(f"the run in {out} is finished")
+            return
+    x0, evaluate = _start(task, model, test)
+    roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
+    coordinator = Coordinator(
+        methods.build(config, len(x0)),
+        x0,
+        roster.names,
+        _plan(config),
+        run=settings.name,
+        privacy=build.privacy(config),
+        folder=out,
+        minimum=settings.least,
+        evaluate=evaluate,
+    )
+    write_atomic(out / "config.toml", settings_of_run.to_toml(config))
+    try:
+        with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
+            serve(coordinator, mailbox, roster, Patience(settings.round_seconds, settings.wait_seconds), _say)
+        runs.write_summary(out, runs.summarise(coordinator.finish(), config))
+        _say(coordinator.stopped or f"finished; the run is in {out}")
+    except Diverged as error:
+        runs.note(config, out, {"status": "diverged", "round": error.round, "error": str(error)})
+        raise
+    finally:
+        coordinator.close()
+
+
+def _say(line: str) -> None:
+    logging.getLogger("flwr").info(line)  # Flower's log of the run: `flwr run --stream`, `flwr log`
+
+
+def _plan(config: RunConfig) -> Plan:
+    rounds, lr = methods.rounds(config), methods.step_size(config)
+    if rounds is None or isinstance(lr, str):
+        raise UsageError("a federation needs rounds and lr as numbers")
+    at_least(1, rounds=rounds)
+    return Plan(
+        lr=lr,
+        rounds=rounds,
+        batch_size=config.batch_size,
+        batch_rate=None,
+        warmup=0,
+        seed=config.public_seed,
+        participation=Everyone(),
+        initial_memory="zero",
+        log_every=1,
+        evaluate_every=config.evaluate_every if config.evaluate_every is not None else max(1, rounds // 20),
+        full_gradient=False,
+        diagnostics=config.diagnostics or not config.private,
+    )
+
+
+def _start(
+    task: Task, model: nn.Module, test: Dataset[Any] | None
+) -> tuple[Tensor, Callable[[Tensor], Mapping[str, float]] | None]:
+    """Where training starts, and how the server measures a model: on its own test data, if it has any."""
+    trainable = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise UsageError("the model has no trainable parameters")
+    if test is None:
+        return torch.cat(trainable), None
+    problem = _problem(task, test, model)
+    buffers = problem.initial_buffers()
+    return problem.x0, lambda x: problem.evaluate(x, buffers)
+
+
+def _problem(task: Task, records: Dataset[Any], model: nn.Module | None = None) -> Problem:
+    """A problem of one client; where the records are test data, they are also what is tested with."""
+    extra: dict[str, Any] = {name: getattr(task, name, None) for name in ("penalty", "augment", "transform")}
+    test = records if model is not None else None
+    return Problem(task.model() if model is None else model, task.loss, [records], test, **extra)
+
+
+class _Work(Work):
+    """A party's data and model, loaded at the first request and kept while the process lives."""
+
+    def __init__(self, task: Task, partition: int, partitions: int) -> None:
+        self._task, self._which = task, (partition, partitions)
+        self._made: ProblemWork | None = None
+
+    def check(self, x: Tensor) -> None:
+        self._loaded().check(x)
+
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
+        return self._loaded().gradient(x, index, round, plan)
+
+    def _loaded(self) -> ProblemWork:
+        if self._made is None:
+            self._made = ProblemWork(_problem(self._task, self._task.data(*self._which)))
+        return self._made
+
+
+def _party(node_config: Mapping[str, Any], work: _Work) -> Party:
+    """The party that this node's own configuration describes; its policy is read anew for every request."""
+    for name in ("folder", "policy"):
+        if not isinstance(node_config.get(name), str):
+            raise UsageError(
+                f"a party needs {name} in its own --node-config, e.g. "
+                '\'partition-id=0 num-partitions=5 folder="/srv/party" policy="/srv/party/policy.toml"\''
+            )
+    return Party(node_config["folder"], load_policy(node_config["policy"]), work)
+
+
+def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
+    """What a party hands to the app's data(); its meaning is the app's."""
+    partition, partitions = node_config.get("partition-id", 0), node_config.get("num-partitions", 1)
+    at_least(0, **{"partition-id": partition})
+    at_least(1, **{"num-partitions": partitions})
+    return int(partition), int(partitions)
+
+
+def _wait_for(out: Path) -> None:
+    """Until nobody trains in the folder: a server that lost its SuperLink takes a while to notice."""
+    until, said = time.monotonic() + LOCK_SECONDS, False
+    while (out / ".lock").exists():
+        with (out / ".lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if time.monotonic() > until:
+                    return  # whoever takes the folder next says so
+                if not said:
+                    _say(f"another server holds {out}; waiting {LOCK_SECONDS:g} s for it to let go")
+                    said = True
+        time.sleep(0.5)

@@ -1,0 +1,122 @@
+"""Requests out, answers in, over Flower's Grid.
+
+Each answer is fetched by a thread of its own. A party that dies in the middle of sending, or sends what Flower cannot
+put together, holds up or breaks its own thread and nobody else's; what comes of it is a fault with a name. A node has
+a few threads at most: newer requests end the wait for an old one's answer, which the party sends again anyway.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..protocol.wire import Fields, Request, WireError, to_fields
+from .download import Allowance, Answer, Downloads, PartsMissing
+from .records import from_records, to_records
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+
+CROWD = 8  # answers waited for at once before one looks less often
+AHEAD = 4  # requests to a node after which the answer to an older one is no longer waited for
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What came from a node: the fields of a message, or what was wrong with it; or word that nothing will come."""
+
+    node: int
+    round: int  # of the request it answers
+    fields: Fields | None
+    fault: str = ""
+    lost: bool = False
+
+
+class Mailbox:
+    """`post` requests, `next` answers, in the order they come. `largest`: the most numbers in an array."""
+
+    def __init__(self, grid: Grid, poll_seconds: float, largest: int) -> None:
+        self._grid, self._poll, self._largest = grid, poll_seconds, largest
+        self._letters: queue.Queue[Letter] = queue.Queue()
+        self._closed = threading.Event()
+        self._downloads = Downloads(grid, Allowance.of(largest), self._closed)
+        self._newest: dict[int, int] = {}  # how many requests a node was sent
+        self._watching, self._counting = 0, threading.Lock()
+        self._sending = threading.BoundedSemaphore(CROWD)
+
+    def __enter__(self) -> Mailbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+
+    def post(self, requests: Mapping[int, Request], ttl: float) -> None:
+        """Send each node its request; answers are looked for until `ttl` seconds have passed."""
+        for node, request in requests.items():
+            number = self._newest[node] = self._newest.get(node, 0) + 1
+            threading.Thread(target=self._exchange, args=(node, request, number, ttl), daemon=True).start()
+
+    def next(self, seconds: float) -> Letter | None:
+        """The next letter, None if none comes in time."""
+        try:
+            return self._letters.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _exchange(self, node: int, request: Request, number: int, ttl: float) -> None:
+        """Send a request and wait for what comes of it, until a newer one is sent."""
+        import httpx
+        from flwr.app import Message
+        from flwr.supercore.run import RunNotRunningException
+
+        until, round = time.monotonic() + ttl, request.round
+        with self._counting:
+            self._watching += 1
+        try:
+            with self._sending:
+                message = Message(to_records(to_fields(request)), node, "train", group_id=str(round), ttl=ttl)
+                (identifier,) = self._grid.push_messages([message])
+            if not identifier:
+                self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+                return
+            # The more are waited for, the less often each is looked for: the SuperLink has one process.
+            while not self._closed.wait(self._poll * max(1.0, self._watching / CROWD)) and time.monotonic() < until:
+                with suppress(httpx.HTTPError):  # a SuperLink out of breath; Flower has tried again already
+                    answer = self._downloads.fetch(identifier)
+                    if answer is not None:
+                        self._letters.put(self._opened(node, round, answer))
+                        return
+                if self._newest[node] >= number + AHEAD:
+                    return
+        except httpx.HTTPError:
+            self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+        except RunNotRunningException:  # nobody's fault; the roster says so
+            self._letters.put(Letter(node, round, None, "the run was stopped", lost=True))
+        except PartsMissing as missing:
+            self._letters.put(Letter(node, round, None, str(missing), lost=True))
+        except WireError as error:
+            self._letters.put(Letter(node, round, None, str(error)))
+        except Exception as error:  # Flower's own reader met what a stranger sent
+            self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
+        finally:
+            with self._counting:
+                self._watching -= 1
+
+    def _opened(self, node: int, round: int, answer: Answer) -> Letter:
+        message = answer.message
+        if answer.node is None:  # Flower's own word, not the node's: it went away, or the request became too old
+            return Letter(node, round, None, "Flower has no answer", lost=True)
+        if answer.node != node:
+            return Letter(node, round, None, "it comes from another node than the one that was asked")
+        if message.has_error():
+            return Letter(node, round, None, f"the party's error {int(message.error.code)}")
+        try:
+            return Letter(node, round, from_records(message.content, self._largest))
+        except WireError as error:
+            return Letter(node, round, None, str(error))

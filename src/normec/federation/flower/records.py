@@ -1,0 +1,86 @@
+"""Fields on the wire ⇄ Flower's records: one ConfigRecord of scalars, one ArrayRecord of vectors, nothing else.
+
+What comes in is whatever a stranger sent. Each array's own description and size are checked before a number of it is
+read; nothing is unpickled, nothing is allocated by what a header claims.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..protocol.wire import FLOATS, LARGEST, Fields, WireError
+
+if TYPE_CHECKING:
+    from flwr.app import Array as FlowerArray
+    from flwr.app import RecordDict
+
+SCALARS, ARRAYS = "fields", "arrays"
+_HEADER = 512  # an .npy file's own header is shorter
+_MOST_FIELDS = 64
+_LONGEST_TEXT = 256
+
+
+def to_records(fields: Fields) -> RecordDict:
+    """The fields as Flower sends them."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    vectors = {name: Array(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+    scalars: dict[str, Any] = {name: value for name, value in fields.items() if name not in vectors}
+    return RecordDict({SCALARS: ConfigRecord(scalars), ARRAYS: ArrayRecord(vectors)})
+
+
+def from_records(records: object, largest: int = LARGEST) -> Fields:
+    """The fields in what Flower received; raises `WireError` for anything but what `to_records` makes."""
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+    if not isinstance(records, RecordDict) or set(records) != {SCALARS, ARRAYS}:
+        raise WireError(f"a message must hold the records {SCALARS} and {ARRAYS}, and nothing else")
+    scalars, vectors = records[SCALARS], records[ARRAYS]
+    if not isinstance(scalars, ConfigRecord) or not isinstance(vectors, ArrayRecord):
+        raise WireError("the records of a message are of the wrong kind")
+    if len(scalars) + len(vectors) > _MOST_FIELDS:
+        raise WireError(f"a message has at most {_MOST_FIELDS} fields")
+    found: Fields = {}
+    for name, value in _items(scalars):
+        if type(value) not in (int, float, str, bool):
+            raise WireError("a field must be a number, a word or yes/no")
+        if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+            raise WireError(f"a word has at most {_LONGEST_TEXT} characters")
+        found[name] = value
+    for name, value in _items(vectors):
+        if name in found:
+            raise WireError("a field is given twice")
+        found[name] = _vector(value, largest)
+    return found
+
+
+def _items(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    if not all(type(name) is str and len(name) <= _LONGEST_TEXT for name in record):
+        raise WireError("a field needs a short name")
+    return list(record.items())
+
+
+def _vector(array: FlowerArray, largest: int) -> np.ndarray[Any, Any]:
+    """The numbers of an array, if it is what it says it is: an .npy of version 1, one dimension, floats."""
+    shape, data = array.shape, array.data
+    dtype = next((known for known in FLOATS if known.name == array.dtype), None)
+    if array.stype != "numpy.ndarray" or dtype is None:
+        raise WireError("an array must be a float32 or float64 array of NumPy")
+    if len(shape) != 1 or type(shape[0]) is not int or not 1 <= shape[0] <= largest:
+        raise WireError(f"an array must be a vector of 1 to {largest} numbers")
+    size = shape[0] * dtype.itemsize
+    if not isinstance(data, bytes) or not size < len(data) <= size + _HEADER:
+        raise WireError("an array's size is not what its shape says")
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        stated = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER)
+    except Exception:  # NumPy's reader of headers raises what Python's own parser does
+        raise WireError("an array's header cannot be read") from None
+    if version != (1, 0) or stated != ((shape[0],), False, dtype) or len(data) - file.tell() != size:
+        raise WireError("an array is not what its header says")
+    return np.frombuffer(data, dtype, shape[0], file.tell())

@@ -1,0 +1,132 @@
+"""Which of Flower's nodes are the parties, by the keys they were registered with.
+
+A node's number changes when a SuperLink without a database starts anew; its key does not. A party's name is the
+fingerprint of its public key, and its number among the clients is the order of registration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UsageError
+from ...system.atomic import write_atomic
+from ..protocol.wire import NAME
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+FILE = "parties.json"
+SILENCE = 300.0  # seconds without an answer after which a SuperLink is given up
+
+
+@dataclass(frozen=True)
+class Present:
+    """A party that is there: its node's number now, and since when."""
+
+    node: int
+    since: str
+
+
+def name_of(public_key: bytes) -> str:
+    return f"party-{hashlib.sha256(public_key).hexdigest()[:16]}"
+
+
+class Roster:
+    """The parties of a run, in the order of their client numbers."""
+
+    def __init__(self, grid: Grid, names: list[str]) -> None:
+        self._grid, self.names = grid, names
+        self._nodes: dict[int, str] = {}
+        self._present: dict[str, Present] = {}
+        self._answered = time.monotonic()
+
+    def present(self) -> dict[str, Present]:
+        """The parties that Flower counts as online; as before where the SuperLink cannot say, for a while."""
+        import httpx
+
+        try:
+            nodes = _nodes(self._grid)
+        except httpx.HTTPError as error:
+            if time.monotonic() - self._answered > SILENCE:
+                raise _unanswered(error) from None
+            return self._present
+        self._answered = time.monotonic()
+        found = {}
+        for node in nodes:
+            name = name_of(node.public_key)
+            if name in self.names:
+                found[name] = Present(int(node.node_id), str(node.last_activated_at))
+                self._nodes[int(node.node_id)] = name
+        self._present = found
+        return found
+
+    def name(self, node: int) -> str:
+        return self._nodes.get(node, "?")
+
+
+def _nodes(grid: Grid) -> list[Any]:
+    """Flower's nodes that are online."""
+    from flwr.supercore.run import RunNotRunningException
+
+    try:
+        return list(grid.get_nodes())
+    except RunNotRunningException:
+        raise UsageError("the run was stopped at the SuperLink; start it again, and it goes on") from None
+
+
+def _unanswered(error: Exception) -> UsageError:
+    return UsageError(
+        f"the SuperLink has not answered for {SILENCE:g} s ({error}); start it, then the run again: it goes on"
+    )
+
+
+def _kept(path: Path) -> list[str]:
+    """The names in a run's list of parties."""
+    try:
+        names = json.loads(path.read_text(encoding="utf-8"))["parties"]
+        if isinstance(names, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
+            return names
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UsageError(f"{path} is damaged: it must list the run's parties; restore it, or begin another folder")
+
+
+def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable[[str], None]) -> Roster:
+    """The run's parties: those written down in its folder, or else the first `parties` to be registered and present."""
+    path = folder / FILE
+    if path.exists():
+        names = _kept(path)
+        if len(names) != parties:
+            raise UsageError(f"the run in {folder} has {len(names)} parties, got parties = {parties}; keep the number")
+        return Roster(grid, names)
+    nodes = _gathered(grid, parties, seconds, say)
+    names = [name_of(node.public_key) for node in nodes[:parties]]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps({"parties": names}) + "\n")
+    return Roster(grid, names)
+
+
+def _gathered(grid: Grid, parties: int, seconds: float, say: Callable[[str], None]) -> list[Any]:
+    """Flower's nodes in the order of their registration, once there are enough."""
+    import httpx
+
+    until, seen = time.monotonic() + seconds, -1
+    while True:
+        try:
+            nodes: list[Any] = sorted(_nodes(grid), key=lambda node: (node.registered_at, node.node_id))
+        except httpx.HTTPError as error:
+            raise _unanswered(error) from None
+        if len(nodes) >= parties:
+            return nodes
+        if len(nodes) != seen:
+            say(f"{len(nodes)} of {parties} parties are there")
+            seen = len(nodes)
+        if time.monotonic() > until:
+            raise UsageError(f"only {seen} of {parties} parties came within {seconds:g} s; start them, or wait longer")
+        time.sleep(0.5)

@@ -1,0 +1,92 @@
+"""The settings of a federated run: `[tool.flwr.app.config]` in the app's pyproject.toml, or `flwr run -c 'key=value'`.
+
+The names are those of `normec train` (lab/config.py), and a few more for the federation itself. Flower knows no empty
+value and lets nobody add a key that the app does not have; so an empty string stands for "not given".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...errors import UsageError, at_least, nearest
+from ...experiments.config import RunConfig, make
+from ..protocol.terms import LATER
+
+# What a federated run has in common with any other, by the names of lab/config.py.
+OF_THE_LAB = (
+    *("method", "alpha", "beta", "server_norm", "decay", "momentum", "tau", "compressor", "k"),
+    *("private", "epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory"),
+    *("lr", "rounds", "batch_size", "seed", "evaluate_every", "diagnostics"),
+)
+
+
+class Settings(BaseModel):
+    """What is the federation's own; `run` is what any run has."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    out: str = "runs/federation"
+    parties: int = Field(default=2, ge=1)
+    min_parties: int | None = Field(default=None, ge=1)
+    round_seconds: float = Field(default=600.0, gt=0)
+    wait_seconds: float = Field(default=86400.0, gt=0)
+    start_seconds: float = Field(default=600.0, gt=0)
+    poll_seconds: float = Field(default=0.5, gt=0)
+    run: RunConfig = RunConfig()
+
+    @property
+    def least(self) -> int:
+        """How many parties a round needs: all, unless told otherwise."""
+        return self.parties if self.min_parties is None else self.min_parties
+
+
+NAMES = (*(name for name in Settings.model_fields if name != "run"), *OF_THE_LAB)
+
+
+def read(config: Mapping[str, Any]) -> Settings:
+    """Checked settings from Flower's run configuration; what is wrong is said in one line."""
+    given: dict[str, Any] = {}
+    for key, value in config.items():
+        name = key.replace("-", "_")
+        if name not in NAMES:
+            raise UsageError(f"there is no setting {key!r}{nearest(name, NAMES)}; settings are {', '.join(NAMES)}")
+        if value != "":
+            given[name] = value
+    lab = {name: given.pop(name) for name in OF_THE_LAB if name in given}
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
+    if settings.least > settings.parties:
+        raise UsageError(f"min_parties must be at most parties = {settings.parties}, got {settings.least}")
+    run = _run(lab, settings)
+    return settings.model_copy(update={"run": run})
+
+
+def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
+    """The settings of any run; unlike in a simulation, secure noise and local trust unless told otherwise."""
+    if lab.get("private", True):
+        trust = lab.setdefault("trust", "local")
+        lab.setdefault("noise", "secure")
+        # What the server saw is all that the memory is made of: a party that lost its disk gets it back at no cost.
+        lab.setdefault("memory", "noisy" if trust == "local" else "clean")
+    if lab.get("trust") == "secure-sum":
+        raise UsageError(LATER)
+    run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
+    at_least(0, seed=run.public_seed)
+    for name in ("rounds", "batch_size", "evaluate_every"):
+        if getattr(run, name) is not None:
+            at_least(1, **{name: getattr(run, name)})
+    return run
+
+
+def to_toml(run: RunConfig) -> str:
+    """What the run's folder says of its settings: those that mean something in a federation."""
+    import tomli_w
+
+    return tomli_w.dumps(run.model_dump(include={"data", "model", "clients", *OF_THE_LAB}, exclude_none=True))

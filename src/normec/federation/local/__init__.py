@@ -1,0 +1,1 @@
+"""A whole federation on this machine: certificates, processes and a live view."""

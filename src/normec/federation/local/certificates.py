@@ -1,0 +1,126 @@
+"""Certificates and keys: an authority of one's own, a server's certificate signed by it, a party's key pair.
+
+What `normec federation local` makes for itself. On real machines the server's owner makes the certificates with the
+tools of the house, and every party makes its own key and gives away only the public half (docs/federation.md).
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ...system.atomic import private_folder
+
+DAYS = 365
+
+
+@dataclass(frozen=True)
+class ServerCertificate:
+    """The files that a SuperLink is started with; `authority` is also what every party and user trusts."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def make_server(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> ServerCertificate:
+    """An authority and a certificate for `hosts` in a folder; those that are there already are kept."""
+    found = ServerCertificate(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    if all(path.exists() for path in (found.authority, found.certificate, found.key)):
+        return found
+    private_folder(folder)
+    authority_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    issuer, subject = _name("normec federation authority"), _name(hosts[0])
+    authority = (
+        _certificate(issuer, issuer, authority_key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .sign(authority_key, hashes.SHA384())
+    )
+    certificate = (
+        _certificate(subject, issuer, key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    plain = serialization.NoEncryption()
+    _write(found.key, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain), 0o600)
+    for path, signed in ((found.certificate, certificate), (found.authority, authority)):
+        _write(path, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+    return found  # the authority's own key is forgotten: nothing else will ever be signed by it
+
+
+def make_key(path: Path) -> bytes:
+    """A party's key in `path`, in OpenSSH's format, beside `path`.pub; returns the public key as Flower stores it.
+
+    A key that is there already is kept: it is who the party is.
+    """
+    if path.exists():
+        private = serialization.load_ssh_private_key(path.read_bytes(), None)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{path} is no elliptic curve key")
+    else:
+        private_folder(path.parent)
+        private = ec.generate_private_key(ec.SECP384R1())
+        openssh = serialization.PrivateFormat.OpenSSH
+        plain = serialization.NoEncryption()
+        _write(path, private.private_bytes(serialization.Encoding.PEM, openssh, plain), 0o600)
+    public = private.public_key()
+    line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    _write(path.with_name(path.name + ".pub"), line + b"\n", 0o644)
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(**on: bool) -> x509.KeyUsage:
+    names = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+        *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
+    flags: dict[str, Any] = {name: on.get(name, False) for name in names}
+    return x509.KeyUsage(**flags)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """A secret is never readable by others, not even for the moment before its mode is set."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)

@@ -1,0 +1,113 @@
+"""What a party computes: the gradient of its own data at x, as the one-process engine computes it for client i.
+
+A party holds one client's records and knows its number i among the parties. All random choices (batches, augmentation,
+dropout, a random operator) come from streams keyed by (seed, client, round), so a party that is asked as client i
+draws what client i of `normec.train` draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...errors import UsageError
+from ...gradients.loop import Loop
+from ...problems.objective import Buffers
+from ...problems.problem import Problem
+from ...sampling.participation import Batches
+from .terms import PlanTerms
+
+_TRIED = 32  # records of the gradient that is tried first
+
+
+class Work(Protocol):
+    """∇f_i(x) and f_i(x) on the records of a round.
+
+    Whatever `gradient` does that the server can see would tell it something of the data. So a private message is paid
+    for before `gradient` is called, and where it fails or is not finite, noise alone is sent.
+    """
+
+    def check(self, x: Tensor) -> None:
+        """Raise where no gradient at a model of this size can be computed. The numbers in x must not matter."""
+
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]: ...
+
+
+class ProblemWork(Work):
+    """A `Problem` of one client: the party's own. One gradient at the model's own start is tried when it is made.
+
+    So code that cannot work is noticed before anything is paid for, by an error that no server has a hand in.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        if problem.clients != 1:
+            raise UsageError(f"a party works on its own data, one client; the problem has {problem.clients}")
+        if problem.statistics:
+            raise UsageError("BatchNorm's statistics would stay behind at the parties; use GroupNorm in a federation")
+        self._problem = problem
+        grad, _ = self.gradient(problem.x0, 0, 0, PlanTerms(seed=0, batch_size=_TRIED, rounds=1))
+        if not bool(torch.isfinite(grad).all()):
+            raise UsageError("the gradient at the model's own start is not finite; look at the data and the loss")
+
+    def check(self, x: Tensor) -> None:
+        if len(x) != len(self._problem.x0):
+            raise UsageError(f"the model here has {len(self._problem.x0)} parameters, x has {len(x)}")
+
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
+        self.check(x)
+        problem = self._problem
+        if problem.x0.dtype != x.dtype:
+            problem = problem.to(x.device, x.dtype)
+        seat = _Seat(problem, index)
+        batches = _OwnBatches(seat.sizes, plan.batch_size, plan.seed) if plan.batch_size else None
+        buffers = seat.initial_buffers()
+        before = {name: rows[index].clone() for name, rows in buffers.items()}
+        loop = Loop(seat, batches, plan.seed)  # type: ignore[arg-type]  # a seat is as much of an objective as a loop asks
+        with torch.random.fork_rng(devices=[]):
+            (block,) = loop.blocks(x, buffers, round, torch.tensor([index]))
+        for name, row in before.items():
+            if not torch.equal(row, buffers[name][index]):
+                raise UsageError(f"the buffer {name} changes with the data and does not travel; remove it")
+        return block.grads[0].clone(), float(block.losses[0])
+
+
+@dataclass
+class _Seat:
+    """One client in its seat among the others: it answers to its number, nobody else is there."""
+
+    problem: Problem
+    index: int
+
+    def __post_init__(self) -> None:
+        own = self.problem.records.sizes
+        self.x0, self.clients, self.augment = self.problem.x0, self.index + 1, self.problem.augment
+        self.sizes = own.expand(self.clients)  # only the last is ever asked for
+
+    def client_loss(self, x: Tensor, client: int, *rest: Any) -> Tensor:  # noqa: ARG002
+        return self.problem.client_loss(x, 0, *rest)
+
+    def initial_buffers(self) -> Buffers:
+        found = self.problem.initial_buffers()
+        return {name: rows.expand(self.clients, *rows.shape[1:]) for name, rows in found.items()}  # one row in memory
+
+
+class _OwnBatches:
+    """`Batches` of one client without the table of all clients' orders."""
+
+    def __init__(self, sizes: Tensor, batch_size: int, seed: int) -> None:
+        self._of_all = Batches(sizes, batch_size, seed)
+
+    @property
+    def expected(self) -> Tensor:
+        return self._of_all.expected
+
+    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+        table, lengths = self.padded(clients, round)
+        return [row[:length] for row, length in zip(table, lengths.tolist(), strict=True)]
+
+    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        batches = self._of_all
+        return batches.tables(clients, torch.tensor([round]))[0], batches.sizes[clients].clamp(max=batches.batch_size)

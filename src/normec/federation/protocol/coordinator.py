@@ -1,0 +1,447 @@
+"""The server's side of a federation, without a network: whom to ask, what to take, when x moves.
+
+    while not coordinator.finished:
+        for node, request in coordinator.requests().items(): …      ask again whoever has not answered
+        coordinator.receive(node, fields)                           as replies come in, late ones too
+        if coordinator.ready: coordinator.close_round()
+
+A reply counts once the checkpoint of its round is on the disk; parties hear of it in the next request, and send the
+same message again until then. So a server killed at any instant goes on with nothing lost and nothing counted twice.
+A party that is away keeps its row g_i, and the sum is always divided by n: ĝ = mean g_i whoever answers.
+
+Under local trust the server's ledger pays for a round before anybody is asked, and ε is that of the party that may have
+released the most messages: those accepted, dropped or lost with a disk, and one under way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...algorithms.methods import Method, identity_of
+from ...errors import Diverged, UsageError
+from ...privacy.ledger import BudgetSpent
+from ...privacy.mechanism import Mechanism, Spent
+from ...privacy.statement import Privacy
+from ...problems.client_data import checksum
+from ...sampling.participation import drawn_clients
+from ...storage.history import UNNOISED, Row
+from ...storage.run_folder import RunStorage
+from ...training.run import Plan, Run
+from .intake import Intake, Outcome
+from .journal import Journal
+from .mechanism import mechanism_of
+from .metrics import due, observed
+from .screening import Limits
+from .server_state import ServerState
+from .terms import MethodTerms, PlanTerms, PrivacyTerms
+from .wire import NAME, Array, Refusal, Reply, Request
+
+JOURNAL = "events.jsonl"
+Evaluate = Callable[[Tensor], Mapping[str, float]]
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+
+
+def disk_failure(error: OSError, folder: Path | None) -> str:
+    """What went wrong with a file, in one line: which, why, and what to do."""
+    return (
+        f"cannot write to {error.filename or folder}: {error.strerror or error}; the run is kept as it was before, "
+        "make room or allow writing there, and start the server again"
+    )
+
+
+def _writes(
+    method: Callable[Concatenate[Coordinator, Given], Found],
+) -> Callable[Concatenate[Coordinator, Given], Found]:
+    """A method that writes to the run's folder. After a failure only the folder knows what counts: nothing goes on."""
+
+    @functools.wraps(method)
+    def guarded(self: Coordinator, /, *given: Given.args, **named: Given.kwargs) -> Found:
+        if self._broken is not None:
+            raise UsageError(self._broken)
+        try:
+            return method(self, *given, **named)
+        except OSError as error:
+            self._broken = self.stopped = disk_failure(error, self.storage.out)
+            raise UsageError(self._broken) from None
+
+    return guarded
+
+
+class Coordinator:
+    """One federated run under way. `parties` are names, in the order of their client numbers.
+
+    `minimum`: so many must have answered before a round may close. `evaluate(x)`: what the server measures at x.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        x0: Tensor,
+        parties: Sequence[str],
+        plan: Plan,
+        *,
+        run: str,
+        privacy: Privacy | None = None,
+        folder: str | Path | None = None,
+        minimum: int = 1,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        check_names(run, parties)
+        if not 1 <= minimum <= len(parties):
+            raise UsageError(f"minimum must lie between 1 and the {len(parties)} parties, got {minimum}")
+        if plan.batch_rate is not None or plan.initial_memory != "zero":
+            raise UsageError("a federation takes batch_size or full gradients, and starts with memories of zero")
+        self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
+        self.minimum, self._evaluate = minimum, evaluate
+        x0 = x0.detach().cpu().clone()
+        privacy = privacy.with_noise("secure") if privacy is not None else None
+        self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0))
+        sigma = self.mechanism.sigma if self.mechanism is not None else 0.0
+        self._terms = (
+            MethodTerms.of(method),
+            PrivacyTerms.of(privacy, sigma, method),
+            PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds),
+        )
+        self._local = privacy is not None and privacy.trust == "local"
+        limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
+        identity = {
+            "method": identity_of(method),
+            "dtype": str(x0.dtype),
+            "privacy": privacy.to_dict() if privacy is not None else None,
+            **plan.identity(),
+            "run": run,
+            "parties": self.parties,
+            "start": checksum(x0),
+        }
+        self.storage = RunStorage(Path(folder) if folder is not None else None, identity)
+        self.storage.open()
+        self.journal = Journal(self.storage.out / JOURNAL if self.storage.out is not None else None)
+        self.stopped: str | None = None
+        self._broken: str | None = None
+        self.timings = {"total": 0.0}
+        self._since = time.monotonic()
+        try:
+            self._begin(x0, limits)
+        except BaseException:
+            self.close()
+            raise
+
+    @_writes
+    def _begin(self, x0: Tensor, limits: Limits) -> None:
+        """The state, fresh or from the folder, on the disk before anybody is asked."""
+        method, parties, saved = self.method, self.parties, self.storage.load()
+        self.state = ServerState.restored(method, *saved) if saved else ServerState.fresh(method, x0, parties)
+        self.intake = Intake(self.run, self.state.seats, limits, self.journal)
+        if saved:
+            self.timings |= saved[1]["timings"]
+            self.journal.note("resumed", round=self.round)
+        if self.mechanism is not None and self.storage.out is not None:
+            self.mechanism.open(self.storage.out / "ledger.jsonl", saved[1].get("ledger") if saved else None)
+        if not saved:
+            self._save()
+        self._open_round()
+
+    @property
+    def run(self) -> str:
+        """What parties know the run by: its name and its random number."""
+        return f"{self.name}~{self.state.number}"
+
+    @property
+    def round(self) -> int:
+        return self.state.run.round
+
+    @property
+    def finished(self) -> bool:
+        return self.round >= self.plan.rounds or self.stopped is not None
+
+    @property
+    def waiting(self) -> set[str]:
+        """Who was asked and has neither answered nor refused."""
+        return self.intake.waiting
+
+    @property
+    def greeting(self) -> set[str]:
+        """Who said hello and waits for the server's record: worth asking again at once."""
+        return self.intake.greeting & self.intake.waiting
+
+    @property
+    def needed(self) -> int:
+        """How many answers this round may close with."""
+        return min(self.minimum, len(self.intake.asked))
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough have answered for the round to close."""
+        return not self.finished and len(self.intake.taken) >= self.needed
+
+    @property
+    def answered(self) -> int:
+        """How many messages were taken in this round."""
+        return len(self.intake.taken)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Who refused in this round, and with which word."""
+        return dict(self.intake.refusals)
+
+    @_writes
+    def requests(self) -> dict[str, Request]:
+        """What to send to everyone who has not answered in this round yet; call it again to ask again."""
+        if self.finished:
+            return {}
+        if self._local and not self._pay_for_round():
+            return {}
+        if self.intake.unsaved:  # what a party is told of hellos and drops must outlive the server
+            self._save()
+        x = self.state.run.x.numpy().copy()
+        method, privacy, plan = self._terms
+        return {
+            node: Request(
+                run=self.run,
+                node=node,
+                round=self.round,
+                index=self.parties.index(node),
+                parties=len(self.parties),
+                x=x,
+                method=method,
+                privacy=privacy,
+                plan=plan,
+                record=self.state.seats[node].record(self._row_to_restore(node)),
+            )
+            for node in self.intake.asked
+            if node in self.waiting
+        }
+
+    @_writes
+    def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
+        """A message that came from `node`. Whatever is wrong with it is named in the journal, and never reaches x."""
+        return self.intake.receive(node, given, self.state.run.x.numpy(), self._row(node))
+
+    @_writes
+    def fault(self, node: str, why: str) -> Outcome:
+        """Something came from `node` that was no message at all."""
+        return self.intake.fault(node, why)
+
+    @_writes
+    def note_aside(self, node: str, seconds: float, why: str) -> None:
+        """Write down that a party is neither asked nor waited for, for a while."""
+        self.journal.note("aside", round=self.round, party=node, seconds=round(seconds, 1), why=why)
+
+    @_writes
+    def stop(self, reason: str) -> None:
+        """No more rounds."""
+        self.stopped = reason
+        self.journal.note("stopped", round=self.round, reason=reason)
+
+    @_writes
+    def repeat_round(self) -> None:
+        """Ask those who refused once more: for a round that too few have answered."""
+        refused = len(self.intake.refusals)
+        self.journal.note("repeated", round=self.round, answered=len(self.intake.taken), refused=refused)
+        self.intake.refusals.clear()
+
+    @_writes
+    def close_round(self) -> None:
+        """The server's step with what was taken; nothing of it counts before the checkpoint is written."""
+        k, taken, state = self.round, self.intake.taken, self.state.run
+        if not self.ready:
+            raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait, or ask again")
+        row = self._observed(taken) if due(self.plan, k) else None
+        numbers = [i for i, node in enumerate(self.parties) if node in taken]
+        messages = state.x.new_zeros(len(numbers), len(state.x))
+        for own, i in zip(messages, numbers, strict=True):
+            own.copy_(torch.tensor(taken[self.parties[i]].message))
+        total = self._sum(messages, numbers)
+        if total is None:
+            return
+        direction, estimate = self.method.server_step(total / len(self.parties), state.estimate)
+        x = state.x - self.plan.step_size(k) * direction
+        if not bool(torch.isfinite(x).all()):
+            raise Diverged(k, [], "x")
+        if row is not None:
+            self._record(row)
+        self._move(x, estimate, messages, numbers)
+        away = sorted(set(self.intake.asked) - taken.keys())
+        if away:
+            self.journal.note("away", round=k, parties=away)
+        self._save()
+        self._open_round()
+
+    def _sum(self, messages: Tensor, numbers: list[int]) -> Tensor | None:
+        """Σ of what was taken, paid for in the server's ledger, with a central sum's noise; None: no budget left."""
+        total = messages.sum(0)
+        if self.mechanism is None:
+            return total
+        if not self._pay_for_round():
+            return None
+        if self._local:
+            return total
+        if numbers:
+            self.mechanism.send(messages, torch.tensor(numbers))
+        noisy = self.mechanism.outgoing(torch.zeros_like(total))
+        return self.mechanism.received(noisy, total)
+
+    def _pay_for_round(self) -> bool:
+        """Pay for the open round in the server's ledger; False, and the run is stopped, where no budget is left.
+
+        Under local trust messages leave the parties as soon as they are asked, so a round is paid for before that,
+        once: asked again, a party sends the same message. A central sum is a new release each time its noise is drawn.
+        """
+        if self.mechanism is None:
+            return True
+        try:
+            if not self._local:
+                self.mechanism.pay(self.round)
+            while self._local and self.mechanism.releases <= self.round:
+                self.mechanism.pay(self.round)
+        except BudgetSpent as spent:
+            self.stop(str(spent))
+            return False
+        return True
+
+    def _most_released(self, paid: int) -> tuple[int, str]:
+        """The most messages that a party may have released, and which party; `paid`: rounds that were paid for."""
+        opened = min(self.round + 1, paid)
+        return max((seat.made(opened), node) for node, seat in self.state.seats.items())
+
+    def _epsilon(self, mechanism: Mechanism) -> float:
+        """ε of what was released so far; cheap, never below the truth."""
+        most = self._most_released(mechanism.releases)[0] if self._local else 0
+        return max(mechanism.epsilon(), self._epsilon_of(mechanism, most) if most > mechanism.releases else 0.0)
+
+    def _epsilon_of(self, mechanism: Mechanism, releases: int) -> float:
+        return mechanism.release.epsilon(mechanism.sigma, mechanism.privacy.delta, releases)
+
+    def _spent(self) -> Spent | None:
+        """The account of the run: that of the ledger, or of a party that may have released more than its rounds."""
+        if self.mechanism is None:
+            return None
+        spent = self.mechanism.spent()
+        most, node = self._most_released(spent.releases)
+        if not self._local or most <= spent.releases:
+            return spent
+        epsilon, target = self._epsilon_of(self.mechanism, most), self.mechanism.privacy.budget
+        note = (
+            f"{node} may have released {most} messages in {spent.releases} rounds, for disks were lost or messages "
+            f"dropped: epsilon is {epsilon:.4g}"
+        )
+        if epsilon > target:
+            note += f", above the target of {target:g}"
+        return dataclasses.replace(
+            spent, epsilon=epsilon, releases=most, beyond_ledger=most - spent.releases, notes=(*spent.notes, note)
+        )
+
+    def _move(self, x: Tensor, estimate: Tensor, messages: Tensor, numbers: list[int]) -> None:
+        """The next round's state: rows take their messages, those away forget as all do."""
+        state, method = self.state.run, self.method
+        if method.feedback:
+            rows = method.idle_step(state.memory.clone())
+            rows[numbers] = method.remember(state.memory[numbers], messages)
+            state.memory = rows
+        for i in numbers:
+            self.state.seats[self.parties[i]].accept(self.intake.taken[self.parties[i]].digest, self.round)
+        state.x, state.estimate = x, estimate
+        state.messages += len(numbers)
+        state.round += 1
+
+    @_writes
+    def finish(self) -> Run:
+        """The last row, and what came out, as any run has it."""
+        history = self.storage.history
+        if self.round == self.plan.rounds and not (history.rows and history.rows[-1]["round"] == self.round):
+            self._record(self._observed({}))
+        self._save()
+        stopped = self.stopped if self.stopped or self.round == self.plan.rounds else "interrupted"
+        return Run(
+            method=self.method,
+            state=self.state.run,
+            model=None,
+            history=history,
+            timings=self.timings,
+            engine="federation",
+            rounds=self.plan.rounds,
+            n=len(self.parties),
+            privacy=self._spent(),
+            stopped=stopped,
+        )
+
+    def close(self) -> None:
+        self.storage.close()
+        if self.mechanism is not None:
+            self.mechanism.close()
+
+    def _open_round(self) -> None:
+        drawn = drawn_clients(self.plan.participation, len(self.parties), self.round, self.plan.seed)
+        self.intake.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
+
+    def _row(self, node: str) -> Array | None:
+        """What the party's accepted messages add up to; None where there are none or the method has no memory."""
+        seat = self.state.seats.get(node)
+        if seat is None or not seat.accepted or not self.method.feedback:
+            return None
+        row: Array = self.state.run.memory[self.parties.index(node)].numpy()
+        return row
+
+    def _row_to_restore(self, node: str) -> Array | None:
+        """A party that lost its memory gets the server's; the others have their own."""
+        row = self._row(node) if node in self.intake.greeting else None
+        return row.copy() if row is not None else None
+
+    def _observed(self, taken: Mapping[str, Reply]) -> Row:
+        row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
+        evaluates = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
+        if self._evaluate is not None and evaluates:
+            row |= self._evaluate(self.state.run.x)
+        if self.plan.diagnostics:
+            return row
+        return {name: value for name, value in row.items() if name not in UNNOISED}
+
+    def _record(self, row: Row) -> None:
+        if self.mechanism is not None:
+            row["epsilon"] = self._epsilon(self.mechanism)
+        broken = [key for key, value in row.items() if not math.isfinite(value)]
+        if broken:
+            raise Diverged(row["round"], [], broken[0])
+        self.storage.history.append(row)
+        self.storage.history.write()
+
+    def _save(self) -> None:
+        now = time.monotonic()
+        self.timings["total"] += now - self._since
+        self._since = now
+        state, facts = self.state.run, {**self.state.facts(), "timings": self.timings}
+        if self.mechanism is not None:
+            facts["ledger"] = self.mechanism.head
+        tensors = {"x": state.x, "estimate": state.estimate}
+        if self.method.feedback:
+            tensors["memory"] = state.memory
+        if self.storage.out is not None:
+            self._write(tensors, facts)
+        self.intake.unsaved = False
+
+    def _write(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        from safetensors import SafetensorError
+
+        try:
+            self.storage.save(self.round, tensors, facts)
+        except SafetensorError as error:  # its own word for a write that failed
+            raise OSError(str(error)) from None
+
+
+def check_names(run: str, parties: Sequence[str]) -> None:
+    """Names become folders and travel: letters, digits, dot, dash, underscore, each party once."""
+    for name in (run, *parties):
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is no name for a run or party: letters, digits, '.', '-', '_', at most 64")
+    if not parties or len(set(parties)) != len(parties):
+        raise UsageError(f"a federation needs parties, each named once, got {len(parties)} with repetitions or none")

@@ -1,0 +1,32 @@
+"""A row of a federated run's history: what the server can say of x^k without looking at anyone's data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from ...algorithms.methods import Method
+from ...storage.history import Row
+from ...training.run import Plan, State
+from .wire import Reply
+
+
+def due(plan: Plan, k: int) -> bool:
+    return k % plan.log_every == 0 or k % plan.evaluate_every == 0
+
+
+def observed(method: Method, state: State, taken: Collection[Reply], parties: int, *, noisy: bool) -> Row:
+    """Row k, before the step of round k. The loss is there only if parties report it, which their policy must allow."""
+    payload = method.operator.payload(len(state.x), state.x.element_size())
+    row: Row = {"round": state.round, "messages": state.messages, "bytes": payload * state.messages / parties}
+    losses = [reply.loss for reply in taken if reply.loss is not None]
+    if losses:
+        row["loss"] = math.fsum(losses) / len(losses)
+    if taken and not noisy:  # with noise in it a message's norm would say nothing
+        norms = [float(np.linalg.norm(reply.message)) for reply in taken]
+        row |= {"message_norm": math.fsum(norms) / len(norms), "message_norm_max": max(norms)}
+    if taken:
+        row["parties"] = len(taken)
+    return row

@@ -1,0 +1,259 @@
+"""A party: answers the server's requests under its own policy, with its memory and its account on its own disk.
+
+A round, in order: read the request → the policy → what the server has of this party (`reconciling`) → pay in the
+account, synced to the disk → the gradient → the message → the new state with the noisy message in one atomic step →
+send.
+
+- A private message is paid for before its gradient is computed, and the data decide nothing that the server can see
+  but the noisy message. Where the computation fails, or something is not finite, the message is zero: noise alone
+  leaves, in the form of any other message. The reason stays in the party's journal.
+- A message that was made is sent again, bit for bit, until the server says that it was accepted or dropped: no second
+  payment, no second noise. Only then the memory takes it. So memory and server agree whatever is lost in between.
+- Killed after paying and before the state is written: the payment is lost, the message never left. Over-, never
+  under-counted. The payment is not used again: that a computation killed the process may depend on the data.
+- A party without a state says hello with a fresh token, and goes on when the server answers to that token with its
+  record: the memory is then the server's row, and the account is charged for what earlier lives may have sent.
+  The row is made of what the server has already seen, so taking it shows nobody anything new; and a message keeps its
+  bound whatever the memory is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...algorithms.methods import Method
+from ...errors import UsageError
+from ...privacy.accounting import Event
+from ...privacy.mechanism import facts_of
+from ...privacy.noise import noise_source, privatise
+from ...privacy.rules import release as released
+from ...privacy.setting import Setting
+from ...sampling.random_streams import Key, Stream
+from . import party_state
+from .account import PartyAccount
+from .client_work import Work
+from .digests import chained
+from .journal import JOURNAL, Journal
+from .party_state import PartyState, Pending
+from .policy import Policy, Verdict
+from .reconciling import agree, forgotten, grant, overtaken
+from .wire import Refusal, Reply, Request, WireError, addressed, from_fields, run_name, to_fields
+
+
+class _Refused(Exception):  # noqa: N818  (a verdict on its way to the answer)
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.exact)
+        self.verdict = verdict
+
+
+class Party:
+    """One party at work in `folder`. `node` is its name in the federation; a request for another name is refused."""
+
+    def __init__(self, folder: str | Path, policy: Policy, work: Work, node: str | None = None) -> None:
+        self.folder, self.policy, self.work, self.node = Path(folder), policy, work, node
+        self.journal = Journal(self.folder / JOURNAL)
+
+    def answer(self, request: Request | Mapping[str, Any]) -> Reply | Refusal:
+        """The party's message, or a refusal; nothing in it says more than `wire` allows."""
+        run, node, round = "unknown", "unknown", 0
+        try:
+            with suppress(WireError):
+                run, node, round = addressed(to_fields(request) if isinstance(request, Request) else request)
+            asked = self._read(request)
+            self._check_policy(asked)
+            with party_state.taken(self.folder):
+                return self._answer(asked)
+        except Exception as error:  # a full disk, a damaged ledger: the server hears no details, the party goes on
+            verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", _in_words(error))
+            logging.getLogger("normec").warning("refused (%s): %s", verdict.reason, verdict.exact)
+            self.journal.note("refused", run=run, node=node, round=round, reason=verdict.reason, exact=verdict.exact)
+            return Refusal(run, node, round, verdict.reason)
+
+    def _read(self, given: Request | Mapping[str, Any]) -> Request:
+        try:
+            table = to_fields(given) if isinstance(given, Request) else given
+            found = from_fields(table, self.policy.largest_model)
+        except WireError as error:
+            raise _Refused(Verdict("malformed", str(error))) from None
+        if not isinstance(found, Request):
+            raise _Refused(Verdict("malformed", "not a request"))
+        return found
+
+    def _check_policy(self, request: Request) -> None:
+        if self.node is not None and request.node != self.node:
+            raise _Refused(Verdict("terms", f"the request is for {request.node}, this party is {self.node}"))
+        verdict = self.policy.check(request)
+        if verdict is not None:
+            raise _Refused(verdict)
+
+    def _answer(self, request: Request) -> Reply | Refusal:
+        try:
+            method = request.method.build()
+            price = self._price(request, method)
+        except UsageError as error:
+            raise _Refused(Verdict("terms", str(error))) from None
+        self.work.check(torch.tensor(request.x))
+        with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
+            state = self._reconciled(request, method, account, price)
+            if isinstance(state, Refusal):
+                return state
+            if state.pending is None and price is None:
+                state = self._without_noise(request, method, state, account)
+            elif state.pending is None and price is not None:
+                if not account.affords(price, self.policy.budget, self.policy.delta):
+                    raise _Refused(Verdict("budget", f"one more message would pass epsilon = {self.policy.budget:g}"))
+                state = self._with_noise(request, method, state, account, price)
+            return self._reply(request, state)
+
+    def _price(self, request: Request, method: Method) -> Event | None:
+        """What one message costs by the party's own account; None where the run has no noise."""
+        privacy = request.privacy.build(self.policy.delta)
+        if privacy is None:
+            return None
+        if request.privacy.bound != method.operator.bound:
+            raise UsageError(
+                f"the request claims a bound of {request.privacy.bound:g}, it is {method.operator.bound:g}"
+            )
+        setting = Setting(clients=request.parties, rounds=request.plan.rounds, dimension=len(request.x))
+        release = released(facts_of(method), privacy, setting)
+        verdict = self.policy.check_noise(request, release)
+        if verdict is not None:
+            raise _Refused(verdict)
+        return release.event(request.privacy.sigma)
+
+    def _reconciled(
+        self, request: Request, method: Method, account: PartyAccount, price: Event | None
+    ) -> PartyState | Refusal:
+        """The state as the server's record leaves it, or a hello."""
+        path = party_state.path_of(self.folder, request.run, request.node)
+        state, record = self._loaded(path, request), request.record
+        if state is not None and state.memory is None and record.token == state.token:
+            granted = grant(state, request, method)
+            if granted is not None:
+                if price is not None:
+                    self._recover(request, account, price)
+                return granted
+        if state is not None and state.memory is not None:
+            if request.round < state.newest and overtaken(state, record):
+                raise _Refused(Verdict("late", f"a request of round {request.round} after one of {state.newest}"))
+            agreed = agree(state, request, method)
+            if agreed is not None:
+                if state.pending is not None and agreed.pending is None and agreed.accepted == state.accepted:
+                    self.journal.note("dropped", run=request.run, node=request.node, step=state.accepted + 1)
+                return agreed
+            self.journal.note(
+                "disagreed", run=request.run, node=request.node, ours=state.accepted, theirs=record.accepted
+            )
+        if state is None or state.memory is not None:
+            if not path.exists():
+                party_state.make_room(self.folder)
+            state = PartyState(secrets.token_hex(16), ledger=account.head)
+            party_state.save(path, state)
+            self.journal.note("hello", run=request.run, node=request.node, round=request.round)
+        return Refusal(request.run, request.node, request.round, "state", state.token)
+
+    def _loaded(self, path: Path, request: Request) -> PartyState | None:
+        try:
+            return party_state.load(path)
+        except UsageError as error:
+            self.journal.note("damaged", run=request.run, node=request.node, exact=str(error))
+            return None
+
+    def _recover(self, request: Request, account: PartyAccount, price: Event) -> None:
+        """Charge what earlier lives may have sent; only here, after a hello, the server's word counts for anything."""
+        due = request.record.accepted + request.record.lost
+        charged = account.recover(request, due, price, self.policy.budget, self.policy.delta)
+        if charged:
+            self.journal.note("recovered", run=request.run, node=request.node, releases=charged, claimed=due)
+
+    def _with_noise(
+        self, request: Request, method: Method, state: PartyState, account: PartyAccount, price: Event
+    ) -> PartyState:
+        """Pay, compute, add noise, write down; then the message may leave. Nothing but the noisy message shows data."""
+        terms = request.privacy
+        source = noise_source(terms.noise, request.plan.seed if terms.noise == "seeded" else None)
+        account.pay(request, state.accepted + 1, price)
+        memory = forgotten(method, state, request.round)
+        try:
+            message, loss = self._message(request, method, memory)
+        except (Exception, SystemExit) as error:  # whatever the party's own code does
+            exact = _in_words(error)
+            logging.getLogger("normec").warning("noise alone is sent, for the computation failed: %s", exact)
+            self.journal.note("failed", run=request.run, node=request.node, round=request.round, exact=exact)
+            message, loss = torch.zeros_like(memory), math.nan
+        sent = message
+        if terms.trust == "local":
+            run = run_name(request.run)  # seeded noise repeats with the seed, not with the run's random number
+            attempt = account.releases.count(run, request.node)  # a payment names its noise once
+            named = ("federation", run, request.node, attempt)
+            sent = privatise(message, terms.sigma, source, *named, bound=method.operator.bound)
+        return self._written(request, dataclasses.replace(state, ledger=account.head), memory, message, sent, loss)
+
+    def _without_noise(self, request: Request, method: Method, state: PartyState, account: PartyAccount) -> PartyState:
+        """A message of a run that the policy lets in without noise: nothing is hidden, a failure neither."""
+        memory = forgotten(method, state, request.round)
+        try:
+            message, loss = self._message(request, method, memory)
+        except Exception as error:  # whatever the party's own code says in its errors, it stays here
+            raise _Refused(Verdict("failed", _in_words(error))) from error
+        account.note_bare(request, state.accepted + 1)
+        return self._written(request, dataclasses.replace(state, ledger=account.head), memory, message, message, loss)
+
+    def _message(self, request: Request, method: Method, memory: Tensor) -> tuple[Tensor, float]:
+        """m_i = Ψ(∇f_i(x) − g_i) and f_i(x); raises where the party's code fails, or the message is not finite."""
+        grad, loss = self.work.gradient(torch.tensor(request.x), request.index, request.round, request.plan)
+        if grad.shape != memory.shape:
+            raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(memory.shape)}")
+        key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
+        message = method.message(grad.detach().to(memory)[None], memory[None], key)[0]
+        if not bool(torch.isfinite(message).all()):
+            raise UsageError("the gradient is not finite")
+        return message, float(loss)
+
+    def _written(
+        self, request: Request, state: PartyState, memory: Tensor, message: Tensor, sent: Tensor, loss: float
+    ) -> PartyState:
+        """The state with its message under way, on the disk."""
+        state = dataclasses.replace(
+            state,
+            memory=memory,
+            since=request.round,
+            pending=Pending(
+                round=request.round,
+                terms=request.cover,
+                digest=chained(state.digest, state.accepted + 1, sent.numpy()),
+                sent=sent,
+                taken=sent if request.privacy.memory == "noisy" else message,
+                loss=loss if self.policy.report_loss and math.isfinite(loss) else None,
+            ),
+        )
+        party_state.save(party_state.path_of(self.folder, request.run, request.node), state)
+        return state
+
+    def _reply(self, request: Request, state: PartyState) -> Reply:
+        pending = state.pending
+        if pending is None:
+            raise TypeError("there is no message to send")
+        return Reply(
+            run=request.run,
+            node=request.node,
+            round=pending.round,
+            step=state.accepted + 1,
+            digest=pending.digest,
+            message=pending.sent.numpy(),
+            loss=pending.loss if self.policy.report_loss else None,
+        )
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,192 @@
+"""A party's state of one run on its disk: memory g_i, what the server has of it, and the message under way.
+
+One safetensors file, replaced in one step; its checksum is inside. A file that is damaged counts as lost.
+
+Every state also holds the head of the party's ledger as it was when the state was written, so that a ledger that was
+cut, set back or deleted is noticed (`newest_ledger`). How many states a folder may hold is limited: a server can invent
+any number of runs (`MOST_RUNS`, `MOST_WAITING`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UsageError
+from ...privacy.chain import Head
+from ...system.atomic import PRIVATE_FILE, private_folder, write_atomic
+
+MOST_RUNS = 100  # states of runs that a message was made for
+MOST_WAITING = 32  # states that only wait for the server's record; the oldest make room for new ones
+_FORMAT = 3
+_PATIENCE = 120.0  # seconds: a request that comes while another is being answered waits for it
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A message that was made and paid for, and is not known to be accepted.
+
+    `terms`: what covers it (`Request.cover`). `sent` is what leaves; `taken` what the memory takes once it was
+    accepted (the same, or the message without noise).
+    """
+
+    round: int
+    terms: str
+    digest: str
+    sent: Tensor
+    taken: Tensor
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class PartyState:
+    """`memory` holds at the beginning of round `since`. A `token` without a memory: the party has said hello and waits.
+
+    `ledger`: the head of the party's ledger when the state was written.
+    """
+
+    token: str
+    memory: Tensor | None = None
+    accepted: int = 0
+    since: int = 0
+    digest: str = ""
+    ledger: Head | None = None
+    pending: Pending | None = None
+
+    @property
+    def newest(self) -> int:
+        """The newest round this state knows of: a request of an older one was overtaken."""
+        return max(self.since, self.pending.round if self.pending is not None else 0)
+
+
+def path_of(folder: Path, run: str, node: str) -> Path:
+    return folder / "runs" / run / f"{node}.safetensors"
+
+
+def save(path: Path, state: PartyState) -> None:
+    from safetensors.torch import save as packed
+
+    facts: dict[str, Any] = {name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "ledger")}
+    tensors: dict[str, Tensor] = {}
+    if state.memory is not None:
+        tensors["memory"] = state.memory
+    if state.pending is not None:
+        facts["pending"] = {name: getattr(state.pending, name) for name in ("round", "terms", "digest", "loss")}
+        tensors["sent"] = state.pending.sent
+        if state.pending.taken is not state.pending.sent:
+            tensors["taken"] = state.pending.taken
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"format": _FORMAT, **facts})
+    whole = packed(tensors, metadata={"state": text, "sha256": _checksum(text, tensors)})
+    private_folder(path.parent)
+    write_atomic(path, whole, private=True)
+
+
+def load(path: Path) -> PartyState | None:
+    """The state; None where there is none. Raises `UsageError` where it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        return None
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            kept = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        if kept.get("sha256") != _checksum(kept.get("state", ""), tensors):
+            raise UsageError(f"{path} is damaged: its checksum differs")
+        facts = json.loads(kept["state"])
+        if facts.pop("format") != _FORMAT:
+            raise UsageError(f"{path} is of another version")
+        under_way = facts.pop("pending", None)
+        pending = None
+        if under_way is not None:
+            sent = tensors["sent"]
+            pending = Pending(**under_way, sent=sent, taken=tensors.get("taken", sent))
+        facts["ledger"] = _head(facts)
+        return PartyState(**facts, memory=tensors.get("memory"), pending=pending)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+
+
+def newest_ledger(folder: Path) -> Head | None:
+    """The longest ledger that a state in the folder knows of."""
+    known = [head for path in _paths(folder) if (head := _head(_facts(path))) is not None]
+    return max(known, default=None)
+
+
+def make_room(folder: Path) -> None:
+    """Make sure that one more run has a place in the folder.
+
+    States that only wait for the server's record are dropped, the oldest first. Raises `UsageError` where the states
+    of runs that the party has sent messages to are too many.
+    """
+    waiting = [path for path in _paths(folder) if _facts(path).get("waiting")]
+    for path in sorted(waiting, key=lambda path: path.stat().st_mtime_ns)[: max(0, len(waiting) - MOST_WAITING + 1)]:
+        path.unlink()
+        with suppress(OSError):  # the party may have other names in this run
+            path.parent.rmdir()
+    if len(_paths(folder)) - len(waiting) >= MOST_RUNS:
+        raise UsageError(f"{folder / 'runs'} holds {MOST_RUNS} runs, the most there may be; remove those that are over")
+
+
+def _paths(folder: Path) -> list[Path]:
+    return sorted((folder / "runs").glob("*/*.safetensors"))
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """What a state says of itself, without its tensors; nothing where the file is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            facts = json.loads((file.metadata() or {}).get("state", "{}"))
+            return {**facts, "waiting": "memory" not in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, TypeError):
+        return {}
+
+
+def _head(facts: dict[str, Any]) -> Head | None:
+    return Head(*facts["ledger"]) if facts.get("ledger") else None
+
+
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(f"/{name}/{tensors[name].dtype}/".encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """The folder for oneself: one request is answered at a time, whichever process it reaches."""
+    private_folder(folder)
+    handle, owner = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE), os.getpid()
+    try:
+        limit = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > limit:
+                    raise UsageError(
+                        f"{folder} has been in use for {_PATIENCE:g} s; is another party at work?"
+                    ) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        if os.getpid() == owner:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing alone would leave the lock with a forked child
+        os.close(handle)

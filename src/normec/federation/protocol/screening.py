@@ -1,0 +1,108 @@
+"""What a reply must be before it may touch x: next in its party's chain, of the right size, and of a possible length.
+
+An honest message is m + z with ‖m‖ <= b, the operator's bound, and z ~ N(0, σ²I_d), independent of everything that the
+server saw before. Each of these fails with probability at most p for any such message (`CHANCE` = 3p):
+
+- length: ‖m + z‖² / σ² is a noncentral χ² with d degrees of freedom and λ <= b²/σ², so
+  P[‖m + z‖² > σ²(d + λ + 2√((d + 2λ)t) + 2t)] <= exp(−t) (Birgé 2001, Lemma 8.1), with t = ln(1/p);
+- coordinates: P[max |z_j| > σ√(2 ln(2d/p))] <= p, so no coordinate of the message passes b + σ√(2 ln(2d/p));
+- direction: along any unit vector u that was fixed before z was drawn, P[|⟨z, u⟩| > σ√(2 ln(2/p))] <= p. The server
+  takes u along the sum of what it accepted from this party.
+
+Length alone would let a party send L ≈ σ√d in the same direction in every round. With the third test (limit a) what it
+adds up to over K rounds is at most √K·L + K·a long if the method never forgets. With decay λ the row forgets what the
+party sent long ago, and so does the test: the sum is then at most (1/λ + K)·r long, with
+r = [(1−λ)a + √((1−λ)²a² + λ(2−λ)L²)] / (2−λ), and the row at most βr/λ. Proof: ‖g'‖² <= (1−λ)²‖g‖² + 2(1−λ)βa‖g‖ + β²L²
+has the fixed point βr/λ, and β Σ m_k = g_K + λ Σ g_k. Without noise only the bound counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...algorithms.methods import Method
+from .digests import chained
+from .server_state import Seat
+from .wire import Array, Reply
+
+CHANCE = 1e-9  # with which an honest message fails one of the three tests
+LARGEST_LOSS = 1e38  # losses of float32 are smaller; the mean over any number of parties stays finite
+LARGEST_NORM = 1e18  # of a message that has no bound: its square is still a float32
+_ROUNDING = 1e-4  # relative: messages are float32 at the least
+
+
+class Fault(NamedTuple):
+    """Why a reply is dropped. `known`: the party's chain is right, so it must be told, or it would send it for ever."""
+
+    reason: str
+    known: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no honest message passes: its norm, its largest coordinate, its part along what the party sent before."""
+
+    norm: float
+    coordinate: float
+    along: float
+
+    @staticmethod
+    def of(method: Method, sigma: float, dimension: int) -> Limits:
+        """The limits of a method's messages under noise of standard deviation `sigma` (0: without noise)."""
+        bound = method.operator.bound
+        if not math.isfinite(bound):
+            return Limits(LARGEST_NORM, LARGEST_NORM, LARGEST_NORM)
+        if not sigma:
+            reach = bound * (1 + _ROUNDING)
+            return Limits(reach, reach, reach)
+        shift, exponent = (bound / sigma) ** 2, math.log(3 / CHANCE)
+        square = dimension + shift + 2 * math.sqrt((dimension + 2 * shift) * exponent) + 2 * exponent
+        limits = (
+            sigma * math.sqrt(square),
+            bound + sigma * math.sqrt(2 * (exponent + math.log(2 * dimension))),
+            bound + sigma * math.sqrt(2 * (exponent + math.log(2))),
+        )
+        return Limits(*(limit * (1 + _ROUNDING) for limit in limits))
+
+    def broken_by(self, message: Array, row: Array | None) -> str | None:
+        """The limit that a message passes, in words; `row`: what the party's earlier messages add up to."""
+        values = message.astype(np.float64)
+        norm, largest = float(np.linalg.norm(values)), float(np.abs(values).max())
+        if not norm <= self.norm:
+            return f"its norm is {norm:.6g}, more than {self.norm:.6g}"
+        if not largest <= self.coordinate:
+            return f"its largest coordinate is {largest:.6g}, more than {self.coordinate:.6g}"
+        along = _along(values, row)
+        if not along <= self.along:
+            return f"its part along the party's earlier messages is {along:.6g}, more than {self.along:.6g}"
+        return None
+
+
+def screened(reply: Reply, seat: Seat, like: np.ndarray[Any, Any], row: Array | None, limits: Limits) -> Fault | None:
+    """A reply that is next in its party's chain; what is wrong with it, or None."""
+    message = reply.message
+    if message.shape != like.shape:
+        return Fault(f"the message has {message.size} numbers, the model {like.size}")
+    if message.dtype != like.dtype:
+        return Fault(f"the message is {message.dtype}, the model {like.dtype}")
+    if reply.step != seat.accepted + 1:
+        return Fault(f"it is step {reply.step}, {seat.accepted + 1} is next")
+    if reply.digest != chained(seat.digest, reply.step, message):
+        return Fault("its digest does not continue the chain of what was accepted")
+    if reply.loss is not None and not abs(reply.loss) <= LARGEST_LOSS:
+        return Fault(f"its loss is beyond {LARGEST_LOSS:g}", known=True)
+    broken = limits.broken_by(message, row)
+    return Fault(broken, known=True) if broken is not None else None
+
+
+def _along(message: Array, row: Array | None) -> float:
+    """|⟨message, row/‖row‖⟩|; 0 where there is no row."""
+    if row is None:
+        return 0.0
+    direction = row.astype(np.float64)
+    length = float(np.linalg.norm(direction))
+    return abs(float(message @ (direction / length))) if length > 0 and math.isfinite(length) else 0.0

@@ -1,0 +1,254 @@
+"""Checks, before a private run, that what a client sends is a function of that client's data alone.
+
+Every privacy rule rests on it: when one client's data change, only that client's message may change. The same holds for
+the clipped gradients of single records. Models, losses, transforms and data sets are Python code that may keep state
+in plain attributes, so the checks run that code on a few records and compare gradients to the bit:
+
+    the first client alone;  beside and after another client;  beside and after that client with other data
+
+each time with fresh copies of the model, the loss and the transforms. If any of the gradients differ, the clients are
+coupled, or their gradients do not repeat, and the run is refused.
+
+What the checks cannot see: a coupling that starts later than the first few gradients, or only for certain clients,
+records or sizes; state outside the copied objects (a global, a closure, a file) that was set once before the check; the
+data that an objective of the caller's own uses, if it is no `Problem`; and what a gradient engine, participation rule
+or callback of the caller's own does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..algorithms.methods import Method
+from ..algorithms.operators import Clip, Identity, SmoothedNorm
+from ..errors import UsageError
+from ..gradients.clipped import record_gradients
+from ..gradients.loop import Loop
+from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
+from ..training import fused_update as update
+from .client_data import FetchedRecords, Records, ResidentRecords, length
+from .functions import FunctionProblem
+from .objective import Objective
+from .problem import Problem
+
+_PARTS = ("model", "loss", "penalty", "augment", "transform")  # code of the caller's, which may keep state
+_RECORDS = 8  # of a client that take part in the check
+_ROUNDING = 1e-9  # relative, in float64: how far a GPU's sums may differ from one time to the next
+
+Part = TypeVar("Part")
+Some = TypeVar("Some", bound=Objective)
+
+
+def refuse_coupled_clients(problem: Objective, seed: int, record_clip: float | None) -> None:
+    """Refuse a problem in which one client's gradient depends on another client's data, or does not repeat.
+
+    Args:
+        problem: the clients and what they minimise; it is not changed.
+        seed: the run's seed, which decides what dropout and random transforms draw.
+        record_clip: the norm that every record's gradient is clipped to; then records are checked as well.
+
+    Raises:
+        UsageError: a gradient changed with another client's data, or from one time to the next.
+    """
+    with torch.random.fork_rng():
+        problem = _precise(problem) if problem.x0.is_cuda else problem
+        for mine, other, third in _triples(problem.clients):
+            _compare_clients(problem, seed, record_clip, mine, other, third)
+        if record_clip is not None and isinstance(problem, Problem):
+            _compare_records(problem, seed)
+
+
+def refuse_mixing_methods(method: Method, dimension: int) -> None:
+    """Refuse a method or an operator of the caller's own that mixes the rows of several clients.
+
+    Args:
+        method: the method; those of this library work row by row and are not looked at.
+        dimension: the length of a message.
+
+    Raises:
+        UsageError: a client's message or memory changed with another client's gradient.
+    """
+    if update.fits(method) and type(method.operator) in (SmoothedNorm, Clip, Identity):
+        return
+    draw = torch.Generator().manual_seed(0)
+    usual = torch.randn(2, 3, dimension, dtype=torch.float64, generator=draw)
+    other = usual.clone()
+    other[:, 1:] = 3 - 2 * usual[:, 1:].flip(1)
+    key = Key(Stream(0, "operator"), 0, torch.arange(3))
+
+    def first(grads: Tensor, memory: Tensor) -> Tensor:
+        message = method.message(grads.clone(), memory.clone(), key)
+        kept = method.remember(memory.clone(), message), method.idle_step(memory.clone())
+        return torch.cat([message[0], kept[0][0], kept[1][0]])
+
+    found = [first(*usual), first(*other), first(*usual)]
+    _refuse_unlike(found, f"the message of {method.name} for one client changes with the gradients of others")
+
+
+def _precise(problem: Objective) -> Objective:
+    """In float64, where sums that a GPU takes in changing order stay far below anything that matters."""
+    try:
+        precise = problem.to(problem.x0.device, torch.float64)
+        _gradient(precise, 0, 0, None)
+    except Exception:  # whatever a model does that cannot be done in float64
+        return problem
+    return precise
+
+
+def _triples(clients: int) -> list[tuple[int, int, int]]:
+    """(the client looked at, the one computed before it, whose data that one gets instead), from both ends."""
+    if clients == 1:
+        return [(0, 0, 0)]
+    last = clients - 1
+    return [(0, 1, last if last > 1 else 0), (last, 0, clients // 2)]
+
+
+def _compare_clients(problem: Objective, seed: int, clip: float | None, mine: int, other: int, third: int) -> None:
+    what = f"the gradient of client {mine} changes when client {other} is computed before it"
+    if not isinstance(problem, FunctionProblem | Problem):
+        found = []
+        for _ in range(2):  # clients of another kind of problem cannot be exchanged, only computed in turn
+            found.append(_gradient(problem, mine, seed, clip))
+            _gradient(problem, other, seed, clip)
+        _refuse_unlike(found, what)
+        return
+    try:
+        most = _RECORDS
+        found = [_after((), _pair(problem, mine, other, most), seed, clip)]
+    except Exception:  # a model for batches of one size
+        most = max(problem.sizes.tolist()) if problem.sizes is not None else _RECORDS
+        found = [_after((), _pair(problem, mine, other, most), seed, clip)]
+    usual, disturbed = (_pair(problem, mine, source, most) for source in (other, third))
+    if isinstance(disturbed, Problem) and isinstance(disturbed.records, ResidentRecords):
+        disturbed.records = _altered(disturbed.records)
+    if isinstance(disturbed, Problem):  # a subclass may look at the other client's records at any time
+        found.append(_after((), _pair(problem, mine, third, most), seed, clip))
+        with suppress(Exception):  # altered records may be none that the model takes
+            found.append(_after((), disturbed, seed, clip))
+    for before in ((usual,), (disturbed,), (usual, disturbed)):
+        try:
+            found.append(_after(before, usual, seed, clip))
+        except Exception as error:  # it went well alone: what was left behind by others is in the way
+            raise UsageError(f"{what}: {str(error).splitlines()[0]}; keep no state between clients") from error
+    _refuse_unlike(found, what)
+
+
+def _pair(problem: Objective, mine: int, other: int, most: int) -> Objective:
+    """Two clients of the problem as numbers 0 and 1, each with at most so many records."""
+    pair = copy.copy(problem)
+    pair.clients = 2
+    if isinstance(pair, FunctionProblem):
+        pair.functions = [pair.functions[mine], pair.functions[other]]
+    if isinstance(pair, Problem):
+        pair.records = _beginnings(pair.records, (mine, other), most)
+        pair.sizes = pair.records.sizes
+    return pair
+
+
+def _beginnings(held: Records, clients: Sequence[int], most: int) -> Records:
+    """The first records of some clients."""
+    if isinstance(held, FetchedRecords):
+        return FetchedRecords([_Beginning(held.datasets[client], most) for client in clients], held.device)
+    batches = [held.batch(client, torch.arange(min(most, int(held.sizes[client])))) for client in clients]
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    rows = torch.arange(len(inputs), device=inputs.device).split([len(part) for part, _ in batches])
+    return ResidentRecords(inputs, targets, rows)
+
+
+def _altered(held: ResidentRecords) -> ResidentRecords:
+    """Client 1 with other records of the same kind: floats are moved, whole numbers only change their order."""
+    inputs, targets, rows = held.inputs.clone(), held.targets.clone(), held.rows[1]
+    moved = held.inputs[rows].flip(0)
+    inputs[rows] = 3 - 2 * moved if moved.is_floating_point() else moved
+    return ResidentRecords(inputs, targets, held.rows)
+
+
+class _Beginning(Dataset[Any]):
+    """The first records of a data set, fetched from it as the run would fetch them."""
+
+    def __init__(self, dataset: Dataset[Any], most: int) -> None:
+        self._dataset, self._most = dataset, most
+
+    def __len__(self) -> int:
+        return min(self._most, length(self._dataset))
+
+    def __getitem__(self, record: int) -> Any:
+        return self._dataset[record]
+
+
+def _after(before: Sequence[Objective], pair: Objective, seed: int, clip: float | None) -> Tensor:
+    """Loss and gradient of client 0, with parts in fresh state that computed client 1 of those `before` first."""
+    pair = _with_parts(pair, pair, _fresh)
+    for other in before:
+        with suppress(Exception):  # altered records may be none that the model takes
+            _gradient(_with_parts(other, pair), 1, seed, clip)
+    return _gradient(pair, 0, seed, clip)
+
+
+def _with_parts(to: Some, source: Objective, copied: Callable[[Any], Any] = lambda part: part) -> Some:
+    """`to` with the parts of `source`: the same objects, so that both share their state, or copies."""
+    given = copy.copy(to)
+    if isinstance(given, Problem):
+        for name in _PARTS:
+            setattr(given, name, copied(getattr(source, name)))
+    return given
+
+
+def _fresh(part: Part) -> Part:
+    """A copy with a state of its own; what cannot be copied is used as it is."""
+    try:
+        return copy.deepcopy(part)
+    except Exception:  # locks, open files, whatever a part holds
+        return part
+
+
+def _gradient(problem: Objective, client: int, seed: int, clip: float | None) -> Tensor:
+    """The client's loss and gradient at the start, on all its records."""
+    loop = Loop(problem, None, seed, clip)
+    (block,) = loop.blocks(problem.x0, problem.initial_buffers(), 0, torch.tensor([client]))
+    return torch.cat([block.losses, block.grads[0]])
+
+
+def _compare_records(problem: Problem, seed: int) -> None:
+    """One record's gradient must not change with the records beside it, nor with those computed before it."""
+    held = _beginnings(problem.records, (0, 0), _RECORDS)
+    usual = held.batch(0, None)
+    if len(usual[0]) < 2:
+        return
+    if not torch.equal(usual[0], held.batch(0, None)[0]):
+        raise UsageError("the records of client 0 differ from one time to the next; keep no state in a data set")
+    halves = ResidentRecords(*usual, torch.arange(len(usual[0])).split([1, len(usual[0]) - 1]))
+    disturbed = _altered(halves).inputs, usual[1]
+
+    def first(*batches: tuple[Tensor, Tensor]) -> Tensor:
+        parts = _with_parts(problem, problem, _fresh)
+        for inputs, targets in batches:
+            seed_generators(derive_seed(seed, "model", 0, 0), problem.x0.device)
+            grads, _ = record_gradients(parts, problem.x0, inputs, targets)
+        return grads[0]
+
+    found = [first(usual), first(disturbed), first(usual, usual), first(disturbed, usual)]
+    _refuse_unlike(found, "the gradient of a record changes with the other records of its client")
+
+
+def _refuse_unlike(found: Sequence[Tensor], what: str) -> None:
+    first = found[0]
+    if bool(torch.isnan(first).any()):  # what is not finite is told elsewhere
+        return
+    for other in found[1:]:
+        same = torch.equal(first, other)
+        if not same and first.is_cuda and first.dtype == torch.float64:
+            same = bool((first - other).norm() <= _ROUNDING * first.norm())
+        if not same:
+            raise UsageError(
+                f"{what}, so no epsilon covers this run: look for state in the model, the loss, the transforms or the "
+                "data sets (running statistics, caches, counters), for statistics of a whole batch, and for random "
+                "numbers that do not come from torch's generators"
+            )

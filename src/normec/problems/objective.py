@@ -1,0 +1,44 @@
+"""What training asks of a problem; `Problem` and `FunctionProblem` both answer."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..data.augment import Augment
+
+Buffers = dict[str, Tensor]
+
+
+class Objective(Protocol):
+    """f_1 … f_n over one flat vector x."""
+
+    x0: Tensor
+    clients: int
+    sizes: Tensor | None
+    augment: Augment | None
+
+    @property
+    def statistics(self) -> bool: ...
+
+    def client_loss(
+        self,
+        x: Tensor,
+        client: int,
+        rows: Tensor | None,
+        buffers: Buffers,
+        uniforms: Tensor | None,
+        divisor: float | None = None,
+    ) -> Tensor: ...
+
+    def initial_buffers(self) -> Buffers: ...
+
+    def evaluate(self, x: Tensor, buffers: Buffers) -> dict[str, float]: ...
+
+    def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module | None: ...
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Objective: ...
+
+    def fingerprint(self) -> dict[str, Any]: ...

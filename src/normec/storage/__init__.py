@@ -1,0 +1,1 @@
+"""A run's folder: history, checkpoints, noisy sums, secrets."""

@@ -1,0 +1,145 @@
+"""The state of a run on disk: tensors in safetensors, the rest in JSON, no pickles.
+
+    checkpoint/round-00000120.safetensors    x, memory, estimate, buffers
+    checkpoint/latest.json                   its name and checksum, the run's identity, counters; at the end the
+                                             table of clients
+
+`latest.json` is written when the run begins, before it has a checkpoint, and is replaced last and in one step. A kill
+at any instant leaves either the old checkpoint or the new one, and a folder with files of a run but without
+`latest.json` has lost it. A checkpoint that is damaged, incomplete, or belongs to another configuration is refused;
+nothing is written over it. In private runs only the owner may read these files: they hold the clients' memories.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import UsageError
+from ..system.atomic import write_atomic, writing
+from ..system.file_reading import read_if_present
+
+FORMAT = 1
+SECRET = "noise_secret"  # in an identity: what the secret of the noise is known by
+LATEST = "latest.json"
+CURE = "restore it from a backup, or start anew in another folder"
+_STATE = re.compile(r"round-\d{8,}\.safetensors")
+_OURS = re.compile(rf"{_STATE.pattern}|\..*\.part|\.tmp\w{{6}}")  # the last are safetensors' own
+
+
+class Checkpoints:
+    """The newest state of one run, known by `identity`: everything its numbers depend on."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any], private: bool = False) -> None:
+        """`private`: only the owner may read what is written."""
+        self.folder, self.identity = folder, json.loads(json.dumps(identity))
+        self._private = private
+
+    @property
+    def begun(self) -> bool:
+        """Whether the run has begun, with or without a checkpoint."""
+        return (self.folder / LATEST).exists()
+
+    def begin(self) -> None:
+        """Leave word that a run begins here; what it writes from now on is worth nothing without it."""
+        with writing(self.folder):
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700 if self._private else 0o777, exist_ok=True)
+        if not self.begun:
+            self._point({"round": 0, "file": None})
+
+    def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        self.begin()
+        path = self.folder / f"round-{round:08d}.safetensors"
+        held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_atomic(path, lambda aside: _save_tensors(held, aside), private=self._private)
+        self._point({"round": round, "file": path.name, "sha256": _checksum(path), **facts})
+        with writing(self.folder):
+            for old in self.folder.iterdir():
+                if old.name != path.name and _OURS.fullmatch(old.name):
+                    old.unlink(missing_ok=True)  # older rounds, and what a kill left half-written
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """(tensors, facts) of the newest checkpoint; None where there is none yet."""
+        from safetensors.torch import load_file
+
+        latest = self.folder / LATEST
+        data = read_if_present(latest)
+        if data is None:
+            lost = sorted(path.name for path in self.folder.glob("round-*") if _STATE.fullmatch(path.name))
+            if lost:
+                raise UsageError(f"{latest} is missing beside {lost[-1]}; {CURE}")
+            return None
+        facts = self._facts(data)
+        self._same(facts["identity"])
+        if facts["file"] is None:
+            return None
+        path = self.folder / facts["file"]
+        if not path.exists() or _checksum(path) != facts["sha256"]:
+            state = "missing" if not path.exists() else "damaged (its checksum differs)"
+            raise UsageError(f"{path} is {state}; {CURE}")
+        return load_file(str(path)), facts
+
+    def _point(self, facts: dict[str, Any]) -> None:
+        """Replace latest.json."""
+        latest = {"format": FORMAT, "identity": self.identity, **facts}
+        latest["checksum"] = _own_checksum(latest)
+        write_atomic(self.folder / LATEST, json.dumps(latest, indent=1) + "\n", private=self._private)
+
+    def _facts(self, data: bytes) -> dict[str, Any]:
+        latest = self.folder / LATEST
+        try:
+            facts: dict[str, Any] = json.loads(data)
+            if facts["format"] != FORMAT:
+                raise UsageError(f"{latest} has format {facts['format']}, this version reads {FORMAT}")
+            whole = facts["checksum"] == _own_checksum(facts)
+        except UsageError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            whole = False
+        if not whole:
+            raise UsageError(f"{latest} is damaged; {CURE}")
+        return facts
+
+    def _same(self, identity: dict[str, Any]) -> None:
+        for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key == SECRET, key)):
+            here, there = self.identity.get(key), identity.get(key)
+            if here != there and key == SECRET:
+                raise UsageError(f"the secret of the noise in {self.folder.parent} is missing or another one; {CURE}")
+            if here != there:
+                raise UsageError(
+                    f"{self.folder.parent} holds a run of another configuration: {key} is {there!r} there, "
+                    f"{here!r} here; choose another folder for this one"
+                )
+
+
+def _save_tensors(held: dict[str, Tensor], path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(held, str(path))
+    except SafetensorError as error:  # it has no other type for errors of the disk
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+
+
+def _own_checksum(facts: dict[str, Any]) -> str:
+    rest = {key: value for key, value in facts.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _checksum(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; {CURE}") from None

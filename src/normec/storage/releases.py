@@ -1,0 +1,124 @@
+"""The noisy sums that a private run has released since its last checkpoint.
+
+    checkpoint/releases.jsonl    a line a round: the round, its attempt in the ledger, the sum (base64), a checksum
+
+Noise that is drawn afresh cannot be repeated, so a killed run would have to pay again for every round since its last
+checkpoint. What was released is public by the guarantee and may be kept: a resumed run computes the messages of such a
+round again, for the clients' memories, and takes the sum from here. Nothing is drawn, released or paid for twice. A
+round that was paid for and has no line here (it was under way when the run was killed) is paid for again.
+
+A line costs the size of the model, not of the clients' memories; a checkpoint is written as soon as the lines take more
+space than the checkpoint itself (and more than a mebibyte).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..system.atomic import append, flush, writing
+from ..system.file_reading import open_file
+from .checkpoint import CURE
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a round's line is in the file."""
+
+    attempt: int
+    start: int
+    length: int
+
+
+class Releases:
+    """The file of one run's releases; without a path nothing is kept."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._places: dict[int, _Place] = {}
+        self.size = 0
+
+    def append(self, round: int, attempt: int, total: Tensor) -> None:
+        """Bring what `round` has released to the disk."""
+        if self._path is None:
+            return
+        held = total.detach().cpu().contiguous()
+        facts = {"round": round, "attempt": attempt, "dtype": str(held.dtype).removeprefix("torch.")}
+        facts["sum"] = base64.b64encode(held.numpy().tobytes()).decode()
+        line = json.dumps(facts | {"sha256": _checksum(facts)}).encode() + b"\n"
+        append(self._path, line, private=True)
+        with writing(self._path):
+            flush(self._path)
+            if not self.size:
+                flush(self._path.parent)
+        self._places[round] = _Place(attempt, self.size, len(line))
+        self.size += len(line)
+
+    def load(self) -> None:
+        """Find and check the lines in the file; the last one, if a kill cut it short, is removed."""
+        self._places, self.size = {}, 0
+        if self._path is None or not self._path.exists():
+            return
+        with open_file(self._path) as file:
+            whole = True
+            for line in file:
+                if not whole:
+                    raise UsageError(f"{self._path} is damaged; {CURE}")
+                facts = _parsed(line) if line.endswith(b"\n") else None
+                whole = facts is not None
+                if facts is not None:
+                    self._places[facts["round"]] = _Place(facts["attempt"], self.size, len(line))
+                    self.size += len(line)
+        if not whole:
+            with writing(self._path):
+                os.truncate(self._path, self.size)
+
+    def following(self, round: int) -> list[int]:
+        """The attempts of `round` and the rounds after it, as far as they are kept without a gap."""
+        found: list[int] = []
+        while round + len(found) in self._places:
+            found.append(self._places[round + len(found)].attempt)
+        return found
+
+    def read(self, round: int, like: Tensor) -> Tensor:
+        """What `round` has released, on `like`'s device."""
+        place = self._places[round]
+        if self._path is None or not self._path.exists():
+            raise UsageError(f"{self._path} is missing; {CURE}")
+        with open_file(self._path) as file:
+            file.seek(place.start)
+            facts = _parsed(file.read(place.length))
+        if facts is None:
+            raise UsageError(f"{self._path} is damaged; {CURE}")
+        data = bytearray(base64.b64decode(facts["sum"]))
+        return torch.frombuffer(data, dtype=getattr(torch, facts["dtype"])).to(like.device)
+
+    def forget(self, round: int) -> None:
+        """The rounds before `round` are in a checkpoint now; the file goes when it holds no later one."""
+        self._places = {known: place for known, place in self._places.items() if known >= round}
+        if self._path is not None and not self._places:
+            with writing(self._path):
+                self._path.unlink(missing_ok=True)
+            self.size = 0
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A line's contents; None where it is not what was written."""
+    try:
+        facts: dict[str, Any] = json.loads(line)
+        return facts if facts.pop("sha256") == _checksum(facts) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _checksum(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

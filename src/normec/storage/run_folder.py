@@ -1,0 +1,155 @@
+"""A run's folder as training sees it: who may write, the history's file, the newest checkpoint, the noise's secret."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import IO, Any
+
+from torch import Tensor
+
+from ..errors import UsageError
+from ..system.atomic import write_atomic
+from ..system.file_reading import read_if_present
+from ..system.process import process_identity
+from .checkpoint import CURE, LATEST, Checkpoints
+from .history import History
+from .releases import Releases
+
+
+class FolderLock:
+    """A folder that one process at a time writes in; the system gives the lock back when the process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self._owner = process_identity()
+
+    def take(self) -> None:
+        """Make the folder and lock it; remove what a killed process left half-written there."""
+        if self._file is not None:
+            self._refuse_forks()
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = (self._folder / ".lock").open("ab")
+        except OSError as error:
+            raise UsageError(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise UsageError(f"another process is training in {self._folder}; wait for it or choose another") from None
+        self._file, self._owner = lock, process_identity()
+        for left in self._folder.glob(".*.part"):
+            if left.is_file():
+                left.unlink(missing_ok=True)
+
+    def _refuse_forks(self) -> None:
+        """A forked child inherits the lock, but not the right to write beside its parent."""
+        if process_identity() != self._owner:
+            raise UsageError(
+                f"{self._folder} was opened by process {self._owner[1]} and this is process {os.getpid()}, a fork"
+                " of it; choose another folder for a run in this process"
+            )
+
+    def give_back(self) -> None:
+        if self._file is not None:
+            if process_identity() == self._owner:
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # closing alone would leave the lock with a forked child
+            self._file.close()
+            self._file = None
+
+
+def kept_secret(folder: Path) -> int | None:
+    """The secret that the noise of the run in a folder comes from; None where no run has begun there, or it has none.
+
+    A secret without a run is what is left of one that was removed: another run must not use it again.
+    """
+    path = _secret_file(folder)
+    held = read_if_present(path) if (folder / "checkpoint" / LATEST).exists() else None
+    if held is None:
+        return None
+    if not re.fullmatch(rb"[0-9a-f]{32}\n", held):
+        raise UsageError(f"{path} is damaged, and the run cannot go on without its secret; {CURE}")
+    return int(held, 16)
+
+
+def _secret_file(folder: Path) -> Path:
+    return folder / ".noise-secret"
+
+
+class RunStorage:
+    """Writes nothing until `open`; without a folder (`out=None`) it keeps the history in memory only.
+
+    In a private run (`identity["privacy"]` is set) only the owner may read the history, the checkpoint, the releases
+    and the secret, whatever the umask.
+    """
+
+    def __init__(self, out: Path | None, identity: dict[str, Any], secret: int | None = None) -> None:
+        """`secret`: kept in the folder from the start, so that a resumed run draws the noise that it paid for."""
+        self.out, self._secret = out, secret
+        private = identity.get("privacy") is not None
+        self.history = History(out / "metrics.jsonl" if out is not None else None, private=private)
+        self.releases = Releases(out / "checkpoint" / "releases.jsonl" if out is not None else None)
+        self._checkpoints = Checkpoints(out / "checkpoint", identity, private) if out is not None else None
+        self._lock = FolderLock(out) if out is not None else None
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint, with the history as it was then, and the releases since."""
+        if self.out is None or self._checkpoints is None or not self.out.exists():
+            return None
+        self.open()
+        found = self._checkpoints.load()
+        if not self._checkpoints.begun:
+            self._refuse_remains(self.out)
+        self.releases.load()
+        self.history.rewind(found[1]["metrics"] if found else None)
+        return found
+
+    @property
+    def begun(self) -> bool:
+        """Whether this run, known by its identity, has begun in the folder."""
+        return self._checkpoints is not None and self._checkpoints.begun
+
+    def open(self) -> None:
+        """Make the folder and take it: one process at a time writes here."""
+        if self._lock is not None:
+            self._lock.take()
+
+    def begin(self) -> None:
+        """Before the first row, release or checkpoint: from now on the folder is this run's."""
+        if self.out is not None and self._checkpoints is not None:
+            self.open()
+            self._keep_secret(self.out)
+            self._checkpoints.begin()
+
+    def _keep_secret(self, folder: Path) -> None:
+        if self._secret is None:
+            return
+        if not self.begun:
+            write_atomic(_secret_file(folder), f"{self._secret:032x}\n", private=True)
+        elif kept_secret(folder) != self._secret:
+            raise UsageError(f"another process began a run in {folder}; start again to go on with it")
+
+    def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        if self._checkpoints is not None:
+            self.begin()
+            self._checkpoints.save(round, tensors, {"metrics": self.history.flush(), **facts})
+            self.releases.forget(round)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.give_back()
+
+    def _refuse_remains(self, out: Path) -> None:
+        """Refuse rows or releases of a run whose checkpoint folder is gone: starting at round 0 would lose them."""
+        ledger = read_if_present(out / "ledger.jsonl") or b""
+        for name, found in (
+            ("metrics.jsonl", bool(read_if_present(out / "metrics.jsonl"))),
+            ("ledger.jsonl", ledger.count(b"\n") > 1),
+        ):
+            if found:
+                raise UsageError(f"{out / 'checkpoint' / LATEST} is missing beside {name}; {CURE}")

@@ -1,0 +1,1 @@
+"""The operating system: files that are whole or absent, processes and signals."""

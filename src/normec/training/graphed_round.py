@@ -1,0 +1,98 @@
+"""The rest of a round after its gradients, on a GPU launched as one CUDA graph: messages, memories, the server's step.
+
+It is some fifty small kernels, which a host takes longer to launch than a GPU to run. A round is closed so where nobody
+looks at it and one block holds everyone who takes part; all others go through `Rounds.step`, whose numbers these are,
+to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..algorithms.methods import SERVER_STEPS, Method, overridden
+from ..algorithms.operators import Clip, Identity, SmoothedNorm
+from ..algorithms.tensor_norm import TensorNorm
+from ..gradients import Block
+from ..gradients.graphs import Graphs
+from ..problems.objective import Objective
+from ..sampling.participation import Everyone
+from . import fused_update as update
+from .metrics import Faults
+from .run import Plan, State
+
+if TYPE_CHECKING:
+    from ..privacy.mechanism import Mechanism
+
+
+class Closing:
+    """Keeps what changes from round to round, the round's number and the step size, on the device."""
+
+    def __init__(
+        self,
+        method: Method,
+        plan: Plan,
+        problem: Objective,
+        mechanism: Mechanism | None,
+        faults: Faults,
+        bound: float,
+        able: bool,
+    ) -> None:
+        """`bound`: of a message's norm. `able`: all messages are made here, and only need scaling."""
+        self._method, self._plan, self._n, self._faults, self._bound = method, plan, problem.clients, faults, bound
+        self._mechanism, x = mechanism, problem.x0
+        self._graphs = Graphs("the update") if x.is_cuda else None
+        real = mechanism is not None and not mechanism.simulated  # then every round is looked at before it leaves
+        # Clients that are not drawn forget by factors that the host makes.
+        forgetting = method.decay > 0 and not isinstance(plan.participation, Everyone)
+        self.able = able and x.is_cuda and not real and not forgetting and _replayable(method)
+        self._round, self._lr = torch.zeros((), dtype=torch.int64, device=x.device), x.new_zeros(())
+        self._known: tuple[int, float] | None = None  # what the two are
+
+    def takes(self, state: State, block: Block, count: int) -> bool:
+        """Whether a round of `count` clients can be closed here."""
+        held = state.memory
+        fits = not self._method.feedback or (held.device == state.x.device and held.dtype == state.x.dtype)
+        return self.able and fits and len(block.clients) == count
+
+    def close(self, state: State, block: Block) -> None:
+        """The round's messages are made, all noted that may be broken, x moved; the release was paid for."""
+        now = state.round, self._plan.step_size(state.round)
+        if self._known is None or self._known[0] != now[0]:
+            self._round.fill_(now[0])
+        if self._known is None or self._known[1] != now[1]:
+            self._lr.fill_(now[1])
+        moving = [] if isinstance(block.rows, slice) else [block.rows]
+        if self._mechanism is not None:
+            moving.append(self._mechanism.noise_of_sum(state.x, len(block.clients)))
+
+        def compute(*inputs: Tensor) -> None:
+            rows = block.rows if isinstance(block.rows, slice) else inputs[0]
+            self._compute(state, block, rows, inputs[-1] if self._mechanism is not None else None)
+
+        if self._graphs is None:
+            compute(*moving)
+        else:
+            fixed = [state.x, state.memory, state.estimate, block.grads, block.losses]
+            self._graphs.run(compute, moving, fixed, str(block.rows) if isinstance(block.rows, slice) else "rows")
+        self._known = now[0] + 1, now[1]
+
+    def _compute(self, state: State, block: Block, rows: Tensor | slice, noise: Tensor | None) -> None:
+        block = Block(block.clients, block.grads, block.losses, rows, block.first)
+        self._faults.note_losses(block, self._round)
+        sent = update.scaled(self._method, block, state.memory, 0)  # the seed is for memories of another precision
+        self._faults.note_lengths(block, sent.lengths, self._bound, self._round)
+        total = sent.total if noise is None else sent.total + noise
+        self._faults.note_sum(total, self._round)
+        direction, estimate = self._method.server_step(total / self._n, state.estimate)
+        state.x -= self._lr * direction
+        state.estimate.copy_(estimate)
+        self._round += 1
+
+
+def _replayable(method: Method) -> bool:
+    """Whether a recording may stand for the steps: it repeats their kernels, not the Python code of a subclass."""
+    server = type(method) is TensorNorm or not overridden(method, *SERVER_STEPS)
+    return server and type(method.operator) in (SmoothedNorm, Clip, Identity)

@@ -1,0 +1,424 @@
+"""One run under way: the loop over rounds and its checkpoints.
+
+A round, in order: who takes part; a row of history, if one is due, of x as it is now; gradients, block by block; the
+messages; a look whether all is finite; with privacy, the release is paid for and the noise added; the server's step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import gradients
+from ..algorithms.methods import Method
+from ..errors import Diverged, UsageError
+from ..problems.objective import Buffers, Objective
+from ..problems.problem import Problem
+from ..sampling.random_streams import derive_seed
+from ..storage.history import Row
+from ..storage.run_folder import RunStorage
+from ..system.interrupt import Interrupt
+from . import fused_update as update
+from . import state as start
+from .budget import Payments
+from .callbacks import Callback
+from .client_update import Sending
+from .communicator import Alone, World
+from .graphed_round import Closing
+from .interleaved import finished
+from .metrics import Faults
+from .observer import Observer, broken_rows, copied, here, whole
+from .repeatability import computation, machine
+from .run import ClientTable, Plan, Run, State, batches_of
+from .stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from ..privacy.mechanism import Mechanism
+
+
+SMALL_FILE = 2**20  # bytes of releases that are no reason for a checkpoint
+
+
+class Rounds:
+    """One run under way: `run` takes it to its end, `steps` round by round."""
+
+    def __init__(
+        self,
+        problem: Objective,
+        method: Method,
+        plan: Plan,
+        engine: str | gradients.Engine,
+        storage: RunStorage,
+        checkpoint_seconds: float,
+        callbacks: Sequence[Callback],
+        mechanism: Mechanism | None = None,
+        world: World | None = None,
+        kept: bool = False,
+    ) -> None:
+        """`storage` has a folder on rank 0 alone; `kept` says on every rank whether there is one."""
+        world = world or Alone()
+        self.problem, self.method, self.plan, self.storage = problem, method, plan, storage
+        self.mechanism = mechanism
+        clip = mechanism.privacy.record_clip if mechanism is not None else None
+        batches = batches_of(problem, plan)
+        private = mechanism is not None
+        self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds, private)
+        self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
+        self.world, self.kept, self.own = world, kept, world.own(problem.clients)
+        self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism, world)
+        self.faults = Faults(self.own, problem.x0.device)
+        self.watch = Stopwatch()
+        self.payments = Payments(mechanism, world, problem.initial_buffers(), kept) if mechanism is not None else None
+        self.sending = Sending(method, plan.seed, mechanism, self.faults)
+        # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
+        # messages, a checkpoint is that record.
+        simulated = mechanism is not None and mechanism.simulated
+        self.computation = computation(problem, method) if simulated and kept else None
+        fresh = mechanism is not None and kept and not self._repeatable
+        self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
+        self.recording = fresh and not self.save_every_round
+        self.recorded: dict[int, int] = {}  # rounds whose release is known from before a restart, and their attempts
+        able = self.sending.fused and world.size == 1 and not self.recording
+        self.closing = Closing(method, plan, problem, mechanism, self.faults, self.sending.bound, able)
+        self.recalled: int | None = None
+        self.begun = self.resumed = False
+        self.faulty = self.stopping = self.saving = False  # what the ranks said when they were last heard
+        self.asked: Callable[[], bool] = lambda: False
+        self.ledger_head: list[Any] | None = None
+        self.stopped: str | None = None
+        self.clients: ClientTable = {}
+
+    def run(self) -> Run:
+        with Interrupt() as interrupt:
+            return finished(self.steps(lambda: interrupt.asked))
+
+    def steps(self, asked: Callable[[], bool]) -> Generator[None, None, Run]:
+        """Yields after every round, until there is none left or it is `asked` to stop; closes the run's files."""
+        try:
+            torch.set_num_threads(self.engine.threads)
+            state = self._started()
+            self.asked = asked
+            while not self._stop() and self._advance(state):
+                yield
+            return self._ended(state)
+        finally:
+            self.storage.close()
+            if self.mechanism is not None:
+                self.mechanism.close()
+
+    def _stop(self) -> bool:
+        """Whether somebody wants to stop: ranks stop together, after the round in which they were told."""
+        return self.asked() if self.world.size == 1 else self.stopping
+
+    def _started(self) -> State:
+        """The state to start from: the checkpoint's, where there is one."""
+        tensors: dict[str, Tensor] = {}
+
+        def found() -> tuple[bool, dict[str, Any] | None, list[Row]]:
+            saved = self.storage.load()
+            if saved is not None:
+                tensors.update(saved[0])
+            return self.storage.begun, saved[1] if saved is not None else None, self.storage.history.rows
+
+        self.resumed, facts, self.storage.history.rows = self.world.first(found)
+        if facts is not None:
+            state = self._restored(tensors, facts)
+            self._open_ledger()  # what was spent is in there, even if no round is left to run
+        else:
+            state = self.initial()
+        if self.recording:
+            attempts = self.world.first(lambda: self.storage.releases.following(state.round))
+            self.recorded = dict(enumerate(attempts, state.round))
+        self.watch.start()
+        self.saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
+        return state
+
+    def _advance(self, state: State) -> bool:
+        """One more round, and a checkpoint if one is due; False when there is no round left."""
+        if state.round >= self.plan.rounds or self.stopped:
+            return False
+        self.stopped = self.step(state)
+        if self.stopped:
+            return False
+        for callback in self.callbacks:
+            callback.round(state.round)
+        if self.begun and (self._time_to_save(state) if self.world.size == 1 else self.saving):
+            self._save(state)
+            self.saved_at, self.saving = time.monotonic(), False
+        return True
+
+    def _time_to_save(self, state: State) -> bool:
+        if self.save_every_round or time.monotonic() - self.saved_at >= self.checkpoint_seconds:
+            return self.kept
+        most = max(SMALL_FILE, start.size_of(state, self.problem.clients))
+        return self.recording and self.storage.releases.size > most
+
+    def _ended(self, state: State) -> Run:
+        """The last row, the last checkpoint, and what came out."""
+        if state.round == self.plan.rounds and not self.observer.complete:
+            self._last_row(state)
+        self._save(state)
+        model = self.problem.model_at(state.x, whole(state.buffers, self.world))
+        spent = self.payments.spent() if self.payments is not None else None
+        if self.stopped is None and state.round < self.plan.rounds:
+            self.stopped = "interrupted"
+        run = Run(
+            method=self.method,
+            state=state,
+            model=model,
+            history=self.storage.history,
+            timings=self.watch.seconds,
+            engine=self.engine.name,
+            rounds=self.plan.rounds,
+            n=self.problem.clients,
+            privacy=spent,
+            stopped=self.stopped,
+            clients=self.clients,
+        )
+        for callback in self.callbacks:
+            callback.end(run)
+        return run
+
+    def step(self, state: State) -> str | None:
+        """Round k: every drawn client one message, the server one step; or the reason why there is no more."""
+        if self.payments is not None:
+            self.payments.begin()
+        k, method, n = state.round, self.method, self.problem.clients
+        drawn = self.plan.drawn(n, k)
+        row, meter = None, None
+        if self.observer.due(k):
+            with self.watch.timed("evaluation"):
+                row, meter = self.observer.observe(state, drawn), self.observer.meter(state)
+        count = n if drawn is None else len(drawn)
+        total: Tensor | None = None
+        closed = False
+        for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn)):
+            with self.watch.timed("update"):
+                closed = row is None and self.begun and self.closing.takes(state, block, count)
+                if closed:
+                    reason = self._released(state)
+                    if reason:
+                        return reason
+                    self.closing.close(state, block)
+                    continue
+                if meter is not None:
+                    meter.add(block)
+                self.faults.note_losses(block, k)
+                sent = self.sending.block(state, block, meter, self._released)
+                if isinstance(sent, str):
+                    return sent
+                total = sent if total is None else total + sent
+        if closed:
+            return self._count(state, count)
+        reason = self._released(state)  # noise leaves even where nobody was drawn
+        if reason:
+            return reason
+        if method.feedback and drawn is not None:
+            seed = derive_seed(self.plan.seed, "forgetting", k)
+            update.forget(method, state.memory, self._places(drawn), seed)
+        total = torch.zeros_like(state.x) if total is None else total
+        total = self._whole(total, state, count, looked_at=row is not None)
+        if (row is not None or self._on_host or self.recording) and (self.world.size == 1 or self.faulty):
+            self._check(state)
+        self._record_release(k, total)
+        if count:
+            self._begin(state)
+        if row is not None:
+            self.observer.record(row, meter, drawn, self.begun)
+        with self.watch.timed("update"):
+            direction, estimate = method.server_step(total / n, state.estimate)
+            state.x -= self.plan.step_size(k) * direction
+            state.estimate = estimate if self._on_host else state.estimate.copy_(estimate)  # recordings know its place
+        return self._count(state, count)
+
+    @staticmethod
+    def _count(state: State, messages: int) -> None:
+        state.messages += messages
+        state.round += 1
+
+    def _record_release(self, round: int, total: Tensor) -> None:
+        """Keep what has left in `round`, so that a restart need not draw its noise again."""
+        mechanism = self.mechanism
+        if mechanism is not None and self.recording and round not in self.recorded:
+            self.world.first(lambda: self.storage.releases.append(round, mechanism.attempt, total))
+
+    def _whole(self, total: Tensor, state: State, count: int, looked_at: bool) -> Tensor:
+        """Σ of all `count` clients' messages, noise included, from the sum over those that live here.
+
+        Ranks say in the same breath whether anything here is broken, whether somebody wants to stop, and, by rank 0's
+        clock, whether a checkpoint is due. On a GPU that is heard in rounds that are looked at.
+        """
+        k = state.round
+        if k in self.recorded:
+            known = self.world.rank == 0
+            total = self.storage.releases.read(k, state.x) if known else torch.zeros_like(state.x)
+        elif self.mechanism is not None:
+            share, summed = len(self.own) / self.problem.clients, count if self.sending.fused else 0
+            total = self.mechanism.outgoing(total, share, summed)
+        self.faults.note_sum(total, k)
+        if self.world.size == 1:
+            return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
+        broken = self.faults.broken
+        if self._on_host and bool(broken):
+            total = torch.zeros_like(total)  # what is broken stays here
+        own = torch.tensor([self.asked(), self.world.rank == 0 and self._time_to_save(state)], device=total.device)
+        signs = torch.cat([broken[None], own])
+        with self.watch.timed("communication"):
+            packed = self.world.sum(torch.cat([total, signs.to(total.dtype)]))
+        if self._on_host or looked_at:
+            self.faulty, self.stopping, self.saving = (packed[-3:] > 0).tolist()
+        total = packed[:-3]
+        return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
+
+    def _released(self, state: State) -> str | None:
+        """Before anything of this round leaves: all finite, the folder taken, the ledger paid. Else the reason."""
+        if self.mechanism is None or self.payments is None:
+            return None
+        if state.round in self.recorded:
+            self._recall(state, self.mechanism)
+            return None
+        if self.world.size > 1 and self.payments.asked:
+            return self.payments.pay(state.round)
+        if self._on_host or not self.mechanism.simulated or not self.begun:
+            self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
+            self.payments.refuse_moving_state(state.buffers, self._moved_constants())
+        self._begin(state)
+        return self.payments.pay(state.round, self._release_key())
+
+    def _moved_constants(self) -> list[str] | None:
+        return self.problem.moved_constants() if isinstance(self.problem, Problem) else None
+
+    def _release_key(self) -> str | None:
+        """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
+
+        It holds what the bits depend on beside the run's public settings: what is computed (`repeating.computation`),
+        where, and by which engine.
+        """
+        if self.mechanism is None or not self._repeatable:
+            return None
+        how = (self.computation, getattr(self.engine, "form", None), str(self.problem.x0.dtype), self._machines)
+        facts = (self.mechanism.name, *how)
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    @property
+    def _repeatable(self) -> bool:
+        return self.computation is not None and getattr(self.engine, "form", None) is not None
+
+    @cached_property
+    def _machines(self) -> list[Any]:
+        """Where the ranks compute, known to all. Collective."""
+        return self.world.gather([torch.get_num_threads(), *machine(self.problem.x0.device)])
+
+    def _recall(self, state: State, mechanism: Mechanism) -> None:
+        """In place of paying, once a round: the ledger must know of what was released."""
+        if self.recalled == state.round:
+            return
+        round, attempt = state.round, self.recorded[state.round]
+        self._check(state)
+        self._begin(state)
+        self.world.first(lambda: mechanism.recall(round, attempt))
+        if self.world.rank:
+            mechanism.recall(round, attempt)
+        self.recalled = round
+
+    def _last_row(self, state: State) -> None:
+        drawn = self.plan.drawn(self.problem.clients, state.round)
+        with self.watch.timed("evaluation"):
+            row, meter, self.clients = self.observer.last(
+                state, drawn, lambda block: self.faults.note_losses(block, state.round)
+            )
+        self._check(state)
+        self._begin(state)
+        self.observer.record(row, meter, drawn, self.begun)
+
+    def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[gradients.Block]:
+        """Gradients of the drawn clients that live here, their rows as this rank's tables have them."""
+        for block in self.engine.blocks(x, buffers, k, here(drawn, self.own, self.problem.clients)):
+            yield block.within(self.own.start)
+
+    def _places(self, drawn: Tensor) -> Tensor:
+        """The drawn clients' rows here."""
+        chosen = here(drawn, self.own, self.problem.clients)
+        return drawn if chosen is None else chosen - self.own.start
+
+    def _check(self, state: State) -> None:
+        """Raise `Diverged` if anything noted so far was not finite."""
+
+        def blame(round: int) -> list[int]:
+            broken = broken_rows(state.memory) if self.method.feedback else []  # a broken gradient may stay in there
+            broken = [self.own[place] for place in broken]
+            if broken or round != state.round:
+                return broken
+            drawn = self.plan.drawn(self.problem.clients, round)
+            blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
+            return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
+
+        self.faults.check(blame, self.world)
+
+    def _begin(self, state: State) -> None:
+        """Once, when the first gradients of this process were found finite: only now may files appear."""
+        if self.begun:
+            return
+        self.world.first(self.storage.open)
+        for callback in self.callbacks:
+            callback.begin(state.round, self.plan.rounds)
+        self.world.first(self.storage.begin)
+        self._open_ledger()
+        self.begun = True  # last: what failed is tried again
+
+    def _open_ledger(self) -> None:
+        payments = self.payments
+        if payments is not None:
+            self.world.first(lambda: payments.open(self.storage.out, self.ledger_head, self.resumed))
+
+    def initial(self) -> State:
+        def noted() -> Iterator[gradients.Block]:
+            for block in self._blocks(self.problem.x0, self.problem.initial_buffers(), 0, None):
+                self.faults.note_losses(block, 0)
+                yield block
+
+        plan, folder = self.plan, self.storage.out
+        state = start.fresh(self.problem, self.method, plan.memory, plan.initial_memory, noted(), folder, self.world)
+        self._check(state)
+        return state
+
+    def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
+        self.watch.seconds |= facts["timings"]
+        self.ledger_head = facts.get("ledger")
+        if self.mechanism is not None and facts["round"] and not self.ledger_head:
+            raise UsageError(
+                f"the checkpoint in {self.storage.out} has {facts['round']} private rounds and knows of no ledger that "
+                "paid for them; start anew in another folder"
+            )
+        self.clients = facts.get("clients", {})
+        memory, folder = self.plan.memory, self.storage.out
+        return start.restored(self.problem, self.method, memory, tensors, facts, folder, self.world)
+
+    def _save(self, state: State) -> None:
+        self.watch.stop()
+        if not self.kept:
+            return
+        self._check(state)
+        if not bool(torch.isfinite(state.x).all()):
+            raise Diverged(state.round, [], "x")
+        with self.watch.timed("checkpoint"):
+            facts = {"messages": state.messages, "timings": self.watch.seconds}
+            if self.clients:
+                facts["clients"] = self.clients
+            if self.mechanism is not None:
+                facts["ledger"] = self.mechanism.head
+            tensors = start.tensors_of(state, self.method, self.problem.clients, self.world)
+            self.world.first(lambda: self.storage.save(state.round, tensors, facts))
+
+    @property
+    def _on_host(self) -> bool:
+        """Where looking at a value costs no wait for a device."""
+        return self.problem.x0.device.type == "cpu"

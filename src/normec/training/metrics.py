@@ -1,0 +1,146 @@
+"""What is measured in a round: sums over blocks of clients, and where something stopped being finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms.operators import norms
+from ..errors import Diverged
+from ..gradients import Block
+from .communicator import Alone, World
+
+ROUNDING = 1e-5  # relative: what arithmetic in single precision may add to a message's length
+
+
+class Meter:
+    """Sums, block by block: the mean loss, the mean gradient and how far clients are from it, the memory error
+    mean ‖∇f_i − g_i‖, and the messages' norms.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._grad = torch.zeros_like(x)
+        self._loss, self._square, self._error, self._sent, self._longest = x.new_zeros(5)
+        self._count = self._messages = 0
+
+    def add(self, block: Block) -> None:
+        """Before anything uses up the block's gradients."""
+        self._count += len(block.losses)
+        self._loss += block.losses.sum()
+        self._grad += block.grads.sum(0)
+        self._square += norms(block.grads).square().sum()
+
+    def add_distances(self, distances: Tensor) -> None:
+        """‖∇f_i − g_i‖ of the block's clients, with the memories as they are before this round."""
+        self._error += distances.sum()
+
+    def add_messages(self, lengths: Tensor) -> None:
+        """‖m_i‖ of the block's clients, before any noise."""
+        self._messages += len(lengths)
+        self._sent += lengths.sum()
+        self._longest = torch.maximum(self._longest, lengths.max())
+
+    def merge(self, world: World) -> None:
+        """From sums over the clients that live here to sums over all."""
+        if world.size == 1:
+            return
+        scalars = (self._loss, self._square, self._error, self._sent)
+        counts = self._grad.new_tensor([self._count, self._messages])
+        whole = world.sum(torch.cat([self._grad, torch.stack(scalars), counts]))
+        self._grad = whole[:-6]
+        self._loss, self._square, self._error, self._sent = whole[-6:-2]
+        self._count, self._messages = map(int, whole[-2:].tolist())
+        self._longest = world.largest(self._longest.clone())
+
+    def read(self, *, exact: bool, feedback: bool) -> dict[str, Any]:
+        """`exact`: the blocks were all clients' full gradients, so ‖mean gradient‖ is ‖∇f(x)‖."""
+        if not self._count:
+            return {}
+        n = self._count
+        sums = (norms(self._grad).squeeze(), self._loss, self._square, self._error, self._sent, self._longest)
+        length, loss, square, error, sent, longest = torch.stack(sums).tolist()  # one wait for the device
+        mean = length / n
+        found = {"loss": loss / n}
+        if exact:
+            found["grad_norm"] = mean
+        if feedback:
+            found["memory_error"] = error / n
+        if self._messages:
+            found["message_norm"] = sent / self._messages
+            found["message_norm_max"] = longest
+        # mean ‖∇f_i − ∇f‖² = mean ‖∇f_i‖² − ‖∇f‖², as a root
+        found["disagreement"] = max(0.0, square / n - mean**2) ** 0.5
+        return found
+
+
+class Faults:
+    """The first round in which a client's loss, or the sum of messages, was not finite, or a message past its bound.
+
+    Kept on the device, always in the same place, so that noting it costs no wait and can be recorded (`round` is then a
+    number on the device); `check` looks, and raises `Diverged`.
+    """
+
+    def __init__(self, clients: range, device: torch.device) -> None:
+        """`clients`: those that live here."""
+        self._never = torch.iinfo(torch.int64).max
+        self._clients = clients
+        self._loss = torch.full((len(clients),), self._never, device=device)
+        self._long = torch.full((len(clients),), self._never, device=device)
+        self._sum = torch.full((), self._never, device=device)
+
+    def note_losses(self, block: Block, round: int | Tensor) -> None:
+        self._note(self._loss, block, torch.isfinite(block.losses), round)
+
+    def note_lengths(self, block: Block, lengths: Tensor, bound: float, round: int | Tensor) -> None:
+        """‖m_i‖ ``[c, 1]`` of the block's messages, which the operator promised to keep within `bound`."""
+        if math.isfinite(bound):
+            self._note(self._long, block, ~(lengths[:, 0] > bound * (1 + ROUNDING)), round)
+
+    def note_sum(self, total: Tensor, round: int | Tensor) -> None:
+        # One finite number iff every entry is (or their sum overflows, which is no better).
+        self._sum.copy_(torch.where(torch.isfinite(total.sum()), self._sum, self._sum.clamp(max=round)))
+
+    @property
+    def broken(self) -> Tensor:
+        """Whether anything was noted here; a truth value on the device."""
+        return self._first() != self._never
+
+    def check(self, blame: Callable[[int], list[int]], world: World | None = None) -> None:
+        """`blame(round)` names the clients whose gradients were not finite, where their losses were.
+
+        All ranks look together, and raise the same error.
+        """
+        world = world or Alone()
+        here = self._first()
+        first = int(here) if world.size == 1 else -int(world.largest(-here))
+        if first == self._never:
+            return
+        found = [said for said in world.gather(self._findings(first, blame)) if said is not None]
+        kind, how, _ = found[0]
+        clients = sorted({client for other, _, named in found if other == kind for client in named})
+        cure = "its operator does not keep the bound it states" if kind == "the message" else ""
+        raise Diverged(first, clients, kind, how, cure)
+
+    def _first(self) -> Tensor:
+        return torch.minimum(torch.minimum(self._loss.min(), self._long.min()), self._sum)
+
+    def _findings(self, round: int, blame: Callable[[int], list[int]]) -> tuple[str, str, list[int]] | None:
+        for kind, how, noted in (
+            ("the loss", "is not finite", self._loss),
+            ("the message", "is longer than its bound", self._long),
+        ):
+            where = (noted == round).nonzero()[:, 0].tolist()
+            if where:
+                return kind, how, [self._clients[place] for place in where]
+        if int(self._sum) == round:
+            return "the gradient", "is not finite", blame(round)
+        return None
+
+    @staticmethod
+    def _note(noted: Tensor, block: Block, good: Tensor, round: int | Tensor) -> None:
+        seen = noted[block.rows]
+        noted[block.rows] = torch.where(good, seen, seen.clamp(max=round))

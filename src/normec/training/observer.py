@@ -1,0 +1,203 @@
+"""The rows of a run's history: what they hold, when one is due, and the last look at every client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..algorithms.methods import Method
+from ..algorithms.operators import norms
+from ..errors import Diverged
+from ..gradients import Block, Engine
+from ..problems.objective import Buffers, Objective
+from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
+from ..storage.history import UNNOISED, History, Row
+from . import fused_update as update
+from .callbacks import Callback
+from .communicator import World
+from .metrics import Meter
+from .run import ClientTable, Plan, State
+
+if TYPE_CHECKING:
+    from ..privacy.mechanism import Mechanism
+
+COLUMNS = (
+    *("round", "messages", "bytes"),
+    *UNNOISED,
+    *("test_loss", "accuracy", "validation_loss", "validation_accuracy", "epsilon"),
+)
+
+
+class Observer:
+    """Row k describes x^k: it is taken in round k before the step, from gradients that the round needs anyway."""
+
+    def __init__(
+        self,
+        problem: Objective,
+        method: Method,
+        plan: Plan,
+        engine: Engine,
+        history: History,
+        callbacks: Sequence[Callback],
+        mechanism: Mechanism | None,
+        world: World,
+    ) -> None:
+        self._problem, self._method, self._plan, self._engine, self._world = problem, method, plan, engine, world
+        self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
+        self._own = world.own(problem.clients)
+        self._payload = method.operator.payload(len(problem.x0), problem.x0.element_size())
+
+    def due(self, k: int) -> bool:
+        return k % self._plan.log_every == 0 or k % self._plan.evaluate_every == 0
+
+    @property
+    def complete(self) -> bool:
+        rows = self._history.rows
+        return bool(rows) and rows[-1]["round"] == self._plan.rounds
+
+    def observe(self, state: State, drawn: Tensor | None) -> Row:
+        """What a row says of x^k beside the round's own gradients; taken before they touch anything."""
+        messages = self._messages(state)
+        row: Row = {
+            "round": state.round,
+            "messages": messages,
+            "bytes": self._payload * messages / self._problem.clients,
+        }
+        if self._plan.diagnostics and self._plan.full_gradient and not self._exact(drawn):
+            meter = Meter(state.x)
+            for block in self._blocks(state, None, full=True):
+                meter.add(block)
+                if self._method.feedback:
+                    meter.add_distances(distances(block, state.memory))
+            meter.merge(self._world)
+            row |= meter.read(exact=True, feedback=self._method.feedback)
+        if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
+            # For models that draw while they are evaluated.
+            seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
+            buffers = whole(state.buffers, self._world)
+            row |= self._world.first(lambda: self._problem.evaluate(state.x, buffers))
+        return row
+
+    def _messages(self, state: State) -> float:
+        """How many messages were sent; where a gain from secret coins is claimed, how many are expected.
+
+        The number of clients drawn in a round says something about each coin, and the gain needs all of them secret.
+        """
+        rate = self._mechanism.privacy.sampling if self._mechanism is not None else None
+        if rate is None or self._plan.diagnostics:
+            return state.messages
+        return rate * self._problem.clients * state.round
+
+    def _blocks(self, state: State, drawn: Tensor | None, *, full: bool = False) -> Iterator[Block]:
+        """Gradients to look at: of the clients here that are drawn; nothing is changed."""
+        chosen = here(drawn, self._own, self._problem.clients)
+        for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full):
+            yield block.within(self._own.start)
+
+    def meter(self, state: State) -> Meter | None:
+        """What a round measures of its clients for a row; None where the run records nothing without noise."""
+        return Meter(state.x) if self._plan.diagnostics else None
+
+    def record(self, row: Row, meter: Meter | None, drawn: Tensor | None, write: bool) -> None:
+        """Put a row into the history; `write`: and on disk."""
+        if meter is not None:
+            meter.merge(self._world)
+            # What was observed exactly, stays.
+            row = meter.read(exact=self._exact(drawn), feedback=self._method.feedback) | row
+        if self._mechanism is not None:
+            mechanism, k = self._mechanism, row["round"]
+            row["epsilon"] = self._world.first(lambda: mechanism.epsilon_at(k))
+        row = {key: row[key] for key in COLUMNS if key in row}
+        broken = [key for key, value in row.items() if not math.isfinite(value)]
+        if broken:
+            raise Diverged(row["round"], [], broken[0])
+        self._history.append(row)
+        if write:
+            self._history.write()
+        for callback in self._callbacks:
+            callback.row(row)
+
+    def last(
+        self, state: State, drawn: Tensor | None, note: Callable[[Block], None]
+    ) -> tuple[Row, Meter | None, ClientTable]:
+        """Measured at x^K like any other row, with no step after it; and every drawn client on its own.
+
+        Every block is shown to `note`, which looks for what is not finite, also where nothing of it is recorded.
+        """
+        row, meter = self.observe(state, drawn), self.meter(state)
+        if meter is None:
+            for block in self._blocks(state, drawn):
+                note(block)
+            return row, None, {}
+        clients: ClientTable = {"client": [], "loss": [], "gradient norm": []}
+        if self._method.feedback:
+            clients["memory error"] = []
+        for block in self._blocks(state, drawn):
+            note(block)
+            meter.add(block)
+            clients["client"] += block.clients.tolist()
+            clients["loss"] += block.losses.tolist()
+            clients["gradient norm"] += norms(block.grads)[:, 0].tolist()
+            own = rows_of(block, state.memory)
+            away = norms(block.grads - own) if self._method.feedback else norms(block.grads)
+            if self._method.feedback:
+                meter.add_distances(away)
+                clients["memory error"] += away[:, 0].tolist()
+            if update.fits(self._method):
+                meter.add_messages(update.scale(self._method, away) * away)
+            else:
+                key = Key(Stream(self._plan.seed, "operator"), state.round, block.clients)
+                meter.add_messages(norms(self._method.message(block.grads, own, key)))
+        tables = self._world.gather(clients)
+        clients = {name: [value for table in tables for value in table[name]] for name in clients}
+        order = sorted(range(len(clients["client"])), key=clients["client"].__getitem__)
+        return row, meter, {name: [column[i] for i in order] for name, column in clients.items()}
+
+    def _exact(self, drawn: Tensor | None) -> bool:
+        """Whether the round's gradients are those of f: all clients, all records."""
+        return drawn is None and self._plan.batch_size is None and self._plan.batch_rate is None
+
+
+def distances(block: Block, memory: Tensor) -> Tensor:
+    """‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``; nothing is changed."""
+    return norms(block.grads - rows_of(block, memory))
+
+
+def rows_of(block: Block, memory: Tensor) -> Tensor:
+    """The block's rows of the memory, on the gradients' device and in their precision."""
+    where = block.rows if isinstance(block.rows, slice) or memory.device == block.grads.device else block.places
+    return memory[where].to(block.grads)
+
+
+def here(drawn: Tensor | None, own: range, clients: int) -> Tensor | None:
+    """Those of the drawn clients (None: of all) that live here; None where that is all of them."""
+    if len(own) == clients:
+        return drawn
+    return torch.arange(own.start, own.stop) if drawn is None else drawn[(drawn >= own.start) & (drawn < own.stop)]
+
+
+def whole(buffers: Buffers, world: World) -> Buffers:
+    """All clients' buffers, on every rank, from those that each rank keeps up to date."""
+    if world.size == 1 or not buffers:
+        return buffers
+    whole = {}
+    for name, rows in buffers.items():
+        own, known = world.own(len(rows)), torch.zeros_like(rows)
+        known[own.start : own.stop] = rows[own.start : own.stop]
+        whole[name] = world.sum(known)
+    return whole
+
+
+def copied(buffers: Buffers) -> Buffers:
+    """Buffers to look with: the clients' own stay as they are."""
+    return {name: rows.clone() for name, rows in buffers.items()}
+
+
+def broken_rows(rows: Tensor) -> list[int]:
+    """Which rows are not finite."""
+    found: list[int] = (~torch.isfinite(rows.sum(-1))).nonzero()[:, 0].tolist()
+    return found

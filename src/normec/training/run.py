@@ -1,0 +1,127 @@
+"""What a run is: the plan it follows, the state that a round changes, and what it leaves behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+
+from ..algorithms.methods import Method
+from ..errors import UsageError
+from ..gradients.precision import Precision
+from ..problems.client_data import checksum
+from ..problems.objective import Buffers, Objective
+from ..sampling.participation import Batches, BatchSource, Participation, PoissonBatches, drawn_clients
+from ..storage.history import History
+from .memory_table import MemoryTable
+
+if TYPE_CHECKING:
+    from ..privacy.mechanism import Spent
+
+ClientTable = dict[str, list[Any]]  # columns of equal length, one entry a client
+Schedule = Callable[[int], float]
+InitialMemory = Literal["zero", "gradient"] | Tensor
+
+
+@dataclass
+class State:
+    """All that a round changes. Between rounds, without noise, ĝ = mean g_i."""
+
+    round: int
+    x: Tensor
+    memory: Tensor  # [n, d], on a rank its own clients' rows; a stateless method's is one row of zeros, expanded
+    estimate: Tensor
+    buffers: Buffers
+    messages: int = 0
+
+
+@dataclass
+class Run:
+    """What training leaves behind."""
+
+    method: Method
+    state: State
+    model: nn.Module | None
+    history: History
+    timings: dict[str, float]
+    engine: str
+    rounds: int
+    n: int  # clients
+    privacy: Spent | None = None
+    stopped: str | None = None  # why it ended early: "interrupted", or the ledger's word
+    clients: ClientTable = field(default_factory=dict)  # each client at the end, one by one; empty without diagnostics
+
+    @property
+    def x(self) -> Tensor:
+        return self.state.x
+
+    @property
+    def finished(self) -> bool:
+        return self.state.round == self.rounds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run is to go, every default filled in."""
+
+    lr: float | Schedule
+    rounds: int
+    batch_size: int | None
+    batch_rate: float | None
+    warmup: int
+    seed: int
+    participation: Participation
+    initial_memory: InitialMemory
+    log_every: int
+    evaluate_every: int
+    full_gradient: bool
+    diagnostics: bool = True  # whether un-noised functions of the clients' data are recorded (`history.UNNOISED`)
+    precision: Precision = "tf32"
+    memory: MemoryTable = field(default_factory=MemoryTable)
+    secret: int | None = field(default=None, repr=False)
+
+    @property
+    def coins(self) -> int:
+        """The seed of what privacy rests on: noise, who is drawn, Poisson batches. Secret unless a seed was given."""
+        return self.secret if self.secret is not None else self.seed
+
+    def drawn(self, clients: int, round: int) -> Tensor | None:
+        """Who takes part in a round: increasing client numbers, or None for all of them."""
+        return drawn_clients(self.participation, clients, round, self.coins)
+
+    def step_size(self, k: int) -> float:
+        """γ of round k; 0 in warm-up rounds, where the memories move towards the gradients and x stands still."""
+        if k < self.warmup:
+            return 0.0
+        lr = self.lr(k) if callable(self.lr) else self.lr
+        if not (math.isfinite(lr) and lr >= 0):
+            raise UsageError(f"lr must be >= 0 and finite, got {lr} in round {k}")
+        return lr
+
+    def identity(self) -> dict[str, Any]:
+        """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
+        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics")}
+        if self.secret is not None:
+            facts["seed"] = None
+        if callable(self.lr):
+            steps = json.dumps([float(self.lr(k)) for k in range(self.rounds)])
+            facts["lr"] = f"a schedule, {hashlib.sha256(steps.encode()).hexdigest()[:16]}"
+        facts["participation"] = repr(self.participation)
+        facts["memory"] = str(self.memory.dtype)
+        if isinstance(self.initial_memory, Tensor):
+            facts["initial_memory"] = f"given, {checksum(self.initial_memory)}"
+        return facts
+
+
+def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:
+    """The batches a plan asks for; None for full local gradients."""
+    if problem.sizes is None:
+        return None
+    if plan.batch_rate is not None:
+        return PoissonBatches(problem.sizes, plan.batch_rate, plan.coins)
+    return Batches(problem.sizes, plan.batch_size, plan.seed) if plan.batch_size is not None else None

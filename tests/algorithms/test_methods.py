@@ -1,0 +1,136 @@
+"""The scheme: steps are pure, work on any shape, and every constructor is the point of it that the paper names."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from normec import DPSGD, EF21, GD, Clip, Clip21, Identity, Method, NormEC, RandK, SmoothedNorm, TopK, UsageError
+from normec.sampling.random_streams import Key, Stream
+
+METHODS = {
+    "normec": NormEC(0.1, 0.3),
+    "normec-plain": NormEC(0.0, 2.0, server_norm=False),
+    "normec-decay": NormEC(0.1, 0.3, decay=0.2),
+    "clip21": Clip21(0.4),
+    "clip21-decay": Clip21(0.4, decay=0.1),
+    "ef21-top": EF21(TopK(2)),
+    "ef21-rand": EF21(RandK(2)),
+    "dpsgd-clip": DPSGD(Clip(0.5)),
+    "dpsgd-norm": DPSGD(SmoothedNorm(0.1), beta=0.5),
+    "dpsgd-momentum": DPSGD(Clip(0.5), beta=0.5, momentum=0.7),
+    "gd": GD(),
+}
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), n=st.integers(1, 6), d=st.integers(2, 9))
+def test_the_estimate_stays_the_mean_memory(method: Method, seed: int, n: int, d: int) -> None:
+    memory = normal(seed, n, d) if method.feedback else torch.zeros(n, d, dtype=torch.float64)
+    estimate = velocity = memory.mean(0)
+    for k in range(8):
+        key = Key(Stream(0, "operator"), k, torch.arange(n))
+        message, memory = method.client_step(normal(seed + k, n, d), memory, key)
+        direction, estimate = method.server_step(message.mean(0), estimate)
+        velocity = method.momentum * velocity + method.beta * message.mean(0)
+        expected = memory.mean(0) if method.feedback else velocity
+        assert torch.allclose(estimate, expected, rtol=0, atol=1e-13)
+        if method.server_norm:
+            assert float(direction.norm()) == pytest.approx(1, abs=1e-12)
+            assert float(direction @ estimate) == pytest.approx(float(estimate.norm()), rel=1e-12)
+        else:
+            assert torch.equal(direction, estimate)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_steps_are_pure(method: Method) -> None:
+    grad, memory, mean, estimate = normal(1, 3, 5), normal(2, 3, 5), normal(3, 5), normal(4, 5)
+    copies = [tensor.clone() for tensor in (grad, memory, mean, estimate)]
+    key = Key(Stream(0, "operator"), 0, torch.arange(3))
+    first = (*method.client_step(grad, memory, key), *method.server_step(mean, estimate))
+    again = (*method.client_step(grad, memory, key), *method.server_step(mean, estimate))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip((grad, memory, mean, estimate), copies, strict=True))
+
+
+@pytest.mark.parametrize("method", [m for name, m in METHODS.items() if name != "ef21-rand"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_leading_shape_and_dtype(method: Method, dtype: torch.dtype) -> None:
+    grad, memory = normal(1, 2, 3, 5).to(dtype), normal(2, 2, 3, 5).to(dtype)
+    message, after = method.client_step(grad, memory)
+    alone_message, alone_after = method.client_step(grad[1, 2], memory[1, 2])
+    assert message.shape == after.shape == grad.shape
+    assert message.dtype == after.dtype == dtype
+    tolerance = 4 * torch.finfo(dtype).eps
+    assert torch.allclose(message[1, 2], alone_message, atol=tolerance)
+    assert torch.allclose(after[1, 2], alone_after, atol=tolerance)
+
+
+def test_the_message_comes_without_beta() -> None:
+    grad, memory = 100 * normal(1, 4, 6), torch.zeros(4, 6, dtype=torch.float64)
+    message, after = NormEC(0.0, 0.01).client_step(grad, memory)
+    assert torch.allclose(message.norm(dim=-1), torch.ones(4, dtype=torch.float64))
+    assert torch.allclose(after.norm(dim=-1), torch.full((4,), 0.01, dtype=torch.float64))
+    message, after = DPSGD(SmoothedNorm(0.0), beta=0.01).client_step(grad, memory)
+    assert torch.allclose(message.norm(dim=-1), torch.ones(4, dtype=torch.float64))
+    assert torch.equal(after, memory)
+
+
+def test_a_zero_estimate_normalises_to_no_step() -> None:
+    direction, estimate = NormEC(0.1, 0.1).server_step(torch.zeros(3), torch.zeros(3))
+    assert direction.tolist() == estimate.tolist() == [0, 0, 0]
+
+
+def test_a_client_not_drawn_keeps_or_forgets() -> None:
+    memory = normal(1, 2, 3)
+    assert torch.equal(NormEC(0.1, 0.1).idle_step(memory), memory)
+    assert torch.allclose(Clip21(0.1, decay=0.25).idle_step(memory), 0.75 * memory, rtol=1e-15)
+
+
+def test_constructors_state_the_paper_s_choices() -> None:
+    facts = {m: (m.operator, m.beta, m.feedback, m.server_norm, m.decay) for m in METHODS.values()}
+    assert facts[METHODS["normec"]] == (SmoothedNorm(0.1), 0.3, True, True, 0.0)
+    assert facts[METHODS["normec-plain"]] == (SmoothedNorm(0.0), 2.0, True, False, 0.0)
+    assert facts[METHODS["normec-decay"]] == (SmoothedNorm(0.1), 0.3, True, True, 0.2)
+    assert facts[METHODS["clip21"]] == (Clip(0.4), 1.0, True, False, 0.0)
+    assert facts[METHODS["ef21-top"]] == (TopK(2), 1.0, True, False, 0.0)
+    assert facts[METHODS["dpsgd-norm"]] == (SmoothedNorm(0.1), 0.5, False, False, 0.0)
+    assert facts[METHODS["gd"]] == (Identity(), 1.0, False, False, 0.0)
+    bounds = {name: m.operator.bound for name, m in METHODS.items()}
+    assert bounds["normec"] == 1
+    assert bounds["clip21"] == 0.4
+    assert bounds["ef21-top"] == bounds["gd"] == math.inf
+
+
+def test_a_method_cannot_be_changed() -> None:
+    method = NormEC(0.1, 0.1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.beta = 5.0  # type: ignore[misc]
+
+
+def test_forgetting_needs_a_memory() -> None:
+    with pytest.raises(UsageError, match="decay needs a memory"):
+        Method("mine", Clip(1.0), feedback=False, decay=0.1)
+
+
+def test_a_method_without_momentum_is_known_as_before_there_was_any() -> None:
+    """Runs, their noise and their checkpoints go by this."""
+    known = "Method(name='dpsgd', operator=Clip(tau=0.5), beta=1.0, feedback=False, server_norm=False, decay=0.0"
+    assert repr(DPSGD(Clip(0.5))) == f"{known})"
+    assert repr(DPSGD(Clip(0.5), momentum=0.9)) == f"{known}, momentum=0.9)"
+
+
+def test_momentum_has_no_place_beside_memories() -> None:
+    with pytest.raises(UsageError, match="momentum would part ĝ from the memories' mean; mine has error feedback"):
+        Method("mine", Clip(1.0), momentum=0.9)

@@ -1,0 +1,272 @@
+"""Studies under a guarantee: every method tried alike, kept as they come, and what is measured is what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from benchmarks.privacy import studies, trial, tuned, work
+from benchmarks.privacy.contenders import CONTENDERS, ROUNDS, Contender, contender, outermost, settings
+from benchmarks.privacy.studies import STUDIES, Place, Study
+from benchmarks.privacy.trial import Trial
+from normec import DPSGD, NormEC, SmoothedNorm, train
+from normec.errors import UsageError
+from normec.experiments import build
+from normec.experiments.config import make
+
+EFFORT = tuned.Effort(2, (0,), (2, 3), rounds=(3, 5))
+WHERE: dict[str, Any] = {"data": "digits", "model": "softmax", "clients": 20}
+TINY = Study("tiny", "softmax regression on digits, 20 clients", WHERE, EFFORT, epsilons=(8.0,), splits=("iid",))
+
+
+def test_the_area_under_the_curve() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 20, (500,), generator=generator).float()  # many ties
+    positive = torch.rand(500, generator=generator) < 0.1 + scores / 40
+    assert trial.area(scores, positive) == pytest.approx(roc_auc_score(positive.numpy(), scores.numpy()))
+    assert math.isnan(trial.area(scores, torch.ones(500, dtype=torch.bool)))
+
+
+def test_every_study_tries_all_methods_alike_under_the_same_guarantee() -> None:
+    for study in STUDIES.values():
+        places = study.cells()
+        assert len(places) == len(set(places)) == len(CONTENDERS) * len(study.epsilons) * len(study.splits)
+        assert set(study.epsilons) == ({2.0, 8.0} if study.name.endswith("-longer") else {1.0, 2.0, 4.0, 8.0})
+        assert set(study.splits) == {"iid", "label"}
+        assert not {"unit", "relation", "trust", "delta"} & set(study.settings)  # the defaults: client, zero-out, sum
+    assert {"a9a-100", "a9a-1000", "w8a-100", "w8a-1000", "fashion-mnist-1000"} < set(STUDIES)
+    assert {"cifar10-1000", "cifar10-10000"} < set(STUDIES)
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_settings_are_spread_evenly_over_their_ranges(name: str) -> None:
+    one = contender(name, steps=(0.5, 0.8), plain=(7.0, 9.0), memory=(0.001, 0.002), threshold=(3.0, 4.0))
+    found = settings(one, 12, (10, 20, 40))
+    assert found == settings(one, 12, (10, 20, 40))
+    assert found != settings(one, 12, (10, 20, 40), seed=1)
+    ranges = {"lr": (0.5, 0.8) if one.normalises else (7.0, 9.0)}
+    if name != "DP-SGD, norm":
+        memory = "beta" if one.method == "normec" else "tau"
+        ranges[memory] = (0.001, 0.002) if one.remembers else (3.0, 4.0)
+    for key, (low, high) in ranges.items():
+        places = sorted(math.log(setting[key] / low) / math.log(high / low) * 12 for setting in found)
+        assert all(part - 0.1 <= place <= part + 1.1 for part, place in enumerate(places))  # three digits are kept
+    assert Counter(setting["rounds"] for setting in found) == {10: 4, 20: 4, 40: 4}
+    if name == "NormEC, forgetting":
+        assert Counter(setting["decay"] for setting in found) == {0.05: 3, 0.1: 3, 0.2: 3, 0.4: 3}
+    assert all(setting["method"] == one.method for setting in found)
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize("count", [6, 12])
+def test_long_runs_meet_short_and_long_steps(name: str, count: int) -> None:
+    """Drawn one by one, a method may get no long run, or none with a long step."""
+    one = contender(name)
+    found = settings(one, count)
+    for rounds in ROUNDS:
+        places = [rank(one, setting, count) for setting in found if setting["rounds"] == rounds]
+        assert len(places) == count // len(ROUNDS)
+        assert [place // len(ROUNDS) for place in sorted(places)] == list(range(len(places)))
+
+
+def rank(one: Contender, setting: dict[str, Any], count: int) -> int:
+    low, high = one.ranges["lr"]
+    return int(math.log(setting["lr"] / low) / math.log(high / low) * count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+def test_any_number_of_settings(count: int) -> None:
+    for name in CONTENDERS:
+        found = settings(contender(name), count)
+        assert len(found) == len({json.dumps(one) for one in found}) == count
+        lengths = Counter(one["rounds"] for one in found)
+        assert max(lengths.values()) - min(lengths.get(rounds, 0) for rounds in ROUNDS) <= 1
+
+
+def test_values_at_the_edge_of_their_range_are_told() -> None:
+    one = contender("DP-SGD, clip", plain=(1.0, 16.0), threshold=(1.0, 16.0))
+    assert outermost(one, {"lr": 4.0, "tau": 4.0}, 4) == {}
+    assert outermost(one, {"lr": 1.9, "tau": 4.0}, 4) == {"lr": "lowest"}
+    assert outermost(one, {"lr": 1.9, "tau": 8.1}, 4) == {"lr": "lowest", "tau": "highest"}
+
+
+def test_the_best_by_validation_is_tested_with_other_seeds() -> None:
+    found = tuned.cell("DP-SGD, norm", {**WHERE, "split": "iid", "epsilon": 8.0}, EFFORT)
+    chosen = EFFORT.settings("DP-SGD, norm")[max(range(2), key=lambda k: found["tried"][k])]
+    assert found["chosen"] == chosen
+    where = {**WHERE, "split": "iid", "epsilon": 8.0, **chosen}
+    assert found["accuracies"] == [one["value"] for one in trial.measure([Trial(where, seed, 0.0) for seed in (2, 3)])]
+    assert found["exact_epsilon"] == pytest.approx(8.0, rel=1e-6)
+
+
+def test_the_cosine_tells_steps_that_are_too_long() -> None:
+    plain = {**WHERE, "method": "gd", "private": False, "rounds": 20}
+    short, long = trial.measure([Trial({**plain, "lr": lr}, 0, 0.0, why=True) for lr in (0.1, 50.0)])
+    assert short["turn"] > 0.9
+    assert long["turn"] < -0.2
+    for one in (short, long):  # ĝ was the gradient before the step
+        assert one["turn"] == pytest.approx(one["cosine"], abs=1e-3)
+
+
+def test_the_turn_is_that_of_the_gradient_in_the_last_step() -> None:
+    """With server normalisation, against gradients by autograd at the ends of runs of 7 and of 8 rounds."""
+    settings = {**WHERE, "method": "normec", "private": False, "lr": 3.0, "beta": 0.3}
+    slopes = []
+    for rounds in (7, 8):
+        config = make({**settings, "rounds": rounds, "seed": 0, "validation": 0.0})
+        problem = build.problem(config)
+        x = train(problem, NormEC(0.01, 0.3), lr=3.0, rounds=rounds, seed=0).x.clone().requires_grad_()
+        records = [problem.records.batch(client, None) for client in range(problem.clients)]
+        loss = sum(problem.loss(problem.outputs(x, inputs), targets) for inputs, targets in records)
+        slopes += torch.autograd.grad(loss, x)
+    (found,) = trial.measure([Trial({**settings, "rounds": 8}, 0, 0.0, why=True)])
+    wanted = float(torch.cosine_similarity(*slopes, dim=0))
+    assert abs(wanted) < 0.95
+    assert found["turn"] == pytest.approx(wanted, abs=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{"method": "normec", "beta": 0.1, "decay": 0.0}, {"method": "dpsgd-norm"}])
+def test_the_noise_in_the_estimate_is_what_the_guarantee_needs(settings: dict[str, Any]) -> None:
+    """Averaged over seeds: βσ√(kd/n) with error feedback, βσ√(d/n) without."""
+    where = {**WHERE, "epsilon": 8.0, "rounds": 16, "lr": 0.01, **settings}
+    found = trial.measure([Trial(where, seed, 0.0, why=True) for seed in range(3)])
+    beta, gathered = (0.1, 16) if settings["method"] == "normec" else (1.0, 1)
+    wanted = beta * found[0]["sigma"] * math.sqrt(gathered * 650 / 20)
+    assert sum(one["noise"] for one in found) / 3 == pytest.approx(wanted, rel=0.1)
+    assert ("memory_error" in found[0]) == (settings["method"] == "normec")
+
+
+@pytest.mark.parametrize("name", ["NormEC", "NormEC, forgetting", "DP-SGD, norm"])
+def test_a_committed_record_comes_out_again(name: str) -> None:
+    """Seeded noise is the same for good: what was published can be run again."""
+    folder = Path(__file__).resolve().parents[3] / "benchmarks/privacy/records"
+    study = STUDIES["digits-100"]
+    place = Place(study.name, name, 8.0, "iid")
+    held = {(one["method"], one["epsilon"], one["split"]): one for one in work.read(study, folder)}
+    record = held[name, 8.0, "iid"]
+    settings = {**study.where(place), **record["chosen"]}
+    found = trial.measure([Trial(settings, seed, 0.0) for seed in record["test_seeds"]])
+    assert sum(one["loss"] for one in found) / len(found) == pytest.approx(record["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("momentum", "rounds"), [(0.8, 40), (0.99, 25)])
+def test_the_noise_that_momentum_carries_on(momentum: float, rounds: int) -> None:
+    """Against what is left of ĝ when that of the same run without noise is taken away; x stands still."""
+    settings = {**WHERE, "rounds": rounds, "lr": 1e-9, "method": "dpsgd-norm", "momentum": momentum}
+    (found,) = trial.measure([Trial({**settings, "epsilon": 8.0}, 0, 0.0, why=True)])
+    estimates = []
+    for config in (make({**settings, "epsilon": 8.0}), make({**settings, "epsilon": None, "private": False})):
+        problem, asked = build.problem(config), build.training(config)
+        estimates.append(train(problem, DPSGD(SmoothedNorm(0.01), momentum=momentum), **asked).state.estimate)
+    assert found["noise"] == pytest.approx(float((estimates[0] - estimates[1]).norm()), rel=0.1)
+
+
+def test_a_run_that_diverges_counts_as_nothing() -> None:
+    (found,) = trial.measure([Trial({**WHERE, "method": "clip21", "tau": 0.1, "lr": 1e38, "rounds": 8}, 0, 0.2)])
+    assert found["value"] == 0.0
+    assert "diverged" in found
+
+
+def test_runs_that_take_turns_are_the_runs_alone() -> None:
+    """Also where one of them diverges; a cell looks at the time once a group."""
+    where = {**WHERE, "split": "iid", "epsilon": 8.0}
+    settings = [{"method": "dpsgd-norm", "lr": 0.1}, {"method": "clip21", "tau": 0.1, "lr": 1e38}]
+    trials = [Trial({**where, **one, "rounds": 5}, seed, 0.2) for one in settings for seed in (0, 1)]
+    alone = [trial.measure([one])[0] for one in trials]
+    assert trial.measure(trials) == alone
+    assert ["diverged" in one for one in alone] == [False, False, True, True]
+    left = iter([False] * 3)
+    effort = replace(EFFORT, trials=3)
+    found = tuned.cell("NormEC", where, effort, time_is_up=lambda: next(left), together=2)
+    assert found == tuned.cell("NormEC", where, effort)
+    assert next(left, None) is None  # three trials and two tests are three groups
+
+
+def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key != "seconds"}
+
+
+def test_a_study_stopped_anywhere_goes_on_to_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert work.run([TINY], tmp_path / "whole", device="cpu")
+    left = iter([False] * 6 + [True])  # four runs a cell: stops in the middle of the second
+    monkeypatch.setattr(work, "_study", _stopping(left))
+    assert not work.run([TINY], tmp_path / "parts", limit_seconds=0.0, device="cpu")
+    monkeypatch.undo()
+    assert len(work.read(TINY, tmp_path / "parts")) == 1
+    part = tmp_path / "parts" / "tiny.part.jsonl"
+    assert len(part.read_text().splitlines()) == 6
+    part.write_text(part.read_text() + '{"cell": "iid/8')  # a kill in the middle of a line
+    assert work.run([TINY], tmp_path / "parts", device="cpu")
+    assert not part.exists()
+    whole, parts = work.read(TINY, tmp_path / "whole"), work.read(TINY, tmp_path / "parts")
+    assert list(map(without_seconds, whole)) == list(map(without_seconds, parts))
+    assert [one["method"] for one in whole] == list(CONTENDERS)
+
+
+def test_runs_of_other_settings_are_not_taken_over() -> None:
+    where: dict[str, Any] = {**WHERE, "split": "iid", "epsilon": 8.0}
+    known: dict[str, Any] = {}
+    tuned.cell("DP-SGD, norm", where, EFFORT, keep=known.__setitem__)
+    assert len(known) == 4
+    more = dict(known)
+    other = replace(EFFORT, steps=(0.5, 0.6))
+    found = tuned.cell("DP-SGD, norm", where, other, more)
+    assert len(more) == 8
+    assert found == tuned.cell("DP-SGD, norm", where, other)
+
+
+def _stopping(left: Any) -> Any:
+    real = work._study
+    return lambda study, out, device, report, _, together, cells: real(
+        study, out, device, report, lambda: next(left), together, cells
+    )
+
+
+def test_one_cell_is_made_again(tmp_path: Path) -> None:
+    assert work.run([TINY], tmp_path / "whole", device="cpu", cells=["iid/8/NormEC, no SN", "iid/8/DP-SGD, norm"])
+    records = work.read(TINY, tmp_path / "whole")
+    assert [one["method"] for one in records] == ["NormEC, no SN", "DP-SGD, norm"]
+    assert (tmp_path / "whole/tiny.part.jsonl").exists()  # the study is not done
+    assert work.run([TINY], tmp_path / "again", device="cpu", cells=["iid/8/DP-SGD, norm"])
+    assert list(map(without_seconds, work.read(TINY, tmp_path / "again"))) == [without_seconds(records[1])]
+    with pytest.raises(UsageError, match=r"tiny has no cell .*, did you mean 'iid/8/NormEC, no SN'"):
+        work.run([TINY], tmp_path / "none", device="cpu", cells=["iid/8/NormEC, no S"])
+    assert not (tmp_path / "none").exists()
+
+
+def test_no_time_begins_nothing(tmp_path: Path) -> None:
+    assert not work.run([TINY], tmp_path, limit_seconds=0.0, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_of_another_study_is_refused(tmp_path: Path) -> None:
+    place = TINY.cells()[0]
+    record = TINY.asked(place) | {"chosen": EFFORT.settings(place.method)[0], "accuracies": [0.5, 0.6]}
+    (tmp_path / "tiny.jsonl").write_text(json.dumps(record) + "\n")
+    assert work.read(TINY, tmp_path) == [record]
+    with pytest.raises(UsageError, match="trials is 2 in the record, 3 in the study"):
+        work.read(replace(TINY, effort=replace(EFFORT, trials=3)), tmp_path)
+    with pytest.raises(UsageError, match="has no cell iid/8/NormEC"):
+        work.read(replace(TINY, epsilons=(4.0,)), tmp_path)
+    with pytest.raises(UsageError, match="test_seeds is \\[2, 3\\] in the record, \\[2, 3, 4\\] in"):
+        work.read(replace(TINY, effort=replace(EFFORT, test_seeds=(2, 3, 4))), tmp_path)
+    with pytest.raises(UsageError, match="is no setting of the study"):
+        work.read(replace(TINY, effort=replace(EFFORT, rounds=(3, 6), steps=(0.5, 0.6))), tmp_path)
+    (tmp_path / "tiny.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match="no record of tiny"):
+        work.read(TINY, tmp_path)
+
+
+def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="a9a-100"):
+        studies.named(["a9a-10"])
+    assert next(one.name for one in studies.named(["w8a-100", "all"])) == "w8a-100"
+    assert len(studies.named(["w8a-100", "all"])) == len(STUDIES)

@@ -1,0 +1,79 @@
+"""Runs that must come out the same however their clients are spread over ranks: seven, so that shares differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import normec
+from normec import DPSGD, EF21, GD, Clip, Clip21, FixedSize, Method, NormEC, Privacy, Problem, RandK, Run, TopK
+from normec.algorithms.operators import SmoothedNorm
+from normec.training.communicator import World
+
+CLIENTS = 7
+
+
+def data(rows: int, seed: int) -> TensorDataset:
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(rows, 4, generator=draw) + 0.3 * seed
+    return TensorDataset(inputs, torch.randint(0, 3, (rows,), generator=draw))
+
+
+def problem(kind: str) -> Problem:
+    torch.manual_seed(0)
+    model = {
+        "linear": lambda: nn.Linear(4, 3),
+        "mlp": lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
+        "batchnorm": lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)),
+    }[kind]()
+    return Problem(model, F.cross_entropy, [data(9 + 2 * i, i) for i in range(CLIENTS)], data(15, 9))
+
+
+@dataclass(frozen=True)
+class Case:
+    method: Method
+    problem: str = "linear"
+    how: dict[str, Any] = field(default_factory=dict)
+
+    def train(self, world: World | None = None, **more: Any) -> Run:
+        how = {"lr": 0.3, "rounds": 12, "seed": 5, "dtype": torch.float64, "log_every": 3, **self.how, **more}
+        return normec.train(problem(self.problem), self.method, world=world, diagnostics=True, **how)
+
+
+SEEDED = Privacy(epsilon=4, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum")
+CASES = {
+    "normec": Case(NormEC(0.1, 0.3)),
+    "normec without server normalisation": Case(NormEC(0.1, 0.3, server_norm=False), "mlp"),
+    "normec with forgetting, sampled": Case(NormEC(0.1, 0.3, decay=0.1), how={"participation": FixedSize(3)}),
+    "normec, one client at a time": Case(NormEC(0.1, 0.3), how={"participation": FixedSize(1)}),
+    "normec from gradients": Case(NormEC(0.1, 0.3), how={"initial_memory": "gradient", "batch_size": 4}),
+    "normec on batches, all recorded": Case(NormEC(0.1, 0.3), "mlp", {"batch_size": 4, "full_gradient": True}),
+    "normec by the loop": Case(NormEC(0.1, 0.3), "mlp", {"engine": "loop"}),
+    "clip21": Case(Clip21(0.5)),
+    "ef21 top-k": Case(EF21(TopK(3))),
+    "ef21 rand-k": Case(EF21(RandK(3)), "mlp"),
+    "dpsgd norm": Case(DPSGD(SmoothedNorm(0.1), 0.5)),
+    "dpsgd with momentum, sampled": Case(DPSGD(Clip(0.5), momentum=0.8), how={"participation": FixedSize(3)}),
+    "dpsgd clip": Case(DPSGD(Clip(0.5)), "mlp"),
+    "gd": Case(GD(), "mlp"),
+    "batchnorm": Case(NormEC(0.1, 0.3), "batchnorm", {"batch_size": 4}),
+    "private, sums": Case(NormEC(0.1, 0.3), how={"privacy": SEEDED}),
+    "private, sums of sparse messages": Case(Method("mine", Clip(0.5), feedback=True), how={"privacy": SEEDED}),
+    "private, each alone": Case(
+        NormEC(0.1, 0.3),
+        how={"privacy": Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="local")},
+    ),
+    "private, sampled": Case(
+        DPSGD(Clip(0.5)),
+        how={
+            "privacy": Privacy(
+                epsilon=4, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", sampling=0.4
+            )
+        },
+    ),
+}

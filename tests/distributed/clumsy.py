@@ -1,0 +1,145 @@
+"""What users do wrong with the optimizer, on two ranks: `python -m tests.distributed.clumsy FOLDER`, under torchrun."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from normec import Privacy, SmoothedNorm
+from normec import distributed as cluster
+from normec.errors import RankLost
+from normec.training.communicator import World
+
+from ..support.waiting import LIMIT
+from .optimizing import said
+
+WIDE = 2000
+SECURE = Privacy(sigma=0.5, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="secure")
+
+
+def lr_at_the_start(rank: int, folder: Path) -> str:  # noqa: ARG001
+    return said(lambda: cluster.GD(nn.Linear(2, 2).parameters(), lr=0.1 + rank))
+
+
+def lr_of_one_rank_alone(rank: int, folder: Path) -> str:  # noqa: ARG001
+    net = nn.Linear(2, 2)
+    optimizer = cluster.GD(net.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = 0.1 + rank
+    net(torch.ones(1, 2)).sum().backward()
+    before = net.weight.detach().clone()
+    words = said(optimizer.step)
+    assert torch.equal(net.weight, before), "x has moved"
+    return words
+
+
+def ledger_of_one_rank_alone(rank: int, folder: Path) -> str:
+    how: dict[str, Any] = {"privacy": SECURE, "rounds": 2, "ledger": folder / "one" if rank else None}
+    return said(lambda: cluster.GD(nn.Linear(2, 2).parameters(), 0.1, **how))
+
+
+def states_of_other_rounds(rank: int, folder: Path) -> str:  # noqa: ARG001
+    net = nn.Linear(2, 2)
+    optimizer = cluster.GD(net.parameters(), lr=0.1)
+    states = [optimizer.state_dict()]
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    states.append(optimizer.state_dict())
+    return said(lambda: optimizer.load_state_dict(states[rank]))
+
+
+def averaged_by_ddp(rank: int, folder: Path) -> str:  # noqa: ARG001
+    net = DistributedDataParallel(nn.Linear(2, 2))
+    optimizer = cluster.GD(net.parameters(), lr=0.1)
+    net(torch.ones(1, 2)).sum().backward()
+    return said(optimizer.step)
+
+
+def averaged_by_ddp_from_the_second_step_on(rank: int, folder: Path) -> dict[str, Any]:  # noqa: ARG001
+    net = nn.Linear(2, 2)
+    optimizer = cluster.GD(net.parameters(), lr=0.1)
+    DistributedDataParallel(nn.Linear(2, 2))  # another model's is none of the optimizer's business
+    net(torch.ones(1, 2)).sum().backward()
+    first = said(optimizer.step)
+    wrapped = DistributedDataParallel(net)
+    wrapped(torch.ones(1, 2)).sum().backward()
+    return {"first": first, "wrapped": [said(optimizer.step), said(optimizer.step)]}
+
+
+def one_client_has_no_number(rank: int, folder: Path) -> dict[str, Any]:
+    """Rank 1's gradient is not finite in a private run: rank 0 must not learn of it."""
+    x = nn.Parameter(torch.zeros(WIDE))
+    how: dict[str, Any] = {"privacy": SECURE, "rounds": 3, "ledger": folder / "nan"}
+    optimizer = cluster.DPSGD([x], 1.0, SmoothedNorm(0.1), **how)
+    heard = []
+    for factor in (1.0, math.nan, 1.0):
+        x.grad = torch.full((WIDE,), factor if rank else 1.0)
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always")
+            optimizer.step()
+        heard.append([str(warning.message) for warning in noted])
+    return {"heard": heard, "x": float(x.detach().double().sum()), "releases": optimizer.spent().releases}
+
+
+def frozen_layer(rank: int, folder: Path) -> dict[str, Any]:
+    torch.manual_seed(rank)  # ranks begin differently, the frozen layer too
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    how: dict[str, Any] = {"privacy": SECURE, "rounds": 3, "ledger": folder / "frozen"}
+    optimizer = cluster.NormEC(net.parameters(), 0.1, 0.1, 0.1, **how)
+    before: Tensor = net[0].weight.detach().clone()
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    found = {"moved": not torch.equal(net[0].weight, before), "weight": before.tolist()}
+    net[0].requires_grad_(True)
+    found["unfrozen"] = said(optimizer.step)
+    net[0].requires_grad_(False)
+    net[1].requires_grad_(False)
+    found["frozen later"] = said(optimizer.step)
+    found["releases"] = optimizer.spent().releases
+    return found
+
+
+CASES = (
+    lr_at_the_start,
+    lr_of_one_rank_alone,
+    ledger_of_one_rank_alone,
+    states_of_other_rounds,
+    averaged_by_ddp,
+    averaged_by_ddp_from_the_second_step_on,
+    one_client_has_no_number,
+    frozen_layer,
+)
+
+
+def one_step_more(world: World) -> str:
+    """Rank 1 makes a step that rank 0 does not: it must not wait for ever."""
+    net = nn.Linear(2, 2)
+    optimizer = cluster.GD(net.parameters(), lr=0.1)
+    try:
+        for _ in range(2 + world.rank):
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    except RankLost as error:
+        return f"RankLost: {error}"
+    return "nothing"
+
+
+def main(folder: Path) -> None:
+    with cluster.join(timeout=LIMIT) as world:
+        found: dict[str, Any] = {case.__name__: case(world.rank, folder) for case in CASES}
+        rank = world.rank
+        found["one_step_more"] = one_step_more(world)
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

@@ -1,0 +1,115 @@
+"""What ranks do in the tests: `python -m tests.distributed.jobs NAME FOLDER`, started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+
+import normec
+from normec import distributed as cluster
+from normec.algorithms.methods import Method, NormEC
+from normec.algorithms.operators import Clip
+from normec.errors import Diverged, UsageError
+from normec.privacy import Privacy
+from normec.training.communicator import World
+from normec.training.run import Run
+
+from ..support.waiting import LIMIT
+from .cases import CASES, CLIENTS, SEEDED, Case, data
+
+SECURE = Privacy(sigma=1e-3, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="secure")
+
+
+def tensors(run: Run, world: World) -> dict[str, torch.Tensor]:
+    table = world.collect(run.state.memory, CLIENTS) if run.method.feedback else None
+    held = {"x": run.x, "estimate": run.state.estimate}
+    return held | ({"memory": table} if table is not None else {})
+
+
+def trajectories(world: World, folder: Path) -> None:
+    """Every case; rank 0 writes what came out."""
+    for name, case in CASES.items():
+        run = case.train(world)
+        held = tensors(run, world)
+        assert len(run.history)
+        assert run.n == CLIENTS
+        if world.rank == 0:
+            save_file({key: value.contiguous() for key, value in held.items()}, folder / f"{name}.safetensors")
+            facts = {"rows": run.history.rows, "clients": run.clients, "messages": run.state.messages}
+            facts["privacy"] = run.privacy.to_dict() if run.privacy else None
+            (folder / f"{name}.json").write_text(json.dumps(facts))
+
+
+def secure(world: World, folder: Path) -> None:
+    """Whole numbers are added up; the noise is small enough to compare with a run without."""
+    run = Case(NormEC(0.1, 0.3), how={"privacy": SECURE}).train(world)
+    if world.rank == 0:
+        save_file({"x": run.x}, folder / "secure.safetensors")
+
+
+class TooLong(Clip):
+    """An operator that does not keep its word."""
+
+    def __call__(self, v: torch.Tensor, key: Any = None) -> torch.Tensor:  # noqa: ARG002
+        return 3 * v / v.norm(dim=-1, keepdim=True)
+
+    def scale(self, norm: torch.Tensor) -> None:  # type: ignore[override]  # noqa: ARG002
+        return None
+
+
+def mistakes(world: World, folder: Path) -> None:
+    """What every rank says of each mistake."""
+    said = {}
+
+    def attempt(name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+            said[name] = "nothing"
+        except (UsageError, Diverged) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+
+    attempt("seeds", lambda: Case(NormEC(0.1, 0.3), how={"seed": world.rank}).train(world))
+    attempt("few", lambda: _train_few(world))
+    attempt("nan", lambda: _train_nan(world, engine="loop"))
+    attempt("nan, private", lambda: _train_nan(world, engine="loop", privacy=SEEDED))
+    attempt("long", lambda: Case(Method("mine", TooLong(1.0))).train(world))
+    attempt("file", lambda: Case(NormEC(0.1, 0.3)).train(world, out=folder / "a file"))
+    if dist.is_initialized():
+        attempt("method", lambda: cluster.NormEC(nn.Linear(2, 2).parameters(), 0.1, 0.1, 0.1 + world.rank))
+    (folder / f"said-{world.rank}.json").write_text(json.dumps(said))
+
+
+def _train_few(world: World) -> None:
+    one = normec.Problem(nn.Linear(4, 3), nn.functional.cross_entropy, [data(9, 0)])
+    normec.train(one, NormEC(0.1, 0.3), lr=0.1, rounds=2, world=world)
+
+
+def _train_nan(world: World, **how: Any) -> None:
+    def function(client: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def value(x: torch.Tensor) -> torch.Tensor:
+            far = (x - client).square().sum()
+            return far + torch.where(x.sum() > 1.0, torch.nan, 0.0) if client == 4 else far
+
+        return value
+
+    functions = normec.Problem.from_functions([function(i) for i in range(CLIENTS)], torch.zeros(2))
+    normec.train(functions, NormEC(0.1, 0.5), lr=0.2, rounds=50, seed=1, world=world, **how)
+
+
+def main(name: str, folder: str) -> None:
+    job = {"trajectories": trajectories, "secure": secure, "mistakes": mistakes}[name]
+    with cluster.join(timeout=LIMIT) as world:
+        job(world, Path(folder))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])

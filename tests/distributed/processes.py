@@ -1,0 +1,106 @@
+"""Jobs as the operating system sees them, and waiting for what they do."""
+
+from __future__ import annotations
+
+import queue
+import re
+import select
+import subprocess
+import threading
+from os import close, pidfd_open
+from pathlib import Path
+
+from ..cli.command import COMMAND, ENVIRONMENT
+from ..support.waiting import LIMIT, wait_for
+
+
+def wait_for_end(process: int) -> None:
+    """Until the process with this number is gone, if it is there at all."""
+    try:
+        handle = pidfd_open(process)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], LIMIT)[0], f"process {process} does not end"
+    finally:
+        close(handle)
+
+
+def ranks_of(parent: int) -> dict[int, int]:
+    """Rank → process number, of the living processes below `parent`."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            parts = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            above = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) if parts else 0
+        except (OSError, ValueError):
+            continue
+        rank = next((part[5:] for part in parts if part.startswith(b"RANK=")), None)
+        if rank is not None and above == parent:
+            found[int(rank)] = int(entry.name)
+    return found
+
+
+class Job:
+    """A command that starts ranks and trains in the folder `run`; its lines on stderr are heard as they come."""
+
+    def __init__(self, command: list[str], cwd: Path, environment: dict[str, str] = ENVIRONMENT) -> None:
+        self.process = subprocess.Popen(
+            command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.run = cwd / "run"
+        self.errors: list[str] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @classmethod
+    def of_normec(cls, *arguments: str, cwd: Path) -> Job:
+        return cls([*COMMAND, *arguments, "--out", "run"], cwd)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.put(line.rstrip())
+        self._lines.put(None)
+
+    def _line(self) -> str | None:
+        """The next line, when it comes; None at the end."""
+        line = self._lines.get(timeout=LIMIT)
+        if line is not None:
+            self.errors.append(line)
+        return line
+
+    def blamed(self) -> int | None:
+        """The rank that the launcher says was killed, when it says so; None where the job ends instead."""
+        while (line := self._line()) is not None:
+            found = re.match(r"rank (\d+) was killed by SIGKILL; starting all ranks again", line)
+            if found:
+                return int(found[1])
+        return None
+
+    def ended(self) -> int:
+        """The exit code, when the job has ended."""
+        while self._line() is not None:
+            pass
+        return self.process.wait(LIMIT)
+
+    @property
+    def over(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        return ranks_of(self.process.pid)
+
+    def wait_for_ranks(self, count: int) -> None:
+        """Until a life has so many ranks, or the job is over."""
+        wait_for(lambda: len(self.ranks) == count or self.over, f"{count} ranks", every=0.01)
+
+    def wait_for_rounds(self, more: int = 1) -> None:
+        """Until the history is so many bytes longer than now, or the job is over."""
+        before = self._history()
+        wait_for(lambda: self._history() >= before + more or self.over, "the next rounds", every=0.01)
+
+    def _history(self) -> int:
+        metrics = self.run / "metrics.jsonl"
+        return metrics.stat().st_size if metrics.exists() else 0

@@ -1,0 +1,132 @@
+"""The optimizers under real torchrun against the round loop, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+import normec
+from normec import Problem
+from normec import distributed as cluster
+from normec.distributed.optimizer import POSITION
+from normec.errors import UsageError
+
+from .cases import data
+from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, RANKS, RESUMED, ROUNDS, SEED, model
+from .torchrun import torchrun
+
+N = RANKS * HOSTED
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("optimizing")
+    ended = torchrun(RANKS, "-m", "tests.distributed.optimizing", str(folder), cwd=folder)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def facts(done: Path) -> list[dict[str, Any]]:
+    return [json.loads((done / f"facts-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def by_rounds(name: str) -> torch.Tensor:
+    problem = Problem(model(), F.cross_entropy, [data(9 + 2 * i, i) for i in range(N)])
+    return normec.train(problem, DEFINITIONS[name], lr=LR, rounds=ROUNDS, seed=SEED, dtype=torch.float64).x
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_round_loop_s_trajectory(done: Path, name: str) -> None:
+    torch.testing.assert_close(load_file(done / f"{name}.safetensors")["x"], by_rounds(name), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_saved_state_goes_on_also_with_a_compiled_model(done: Path, name: str) -> None:
+    x = load_file(done / f"resumed-{name}.safetensors")["x"]
+    torch.testing.assert_close(x, by_rounds(name), rtol=1e-9, atol=1e-9)
+
+
+def test_a_step_is_one_all_reduce_of_four_bytes_a_parameter(facts: list[dict[str, Any]]) -> None:
+    assert [fact["calls"] for fact in facts] == [[["all_reduce", 4 * (40 * 10 + 10 + POSITION)]]] * RANKS
+
+
+def test_groups_have_their_own_step_sizes(facts: list[dict[str, Any]]) -> None:
+    assert facts[0]["moved"] == [True, False]
+    assert facts[0]["lrs"] == pytest.approx([0.05, 0.0])
+
+
+def test_mistakes_are_said_on_every_rank(facts: list[dict[str, Any]]) -> None:
+    expected = {
+        "closure": "UsageError: closures are not taken",
+        "late group": "UsageError: parameters are fixed once the optimizer is made",
+        "odd group": "UsageError: a parameter group takes lr alone, got momentum",
+        "half": "UsageError: parameters must be float32 or float64, got torch.bfloat16",
+        "method": "UsageError: the ranks do not agree: seed is 0 on rank 0 and 1 on rank 1",
+        "swapped": "UsageError: rank 0 cannot go on from this state: rank is 1 in the state, 0 here",
+        "no data": "Diverged: rank 1: client 1 has no gradient (no step was made) in round 0",
+        "nan": "Diverged: rank 1: the gradient of client 1 is not finite (no step was made) in round 0",
+        "long": "past the bound 1",
+    }
+    for fact in facts:
+        assert fact["said"].keys() == expected.keys()
+        for name, words in expected.items():
+            assert words in fact["said"][name], name
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+@pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
+def test_noise_is_what_was_paid_for(done: Path, facts: list[dict[str, Any]], noise: str, trust: str) -> None:
+    """x = −(Σ noise)/n: of n = 2 clients with σ = 0.5 its deviation is 0.5/√2, whoever draws it."""
+    found = [fact["private"][f"{noise} {trust}"] for fact in facts]
+    assert found[0] == found[1], "all ranks hold the same x"
+    assert found[0][0] == pytest.approx(0.5 / 2**0.5, rel=0.03)
+    for fact in facts:
+        assert "calibrated for 2 rounds" in fact["private"][f"{noise} {trust} over"]
+        assert "privacy needs rounds" in fact["private"]["no rounds"]
+    lines = [json.loads(line) for line in (done / f"{noise}-{trust}").read_text().splitlines()]
+    assert sum(line.get("count", 0) for line in lines) == 2
+
+
+def test_a_state_of_two_ranks_is_no_state_of_one(done: Path) -> None:
+    alone = METHODS["normec"](model(), clients=HOSTED, seed=SEED)
+    held = torch.load(done / "normec-0.pt", weights_only=True)["optimizer"]
+    with pytest.raises(UsageError, match="ranks is 2 in the state, 1 here"):
+        alone.load_state_dict(held)
+
+
+def test_alone_it_is_an_ordinary_optimizer() -> None:
+    net = nn.Linear(3, 1)
+    optimizer = cluster.NormEC(net.parameters(), lr=0.05, alpha=0.1, beta=0.5)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    inputs = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (net(inputs)[:, 0] - inputs.sum(1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_all_hosted_clients_must_have_their_gradient() -> None:
+    net = nn.Linear(3, 1)
+    optimizer = cluster.GD(net.parameters(), lr=0.1, clients=2)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.add_client()
+    with pytest.raises(normec.Diverged, match="client 1 has no gradient"):
+        optimizer.step()
+    for _ in range(2):
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.add_client()
+    with pytest.raises(UsageError, match="hosts 2 clients, and all have their gradients"):
+        optimizer.add_client()
+    optimizer.step()

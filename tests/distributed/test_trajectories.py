@@ -1,0 +1,84 @@
+"""One process, two ranks, four ranks: the same run to rounding, for every method; the same words for every mistake."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from normec import NormEC, Run
+
+from .cases import CASES, Case
+from .torchrun import torchrun
+
+
+@cache
+def alone(name: str) -> Run:
+    return CASES[name].train()
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
+def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, trained by so many real ranks."""
+    folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
+    done = torchrun(request.param, "-m", "tests.distributed.jobs", "trajectories", str(folder), cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_run(spread: Path, name: str) -> None:
+    one = alone(name)
+    held = load_file(spread / f"{name}.safetensors")
+    facts = json.loads((spread / f"{name}.json").read_text())
+    torch.testing.assert_close(held["x"], one.x, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(held["estimate"], one.state.estimate, rtol=1e-9, atol=1e-9)
+    if "memory" in held:
+        torch.testing.assert_close(held["memory"], one.state.memory, rtol=1e-9, atol=1e-9)
+    assert facts["messages"] == one.state.messages
+    assert [row.keys() for row in facts["rows"]] == [row.keys() for row in one.history.rows]
+    for row, expected in zip(facts["rows"], one.history.rows, strict=True):
+        # disagreement is a difference of squares: half the digits are left of it
+        assert row == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert facts["clients"]["client"] == one.clients["client"]
+    for column, values in one.clients.items():
+        assert facts["clients"][column] == pytest.approx(values, rel=1e-8, abs=1e-8)
+    if one.privacy is not None:
+        assert facts["privacy"]["epsilon"] == pytest.approx(one.privacy.epsilon)
+        assert facts["privacy"]["releases"] == one.privacy.releases
+
+
+@pytest.mark.slow
+def test_secure_noise_is_added_on_each_rank_as_whole_numbers(tmp_path: Path) -> None:
+    done = torchrun(2, "-m", "tests.distributed.jobs", "secure", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    x, clean = load_file(tmp_path / "secure.safetensors")["x"], Case(NormEC(0.1, 0.3)).train().x
+    away = float((x - clean).norm())
+    assert 1e-6 < away < 0.1, "noise of a thousandth moves x a little, and does move it"
+
+
+@pytest.mark.slow
+def test_mistakes_are_said_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    done = torchrun(2, "-m", "tests.distributed.jobs", "mistakes", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in range(2))
+    expected = {
+        "seeds": "the ranks do not agree: seed is 0 on rank 0 and 1 on rank 1",
+        "few": "1 clients on 2 ranks leave 1 ranks without data; start at most 1",
+        "nan": "of client 4 is not finite in round",
+        "nan, private": "of client 4 is not finite in round",
+        "long": "the message of clients 0, 1, 2, 3, 4 … is longer than its bound in round 0",
+        "file": "a file",
+        "method": "the ranks do not agree: method is",
+    }
+    assert first.keys() == second.keys() == expected.keys()
+    for name, words in expected.items():
+        assert words in first[name], name
+        assert words in second[name], name

@@ -1,0 +1,107 @@
+"""The comparison on ten clients with one digit each: what the paper says error feedback is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from normec.errors import UsageError
+from normec.experiments import compare
+from normec.experiments.config import load
+from normec.training.callbacks import Callback
+
+DEMONSTRATION = Path(__file__).parents[2] / "examples" / "digits.toml"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, compare.Outcome]:
+    settings = load(DEMONSTRATION).model_dump(exclude_unset=True)
+    entries = compare.contestants(
+        ["normec", "normec:server_norm=false", "clip21", "dpsgd-norm", "dpsgd-clip", "gd"], settings, [0.05, 1.0]
+    )
+    folder = tmp_path_factory.mktemp("compare")
+    found = compare.run(entries, folder, lambda _: Callback(), "grad_norm")
+    compare.write(found, folder)
+    return {outcome.label: outcome for outcome in found}
+
+
+def final(outcome: compare.Outcome, column: str) -> float:
+    assert outcome.best is not None
+    return float(outcome.best.summary["final"][column])
+
+
+@pytest.mark.slow
+def test_error_feedback_reaches_a_small_gradient_where_direct_methods_stall(
+    outcomes: dict[str, compare.Outcome],
+) -> None:
+    exact = final(outcomes["gd"], "grad_norm")
+    for direct in ("dpsgd-norm", "dpsgd-clip"):
+        assert final(outcomes[direct], "grad_norm") > 20 * exact
+    for repaired in ("clip21", "normec:server_norm=false"):
+        assert final(outcomes[repaired], "grad_norm") < 3 * exact
+    assert final(outcomes["normec"], "grad_norm") < final(outcomes["dpsgd-norm"], "grad_norm") / 4
+    assert final(outcomes["normec"], "accuracy") > final(outcomes["dpsgd-norm"], "accuracy") + 0.03
+
+
+@pytest.mark.slow
+def test_direct_methods_stall_for_good(outcomes: dict[str, compare.Outcome]) -> None:
+    """No progress in the second half of the run: a bias, not slowness."""
+    best = outcomes["dpsgd-norm"].best
+    assert best is not None
+    norms = best.history["grad_norm"]
+    assert norms[-1] > 0.8 * norms[len(norms) // 2]
+
+
+@pytest.mark.slow
+def test_the_best_step_size_is_the_one_with_the_smallest_criterion(outcomes: dict[str, compare.Outcome]) -> None:
+    for outcome in outcomes.values():
+        tried = {lr: value for lr, value in outcome.tried.items() if value is not None}
+        assert outcome.best is not None
+        assert outcome.best.summary["config"]["lr"] == min(tried, key=lambda lr: tried[lr])
+
+
+@pytest.mark.slow
+def test_table_and_picture_hold_what_was_run(outcomes: dict[str, compare.Outcome]) -> None:
+    best = outcomes["gd"].best
+    assert best is not None
+    folder = best.folder.parent
+    rows = {row["method"]: row for row in json.loads((folder / "comparison.json").read_text())}
+    assert rows["gd"]["grad_norm"] == final(outcomes["gd"], "grad_norm")
+    assert rows.keys() == outcomes.keys()
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_of_one_method_are_not_forced_on_another() -> None:
+    entries = {
+        e.label: e for e in compare.contestants(["normec", "gd"], {"alpha": 0.5, "rounds": 7, "private": False}, [0.1])
+    }
+    assert entries["normec"].cells[0].alpha == 0.5
+    assert entries["gd"].cells[0].alpha is None
+    assert entries["gd"].cells[0].rounds == 7
+
+
+def test_what_cannot_be_compared_is_refused_before_the_first_run() -> None:
+    with pytest.raises(UsageError, match="compare it as gd:private=false"):
+        compare.contestants(["normec", "gd"], {})
+    with pytest.raises(UsageError, match="tau applies to none"):
+        compare.contestants(["normec", "dpsgd-norm"], {"tau": 0.1})
+    named = [entry.label for entry in compare.contestants([], {})]
+    assert named == ["normec", "clip21", "dpsgd-norm", "dpsgd-clip"]
+    assert "gd" in [entry.label for entry in compare.contestants([], {"private": False})]
+
+
+def test_nothing_but_divergence_is_a_table_too(tmp_path: Path) -> None:
+    entries = compare.contestants(["gd"], {"model": "mlp", "rounds": 30, "private": False, "clients": 10}, [1e30])
+    outcomes = compare.run(entries, tmp_path, lambda _: Callback())
+    table, _ = compare.write(outcomes, tmp_path)
+    assert json.loads(table.read_text())[0]["status"] == "diverged"
+
+
+def test_a_diverging_step_size_is_recorded_and_passed_over(tmp_path: Path) -> None:
+    entries = compare.contestants(["gd"], {"model": "mlp", "rounds": 30, "private": False, "clients": 10}, [0.1, 1e30])
+    (outcome,) = compare.run(entries, tmp_path, lambda _: Callback())
+    assert outcome.tried[1e30] is None
+    assert outcome.best is not None
+    assert outcome.best.summary["config"]["lr"] == 0.1

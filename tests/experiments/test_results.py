@@ -1,0 +1,195 @@
+"""Tables of results against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normec.errors import UsageError
+from normec.experiments import results, runs, tables, tuning
+from normec.experiments.config import make, to_toml
+
+
+def leave(folder: Path, status: str = "finished", final: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """A run's folder as a run leaves it, with numbers of our choice."""
+    folder.mkdir(parents=True)
+    config = make({"private": False, **settings})
+    (folder / "config.toml").write_text(to_toml(config))
+    summary = {
+        "status": status,
+        "round": 9,
+        "rounds": 9,
+        "privacy": None,
+        "final": final or {},
+        "best_accuracy": (final or {}).get("accuracy"),
+        "smallest_grad_norm": None,
+        "timings": {"total": 2.0},
+        "config": config.model_dump(exclude_none=True),
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def fill(folder: Path) -> list[results.Record]:
+    """Two betas × three step sizes × two seeds; validation and test data disagree about the best step size."""
+    validated = {(0.1, 1.0): (0.6, 0.8), (0.1, 2.0): (0.9, 0.7), (0.1, 4.0): (0.95, None)}
+    validated |= {(0.2, 1.0): (0.5, 0.5), (0.2, 2.0): (0.4, 0.4), (0.2, 4.0): (None, None)}
+    for (beta, lr), pair in validated.items():
+        for seed, accuracy in enumerate(pair):
+            final = {"validation_accuracy": accuracy, "accuracy": 1 - lr / 10, "loss": lr * beta}
+            status = "finished" if accuracy is not None else "diverged"
+            where = folder / f"beta-{beta}-lr-{lr}-seed-{seed}"
+            leave(where, status, final if accuracy is not None else {}, beta=beta, lr=lr, seed=seed)
+    return results.collect([folder]).records
+
+
+def test_mean_and_spread_over_seeds(tmp_path: Path) -> None:
+    rows = {(row["beta"], row["lr"]): row for row in results.over_seeds(fill(tmp_path))}
+    assert len(rows) == 6
+    row = rows[0.1, 1.0]
+    assert row["finished"] == 2
+    assert row["validation_accuracy"] == pytest.approx(0.7)
+    assert row["validation_accuracy_spread"] == pytest.approx(math.sqrt(2 * 0.1**2 / (2 - 1)))
+    one = rows[0.1, 4.0]
+    assert (one["finished"], one["diverged"]) == (1, 1)
+    assert (one["validation_accuracy"], one["validation_accuracy_spread"]) == (0.95, None)
+    none = rows[0.2, 4.0]
+    assert (none["finished"], none["diverged"], none["validation_accuracy"]) == (0, 2, None)
+    assert "seed" not in row
+
+
+def test_the_step_size_is_chosen_on_validation_data_by_the_mean_over_seeds(tmp_path: Path) -> None:
+    rows = {row["beta"]: row for row in results.tuned(fill(tmp_path), ["lr"], "validation_accuracy")}
+    # 4.0 has the best single seed but lost the other one; test data alone would have taken 1.0.
+    assert rows[0.1]["lr"] == 2.0
+    assert rows[0.1]["validation_accuracy"] == pytest.approx(0.8)
+    assert rows[0.1]["accuracy"] == pytest.approx(0.8)
+    assert (rows[0.1]["tried"], rows[0.1]["edge"]) == (3, "")
+    assert (rows[0.2]["lr"], rows[0.2]["edge"]) == (1.0, "lr")
+
+
+def test_test_data_decides_only_when_told(tmp_path: Path) -> None:
+    records = fill(tmp_path)
+    for column in tuning.TEST:
+        with pytest.raises(UsageError, match="would choose settings on test data"):
+            results.tuned(records, ["lr"], column)
+    rows = {row["beta"]: row for row in results.tuned(records, ["lr"], "accuracy", on_test=True)}
+    assert rows[0.1]["lr"] == 1.0
+
+
+def test_less_is_better_for_a_loss_and_two_settings_are_tuned_together(tmp_path: Path) -> None:
+    (row,) = results.tuned(fill(tmp_path), ["beta", "lr"], "loss")
+    assert (row["beta"], row["lr"]) == (0.1, 1.0)
+    assert row["tried"] == 6
+    found = results.best(results.collect([tmp_path]).records, "loss")
+    assert found is not None
+    assert (found["beta"], found["lr"]) == (0.1, 1.0)
+
+
+def test_where_every_value_diverged_there_is_no_best(tmp_path: Path) -> None:
+    for lr in (1.0, 2.0):
+        leave(tmp_path / f"{lr}", "diverged", lr=lr)
+    (row,) = results.tuned(results.collect([tmp_path]).records, ["lr"], "loss")
+    assert (row["lr"], row["diverged"], row["loss"]) == (None, 2, None)
+
+
+def test_a_column_that_was_not_measured(tmp_path: Path) -> None:
+    leave(tmp_path / "run", final={"loss": 1.0}, lr=1.0)
+    records = results.collect([tmp_path]).records
+    with pytest.raises(UsageError, match=r"set validation = 0\.2"):
+        results.tuned(records, ["lr"], "validation_accuracy")
+    with pytest.raises(UsageError, match="did you mean 'lr'"):
+        results.tuned(records, ["lrr"], "loss")
+
+
+def test_one_row_a_run_with_the_settings_that_differ(tmp_path: Path) -> None:
+    rows = results.each(fill(tmp_path))
+    assert len(rows) == 12
+    assert list(rows[0])[:6] == ["data", "model", "method", "beta", "lr", "seed"]
+    assert "rounds" in rows[0]
+    assert "alpha" not in rows[0]
+    assert {row["status"] for row in rows} == {"finished", "diverged"}
+
+
+def test_a_real_run_reads_as_its_summary_says(tmp_path: Path) -> None:
+    config = make({"clients": 5, "rounds": 3, "validation": 0.2, "diagnostics": True})
+    result = runs.execute(config, tmp_path / "deep" / "down" / "run")
+    (row,) = results.each(results.collect([tmp_path]).records)
+    final = result.summary["final"]
+    assert {key: row[key] for key in ("loss", "accuracy", "validation_loss")} == {
+        key: final[key] for key in ("loss", "accuracy", "validation_loss")
+    }
+    assert row["epsilon"] == result.summary["privacy"]["epsilon"]
+    assert row["seconds"] == result.summary["timings"]["total"]
+
+
+def test_half_written_folders_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+    leave(tmp_path / "whole", final={"loss": 1.0}, lr=1.0)
+    begun = leave(tmp_path / "begun", lr=2.0)
+    (begun / "summary.json").unlink()
+    (begun / "metrics.jsonl").write_text('{"round": 4, "loss": 3.0}\n{"round": 5, "lo')
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "summary.json").write_text('{"status": "fin')
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "metrics.jsonl").write_text("")
+    (tmp_path / "poor").mkdir()
+    (tmp_path / "poor" / "summary.json").write_text('{"status": "finished"}')
+    (tmp_path / "no-toml").mkdir()
+    (tmp_path / "no-toml" / "config.toml").write_text("lr = ")
+    found = results.collect([tmp_path])
+    assert [(record.folder.name, record.status) for record in found.records] == [
+        ("begun", "unfinished"),
+        ("whole", "finished"),
+    ]
+    assert len(found.notes) == 5
+    for name, says in {
+        "begun": "4 rounds done",
+        "cut": "is damaged",
+        "bare": "no config.toml",
+        "poor": "is damaged",
+        "no-toml": "cannot be read as TOML",
+    }.items():
+        assert any(name in note and says in note for note in found.notes), (name, found.notes)
+
+
+def test_the_same_configuration_counts_once(tmp_path: Path) -> None:
+    leave(tmp_path / "a", "diverged", lr=1.0)
+    leave(tmp_path / "b", final={"loss": 1.0}, lr=1.0, device="cpu")
+    found = results.collect([tmp_path])
+    assert [record.folder.name for record in found.records] == ["b"]
+    assert found.notes == [f"found twice, counted once: {tmp_path / 'a'} is the same run as {tmp_path / 'b'}"]
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there are no runs in"):
+        results.collect([tmp_path])
+    with pytest.raises(UsageError, match="there is no"):
+        results.collect([tmp_path / "missing"])
+
+
+def test_csv_and_json_hold_the_same(tmp_path: Path) -> None:
+    rows = results.over_seeds(fill(tmp_path))
+    assert json.loads(tables.to_json(rows)) == rows
+    read = list(csv.DictReader(io.StringIO(tables.to_csv(rows))))
+    assert [list(line) for line in read] == [list(row) for row in rows]
+    for line, row in zip(read, rows, strict=True):
+        assert {key: text for key, text in line.items() if text} == {
+            key: str(value) for key, value in row.items() if value is not None
+        }
+
+
+def test_parquet_holds_the_same(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'normec[tables]'")
+    leave(tmp_path / "runs" / "theory", final={"loss": 1.0}, lr="theory")
+    leave(tmp_path / "runs" / "number", final={"loss": 2}, lr=0.5)
+    rows = results.each(results.collect([tmp_path / "runs"]).records)
+    tables.write_parquet(rows, tmp_path / "rows.parquet")
+    read = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert [row["lr"] for row in read] == ["0.5", "theory"]
+    assert [{**row, "lr": str(row["lr"])} for row in rows] == read

@@ -1,0 +1,150 @@
+"""Philox against its published answers; streams as tables that do not depend on who else asks, or when."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from normec.sampling.random_streams import Key, Stream, derive_seed, philox
+
+from ..support import reference
+
+# Random123's kat_vectors for philox4x32 with ten rounds: counter, key, answer.
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+WORD = st.integers(0, 2**32 - 1)
+
+
+def words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+def run_philox(counter: list[int], key: int) -> list[int]:
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+    return [int(word) for word in philox((c0, c1, c2, c3), key)]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_philox_gives_the_published_answers(counter: str, key: str, answer: str) -> None:
+    low, high = words(key)
+    assert run_philox(words(counter), low + (high << 32)) == words(answer)
+    assert reference.philox(words(counter), low + (high << 32)) == words(answer)
+
+
+@settings(max_examples=100, deadline=None)
+@given(counter=st.tuples(WORD, WORD, WORD, WORD), key=st.integers(0, 2**64 - 1))
+def test_philox_in_tensors_is_philox_in_whole_numbers(counter: tuple[int, ...], key: int) -> None:
+    assert run_philox(list(counter), key) == reference.philox(list(counter), key)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**63),
+    client=st.integers(0, 10**6),
+    step=st.sampled_from([0, 1, 77, 2**32 - 1, 2**32, 2**40 + 3]),
+    count=st.integers(1, 9),
+)
+def test_a_stream_is_philox_counted_by_position_client_and_step(seed: int, client: int, step: int, count: int) -> None:
+    drawn = Stream(seed, "purpose").uniform(torch.tensor([client]), step, count)
+    assert drawn.dtype == torch.float64
+    assert drawn.tolist() == [reference.uniforms(seed, "purpose", client, step, count)]
+
+
+def test_uniforms_are_uniform() -> None:
+    drawn = Stream(3, "test").uniform(torch.arange(100), 4, 2000).flatten()
+    assert 0 <= float(drawn.min()) <= float(drawn.max()) < 1
+    counts = torch.histc(drawn, bins=100, min=0, max=1)
+    chi = float(((counts - len(drawn) / 100) ** 2 / (len(drawn) / 100)).sum())
+    assert abs(chi - 99) < 5 * math.sqrt(2 * 99)
+    scaled = (drawn * 2**53).long()
+    for bit in range(53):
+        share = float((scaled >> bit & 1).double().mean())
+        assert abs(share - 0.5) < 5 * 0.5 / math.sqrt(len(drawn)), bit
+
+
+def test_bits_fill_63_bits() -> None:
+    bits = Stream(3, "test").bits(torch.arange(50), 4, 1001)
+    assert bits.shape == (50, 1001)
+    assert int(bits.min()) >= 0
+    assert bits.dtype == torch.int64
+    for bit in range(63):
+        assert abs(float((bits >> bit & 1).double().mean()) - 0.5) < 5 * 0.5 / math.sqrt(bits.numel()), bit
+    assert len(bits.unique()) == bits.numel()
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack((a.flatten(), b.flatten())))[0, 1])
+
+
+def test_clients_steps_purposes_seeds_and_positions_are_independent() -> None:
+    clients, count = torch.arange(200), 500
+    base = Stream(1, "a").uniform(clients, 7, count)
+    others = {
+        "step": Stream(1, "a").uniform(clients, 8, count),
+        "far step": Stream(1, "a").uniform(clients, 7 + 2**32, count),
+        "client": Stream(1, "a").uniform(clients + 1, 7, count),
+        "purpose": Stream(1, "b").uniform(clients, 7, count),
+        "seed": Stream(2, "a").uniform(clients, 7, count),
+        "position": base.roll(1, dims=1),
+    }
+    for name, other in others.items():
+        if name == "client":
+            assert torch.equal(other[:-1], base[1:])  # the same client, another row
+            other = other.roll(3, dims=1)
+        assert abs(correlation(base, other)) < 5 / math.sqrt(base.numel()), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    clients=st.lists(st.integers(0, 1000), min_size=1, max_size=12),
+    step=st.integers(0, 2**40),
+    count=st.integers(1, 20),
+)
+def test_a_row_depends_on_its_client_alone(clients: list[int], step: int, count: int) -> None:
+    stream = Stream(9, "rows")
+    table = stream.bits(torch.tensor(clients), step, count)
+    for row, client in zip(table, clients, strict=True):
+        assert torch.equal(stream.bits(torch.tensor([client]), step, count + 5)[0, :count], row)
+
+
+def test_each_client_may_be_at_a_step_of_its_own() -> None:
+    stream, clients, steps = Stream(9, "rows"), torch.tensor([4, 4, 2, 0]), torch.tensor([0, 5, 5, 2**33])
+    table = stream.uniform(clients, steps, 7)
+    for row, client, step in zip(table, clients.tolist(), steps.tolist(), strict=True):
+        assert torch.equal(stream.uniform(torch.tensor([client]), step, 7)[0], row)
+
+
+def test_nobody_and_nothing() -> None:
+    assert Stream(0, "x").uniform(torch.arange(0), 3, 5).shape == (0, 5)
+    assert Stream(0, "x").uniform(torch.arange(2), 3, 0).shape == (2, 0)
+
+
+def test_a_key_gives_one_uniform_an_entry() -> None:
+    stream, clients = Stream(5, "operator"), torch.tensor([2, 9])
+    assert torch.equal(Key(stream, 3, clients).uniform(torch.zeros(2, 6)), stream.uniform(clients, 3, 6))
+
+
+def test_derived_seeds_differ_by_path_and_fit_63_bits() -> None:
+    paths = [(s, "model", c, r) for s in range(4) for c in range(20) for r in range(20)]
+    seeds = {derive_seed(s, *path) for s, *path in paths}
+    assert len(seeds) == len(paths)
+    assert min(seeds) >= 0
+    assert max(seeds) < 2**63
+    assert derive_seed(1, "a", 23) != derive_seed(12, "a", 3)
+    assert derive_seed(7, "x") == derive_seed(7, "x")
+
+
+def test_streams_do_not_touch_torch_s_generator() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    Stream(0, "x").uniform(torch.arange(3), 0, 4)
+    assert torch.equal(torch.rand(3), expected)

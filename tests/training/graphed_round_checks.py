@@ -1,0 +1,104 @@
+"""Rounds closed at once against rounds step by step, on any device: the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import DPSGD, GD, Clip, Clip21, Diverged, FixedSize, NormEC, Privacy, Problem, Run
+from normec.algorithms.tensor_norm import TensorNorm
+from normec.training.loop import Rounds
+from normec.training.train import prepare, ready
+
+from ..support.runs import problem, same
+
+PRIVATE = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="seeded")
+LINEAR = (12, 3)  # sizes of the linear problem's tensors
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "normec": (NormEC(0.1, 0.3), {}),
+    "without sn, forgetting": (NormEC(0.1, 0.3, server_norm=False, decay=0.1), {}),
+    "clip21": (Clip21(0.5), {}),
+    "dpsgd": (DPSGD(Clip(0.5), 0.7), {}),
+    "dpsgd, momentum": (DPSGD(Clip(0.5), 0.7, momentum=0.8), {}),
+    "gd": (GD(), {"lr": lambda k: 0.3 / (1 + k)}),
+    "by tensor": (TensorNorm.of(NormEC(0.1, 0.3), LINEAR, in_place=True), {"warmup": 2}),
+    "drawn": (NormEC(0.1, 0.3), {"participation": FixedSize(3)}),
+    "drawn, forgetting": (NormEC(0.1, 0.3, decay=0.1), {"participation": FixedSize(3)}),
+    "private": (NormEC(0.1, 0.3), {"privacy": PRIVATE}),
+    "private, local": (Clip21(0.5), {"privacy": replace(PRIVATE, trust="local"), "participation": FixedSize(3)}),
+}
+ABLE = {name for name in CASES if name != "drawn, forgetting"}
+
+
+def rounds(kind: str, method: Any, device: str, options: dict[str, Any]) -> Rounds:
+    settings = {
+        "lr": 0.2,
+        "rounds": 23,
+        "batch_size": 4,
+        "log_every": 5,
+        "evaluate_every": 10,
+        "device": device,
+        **options,
+    }
+    return prepare(problem(kind), method, engine="shared", precision="float32", seed=0, **settings)
+
+
+def ended(under_way: Rounds) -> Run:
+    with ready("float32"):
+        return under_way.run()
+
+
+def compare(name: str, device: str, kind: str = "linear") -> None:
+    """Every round that may be is closed at once, and nothing shows."""
+    method, options = CASES[name]
+    plain, closed = rounds(kind, method, device, options), rounds(kind, method, device, options)
+    plain.closing.able = False
+    closed.closing.able = name in ABLE  # as it is on a GPU
+    count = 0
+    close = closed.closing.close
+
+    def counted(*given: Any) -> None:
+        nonlocal count
+        count += 1
+        close(*given)
+
+    closed.closing.close = counted  # type: ignore[method-assign]
+    same(ended(plain), ended(closed))
+    # Of 23 rounds the five with a row are not.
+    assert count == (18 if name in ABLE else 0), count
+    recorded = closed.closing._graphs
+    if name in ABLE and recorded is not None:
+        assert recorded._kept, "nothing was recorded"
+
+
+def check_blame(device: str) -> None:
+    """What breaks in a round that nobody looks at is told at the next row, with that round and that client."""
+    parts = [TensorDataset(torch.full((8, 4), 1.0 + i), torch.zeros(8, dtype=torch.int64)) for i in range(4)]
+    parts[2].tensors[0][7] = 3e38  # overflows in the round that draws it
+    torch.manual_seed(0)
+    of = Problem(nn.Linear(4, 3), F.cross_entropy, parts)
+    options: dict[str, Any] = {
+        "lr": 0.1,
+        "rounds": 40,
+        "batch_size": 1,
+        "log_every": 10,
+        "evaluate_every": 20,
+        "device": device,
+    }
+    told = []
+    for able in (False, True):
+        under_way = prepare(of, NormEC(0.1, 0.3), engine="shared", precision="float32", seed=0, **options)
+        under_way.closing.able = able
+        try:
+            ended(under_way)
+        except Diverged as error:
+            told.append((error.round, error.clients, str(error)))
+    assert len(told) == 2, told
+    assert told[0] == told[1], told
+    assert told[0][1] == [2], told

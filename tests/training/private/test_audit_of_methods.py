@@ -1,0 +1,331 @@
+"""The audit of the real rounds: true mechanisms are not refuted, and each planted bug is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normec import DPSGD, Clip, Clip21, NormEC, Privacy, SmoothedNorm
+from normec.algorithms.methods import Method
+from normec.errors import UsageError
+from normec.experiments.audit import audit_method
+from normec.privacy.mechanism import Mechanism
+from normec.privacy.noise import SeededNoise
+from normec.privacy.release import Release
+from normec.training import fused_update as update
+from normec.training.client_update import Sending
+from normec.training.loop import Rounds
+
+METHODS = {
+    "normec": NormEC(0.01, 0.1),
+    "normec-plain": NormEC(0.01, 0.1, server_norm=False),
+    "normec-forgetting": NormEC(0.01, 0.1, decay=0.2),
+    "clip21": Clip21(0.3),
+    "dpsgd-norm": DPSGD(SmoothedNorm(0.01)),
+    "dpsgd-clip": DPSGD(Clip(0.3), beta=0.5),
+    "dpsgd-momentum": DPSGD(Clip(0.3), momentum=0.9),
+}
+SMALL: dict[str, Any] = {"rounds": 3, "trials": 240, "dimension": 6}
+
+# Every method, and every pair of trust, relation and noise, at least once.
+TRUE = [
+    ("normec", "secure-sum", "zero-out", "seeded"),
+    ("normec-plain", "local", "replace", "seeded"),
+    ("normec-forgetting", "central", "zero-out", "seeded"),
+    ("clip21", "secure-sum", "replace", "secure"),
+    ("dpsgd-norm", "local", "zero-out", "secure"),
+    ("dpsgd-clip", "central", "replace", "seeded"),
+    ("dpsgd-momentum", "secure-sum", "zero-out", "secure"),
+    ("clip21", "local", "zero-out", "seeded"),
+    ("normec-forgetting", "local", "replace", "secure"),
+    ("normec", "central", "zero-out", "secure"),
+    ("clip21", "secure-sum", "replace", "seeded"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "trust", "relation", "noise"), TRUE)
+def test_true_mechanisms_are_not_refuted_and_the_bound_has_teeth(
+    name: str, trust: Any, relation: Any, noise: Any
+) -> None:
+    privacy = Privacy(epsilon=8, trust=trust, relation=relation, noise=noise)
+    found = audit_method(METHODS[name], privacy, **SMALL)
+    assert not found.violated, found
+    assert found.epsilon > 0.25 * found.claim
+
+
+@pytest.mark.slow
+def test_more_runs_come_nearer() -> None:
+    privacy = Privacy(epsilon=8, trust="secure-sum", noise="seeded")
+    found = audit_method(DPSGD(SmoothedNorm(0.01)), privacy, rounds=2, trials=2000, dimension=2)
+    assert not found.violated
+    assert found.claim == pytest.approx(8, rel=1e-6)
+    assert found.epsilon > 0.75 * 8
+
+
+def test_too_few_runs_and_other_units_are_refused() -> None:
+    privacy = Privacy(epsilon=8, trust="secure-sum")
+    with pytest.raises(UsageError, match="trials must be a whole number >= 192"):
+        audit_method(NormEC(0.01, 0.1), privacy, trials=100)
+    with pytest.raises(UsageError, match="clients must be a whole number >= 4"):
+        audit_method(NormEC(0.01, 0.1), privacy, clients=3)
+    with pytest.raises(UsageError, match="at client level"):
+        audit_method(NormEC(0.01, 0.1), Privacy(epsilon=8, unit="record"))
+
+
+def drawn_as(change: Callable[[Mechanism, Tensor, float, tuple[Any, ...]], Tensor]) -> Callable[..., None]:
+    """A bug that changes each draw of noise; the change is told the mechanism, the draw, σ and the draw's name."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        real = Mechanism._draw
+
+        def planted(self: Mechanism, like: Tensor, sigma: float, *path: Any) -> Tensor:
+            return change(self, real(self, like, sigma, *path), sigma, path)
+
+        patch.setattr(Mechanism, "_draw", planted)
+
+    return plant
+
+
+def made_as(change: Callable[[Mechanism], None]) -> Callable[..., None]:
+    """A bug that changes each mechanism when it is made."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        real = Mechanism.__init__
+
+        def planted(self: Mechanism, *arguments: Any, **words: Any) -> None:
+            real(self, *arguments, **words)
+            change(self)
+
+        patch.setattr(Mechanism, "__init__", planted)
+
+    return plant
+
+
+def scale_sigma(factor: Callable[[Mechanism], float]) -> Callable[..., None]:
+    def change(self: Mechanism) -> None:
+        self.sigma *= factor(self)
+
+    return made_as(change)
+
+
+def few_seeds(self: Mechanism) -> None:
+    assert isinstance(self._source, SeededNoise)
+    self._source.seed %= 64
+
+
+def only_the_first_coordinate(_: Mechanism, noise: Tensor, *__: Any) -> Tensor:
+    noise[1:] = 0
+    return noise
+
+
+def less_in_the_last_coordinate(_: Mechanism, noise: Tensor, *__: Any) -> Tensor:
+    noise[-1] *= 0.02
+    return noise
+
+
+def noise_used_again(patch: pytest.MonkeyPatch) -> None:
+    real = Mechanism._draw
+
+    def planted(self: Mechanism, like: Tensor, sigma: float, *path: Any) -> Tensor:
+        held, self._paid = self._paid, 0
+        drawn = real(self, like, sigma, *path)
+        self._paid = held
+        return drawn
+
+    patch.setattr(Mechanism, "_draw", planted)
+
+
+def noise_shared_by_two_clients(patch: pytest.MonkeyPatch) -> None:
+    real = Mechanism._draw
+
+    def planted(self: Mechanism, like: Tensor, sigma: float, *path: Any) -> Tensor:
+        path = ("client", path[1] // 2) if path[0] == "client" else path
+        return real(self, like, sigma, *path)
+
+    patch.setattr(Mechanism, "_draw", planted)
+
+
+def sum_of_noise(patch: pytest.MonkeyPatch, sigma: Callable[[Mechanism, int], float]) -> None:
+    """A bug in the standard deviation of the one draw that stands for all clients'."""
+    patch.setattr(
+        Mechanism, "noise_of_sum", lambda self, like, messages: self._draw(like, sigma(self, messages), "sum")
+    )
+
+
+def noise_of_drawn_clients_only(patch: pytest.MonkeyPatch) -> None:
+    sum_of_noise(patch, lambda self, messages: self.sigma * math.sqrt(messages))
+
+
+def noise_of_one_client_on_a_simulated_local_sum(patch: pytest.MonkeyPatch) -> None:
+    sum_of_noise(patch, lambda self, _: self.sigma)
+
+
+def noise_on_the_mean(patch: pytest.MonkeyPatch) -> None:
+    sum_of_noise(patch, lambda self, _: self.release.sum_sigma(self.sigma) / self.setting.clients)
+
+
+def wrong_n_in_the_sum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Release, "sum_sigma", lambda self, sigma: sigma)  # noqa: ARG005
+
+
+def psi_of_the_sum(patch: pytest.MonkeyPatch) -> None:
+    """Clients send their gradients as they are, and the sum of all is clipped."""
+    real = Rounds._whole
+    patch.setattr(Sending, "block", lambda self, state, block, meter, released: block.grads.sum(0))  # noqa: ARG005
+    patch.setattr(
+        Rounds,
+        "_whole",
+        lambda self, total, *rest, **words: real(self, self.method.operator(total[None])[0], *rest, **words),
+    )
+
+
+def psi_of_a_block(patch: pytest.MonkeyPatch) -> None:
+    real = update.scaled
+
+    def planted(method: Method, block: Any, memory: Tensor, seed: int) -> update.Sent:
+        whole = method.operator(block.grads.sum(0)[None])[0]
+        sent = real(method, block, memory, seed)
+        return update.Sent(whole, sent.distances, sent.lengths)
+
+    patch.setattr(update, "scaled", planted)
+
+
+def last_row_counted_three_times(patch: pytest.MonkeyPatch) -> None:
+    """Each message keeps its bound, but the sum holds one of them three times."""
+    real = update.scaled
+
+    def planted(method: Method, block: Any, memory: Tensor, seed: int) -> update.Sent:
+        last = method.operator(block.grads[-1:].clone())[0]
+        sent = real(method, block, memory, seed)
+        return update.Sent(sent.total + 2 * last, sent.distances, sent.lengths)
+
+    patch.setattr(update, "scaled", planted)
+
+
+def noise_before_psi(patch: pytest.MonkeyPatch) -> None:
+    real = update.scaled
+
+    def planted(method: Method, block: Any, memory: Tensor, seed: int) -> update.Sent:
+        block.grads.add_(torch.randn_like(block.grads))
+        return real(method, block, memory, seed)
+
+    patch.setattr(update, "scaled", planted)
+    patch.setattr(Mechanism, "outgoing", lambda self, sums, *_: sums)  # noqa: ARG005
+
+
+def memories_take_the_noise_of_a_sum(patch: pytest.MonkeyPatch) -> None:
+    """Each client adds its own noise and remembers the noisy message, though only the sum is seen."""
+
+    def send(self: Mechanism, messages: Tensor, clients: Tensor) -> Tensor:
+        sent = self.noisy(messages, clients)
+        self._add(sent.sum(0))
+        return sent
+
+    def outgoing(self: Mechanism, sums: Tensor, *_: Any) -> Tensor:
+        absent = self.setting.clients - self._counted
+        self._counted = 0
+        rest = self._draw(sums, self.sigma * math.sqrt(absent), "absent") if absent else torch.zeros_like(sums)
+        return (self._sum if self._sum is not None else sums) + rest
+
+    def noisy(self: Mechanism, messages: Tensor, clients: Tensor) -> Tensor:
+        self._counted = getattr(self, "_counted", 0) + len(clients)
+        return real(self, messages, clients)
+
+    real = Mechanism.noisy
+    patch.setattr(Mechanism, "takes_sums", property(lambda self: False))  # noqa: ARG005
+    patch.setattr(Mechanism, "noisy", noisy)
+    patch.setattr(Mechanism, "send", send)
+    patch.setattr(Mechanism, "outgoing", outgoing)
+
+
+NORMEC, CLIPPED = NormEC(0.01, 0.1), DPSGD(Clip(0.3))
+# name → (bug, method, trust, ε, more arguments)
+BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] = {
+    "noise scaled by beta": (scale_sigma(lambda self: self.method.beta), NORMEC, "secure-sum", 8, {}),
+    "total norm called per coordinate": (
+        scale_sigma(lambda self: 1 / math.sqrt(self.setting.dimension or 1)),
+        NORMEC,
+        "secure-sum",
+        8,
+        {},
+    ),
+    "one round forgotten": (
+        drawn_as(lambda self, noise, *_: noise * (self._paid != 1)),
+        NORMEC,
+        "secure-sum",
+        8,
+        {},
+    ),
+    "noise used again": (noise_used_again, NORMEC, "secure-sum", 8, {}),
+    "only the first coordinate": (drawn_as(only_the_first_coordinate), NORMEC, "secure-sum", 8, {}),
+    "one number for all coordinates": (
+        drawn_as(lambda _, noise, *__: noise[:1].expand(len(noise)).clone()),
+        CLIPPED,
+        "central",
+        8,
+        {},
+    ),
+    "less in the last coordinate": (drawn_as(less_in_the_last_coordinate), CLIPPED, "central", 8, {}),
+    "wrong n in the sum": (wrong_n_in_the_sum, NORMEC, "secure-sum", 8, {}),
+    "noise on the mean": (noise_on_the_mean, NORMEC, "central", 8, {}),
+    "noise of drawn clients only": (noise_of_drawn_clients_only, NORMEC, "secure-sum", 8, {"clients": 8}),
+    "Ψ of the sum": (psi_of_the_sum, CLIPPED, "secure-sum", 8, {}),
+    "Ψ of a block": (psi_of_a_block, CLIPPED, "secure-sum", 8, {}),
+    "last row counted three times": (last_row_counted_three_times, CLIPPED, "secure-sum", 8, {}),
+    "noise before Ψ": (noise_before_psi, CLIPPED, "secure-sum", 8, {}),
+    "memories take the noise of a sum": (
+        memories_take_the_noise_of_a_sum,
+        Clip21(0.3),
+        "secure-sum",
+        20,
+        {"clients": 8, "rounds": 6, "dimension": 2, "trials": 600},
+    ),
+    "sigma over sqrt(n) under local trust": (
+        scale_sigma(lambda self: 1 / math.sqrt(self.setting.clients)),
+        NORMEC,
+        "local",
+        8,
+        {},
+    ),
+    "noise of one client on a simulated local sum": (
+        noise_of_one_client_on_a_simulated_local_sum,
+        NORMEC,
+        "local",
+        8,
+        {},
+    ),
+    "noise shared by two clients": (noise_shared_by_two_clients, CLIPPED, "local", 8, {}),
+    "no noise for the last client": (
+        drawn_as(lambda self, noise, _, path: noise * (path[-1] != self.setting.clients - 1)),
+        CLIPPED,
+        "local",
+        8,
+        {},
+    ),
+    "one-sided noise": (drawn_as(lambda _, noise, *__: noise.abs()), NORMEC, "central", 1, {"trials": 600}),
+    "noise of half precision": (drawn_as(lambda _, noise, *__: noise.half().double()), NORMEC, "central", 1, {}),
+    "noise cut at 2 sigma": (
+        drawn_as(lambda _, noise, sigma, __: noise.clamp(-2 * sigma, 2 * sigma)),
+        NORMEC,
+        "central",
+        1,
+        {},
+    ),
+    "few seeds": (made_as(few_seeds), NORMEC, "secure-sum", 1, {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, method, trust, epsilon, more = BUGS[name]
+    plant(monkeypatch)
+    privacy = Privacy(epsilon=epsilon, trust=trust, noise="seeded")  # type: ignore[arg-type]
+    found = audit_method(method, privacy, **SMALL | more)
+    assert found.violated, found

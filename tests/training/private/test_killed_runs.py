@@ -1,0 +1,238 @@
+"""Private runs that are killed: they end in the same files, and no noise is paid for twice without need."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from normec import DPSGD, Callback, Clip, Method, NormEC, Privacy, Problem, UsageError, train
+
+from ...support.runs import StopAt, snapshot
+from .killing import private_run, problem
+
+TIMED = "checkpoint/latest.json"
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """Every file of a run; of latest.json all but its timings, and its checksum, which covers them."""
+    found: dict[str, Any] = dict(snapshot(folder))
+    latest = json.loads(found[TIMED])
+    found[TIMED] = {key: value for key, value in latest.items() if key not in ("timings", "checksum")}
+    return found
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()][1:]
+
+
+def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[Path]:
+    """Runs that were killed at instants `step` apart and then taken to their ends."""
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.private.killing", str(folder), noise, str(rounds), str(step)],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [path for path in folder.iterdir() if path.is_dir()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "step"), [(2, 1), (200, 41)], ids=["every instant", "reserved in chunks"])
+def test_a_simulation_ends_in_the_same_files_wherever_it_is_killed(tmp_path: Path, rounds: int, step: int) -> None:
+    private_run(tmp_path / "whole", "seeded", rounds)
+    expected = results(tmp_path / "whole")
+    runs = killed_everywhere(tmp_path / "killed", "seeded", rounds, step)
+    assert len(runs) > 10
+    for run in runs:
+        # The last run was not killed, and reached its end twice.
+        assert results(run) == expected, run.name
+
+
+@pytest.mark.slow
+def test_epsilon_of_a_row_does_not_depend_on_what_was_reserved_later(tmp_path: Path) -> None:
+    """The folder of round 9 beside the ledger of round 151: what a kill at round 151 leaves of a run."""
+    whole = private_run(tmp_path / "whole", "seeded", 200)
+
+    class Copy(Callback):
+        def round(self, round: int) -> None:
+            if round == 151:
+                shutil.copytree(tmp_path / "run", tmp_path / "killed")
+                os.kill(os.getpid(), signal.SIGINT)
+
+    private_run(tmp_path / "run", "seeded", 200, callbacks=[Copy()])
+    resumed = private_run(tmp_path / "killed", "seeded", 200)
+    assert resumed.history.rows == whole.history.rows
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    epsilons = resumed.history["epsilon"]
+    assert epsilons == sorted(epsilons)
+    assert len(set(epsilons)) == 100  # two rounds at a time are paid for
+    for row in resumed.history.rows[:-1]:  # never below what had been released: rounds 0 … k
+        assert row["epsilon"] >= _epsilon(row["round"] + 1)
+
+
+def _epsilon(releases: int) -> float:
+    """By the Gaussian mechanism's own formula, solved by bisection; σ as for 200 releases at ε = 5."""
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    def delta(epsilon: float, mu: float) -> float:
+        return float(norm.cdf(-epsilon / mu + mu / 2) - torch.e**epsilon * norm.cdf(-epsilon / mu - mu / 2))
+
+    whole = brentq(lambda mu: delta(5, mu) - 1e-5, 0.01, 10)
+    mu = whole * (releases / 200) ** 0.5
+    return float(brentq(lambda epsilon: delta(epsilon, mu) - 1e-5, 0, 10)) * (1 - 1e-6)
+
+
+@pytest.mark.slow
+def test_secure_noise_is_drawn_and_paid_for_once_a_round_but_for_the_round_under_way(tmp_path: Path) -> None:
+    runs = killed_everywhere(tmp_path / "killed", "secure", 3, 1)
+    assert len(runs) > 30
+    repeated = 0
+    for run in runs:
+        paid = Counter(line["round"] for line in lines(run))
+        extra = sum(paid.values()) - len(paid)
+        assert extra <= 1, run.name
+        assert set(paid) == set(range(3 - extra)), run.name  # the budget is for three releases
+        drawn = (run.parent / f"{run.name}.draws").read_text().split()
+        assert len(drawn) <= sum(paid.values()), f"{run.name} has drawn noise that was not paid for"
+        assert len(set(drawn)) == len(drawn)
+        repeated += extra
+        assert not list(run.rglob("*.part"))
+        assert not (run / "checkpoint/releases.jsonl").exists()
+    assert repeated > 0  # some kills did fall between the payment and the release
+
+
+METHODS: dict[str, Method] = {
+    "normec": NormEC(0.1, 0.1),
+    "decay": NormEC(0.1, 0.1, decay=0.1),
+    "dpsgd": DPSGD(Clip(1.0)),
+}
+STATEMENTS: dict[str, dict[str, Any]] = {
+    "secure-sum": {"trust": "secure-sum"},
+    "central": {"trust": "central"},
+    "local": {"trust": "local"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_a_killed_run_with_secure_noise_goes_on_to_the_same_state_for_nothing(
+    tmp_path: Path, method: str, statement: str
+) -> None:
+    """A copy of the folder, taken in round 13, is what a kill would leave; the run itself stops with a checkpoint."""
+    folder, twin = tmp_path / "run", tmp_path / "twin"
+    options: dict[str, Any] = {"lr": 0.05, "rounds": 24, "log_every": 1, "checkpoint_seconds": 1000.0}
+    options["privacy"] = Privacy(epsilon=5, noise="secure", **STATEMENTS[statement])
+
+    class CopyAndStop(Callback):
+        def round(self, round: int) -> None:
+            if round == 13:
+                shutil.copytree(folder, twin)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    train(problem(), METHODS[method], out=folder, callbacks=[CopyAndStop()], **options)
+    train(problem(), METHODS[method], out=twin, callbacks=[StopAt(13)], **options)
+    ours, theirs = results(folder), results(twin)
+    assert ours.keys() == theirs.keys()
+    state = "checkpoint/round-00000013.safetensors"
+    assert {name: value for name, value in ours.items() if name not in (state, TIMED)} == {
+        name: value for name, value in theirs.items() if name not in (state, TIMED)
+    }
+    kept, again = load_file(folder / state), load_file(twin / state)
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+    done = train(problem(), METHODS[method], out=twin, **options)
+    assert done.finished
+    assert [line["round"] for line in lines(twin)] == list(range(24))
+    assert done.privacy is not None
+    assert done.privacy.epsilon == pytest.approx(5, rel=1e-6)
+
+
+def test_memories_that_take_the_noise_are_saved_every_round(tmp_path: Path) -> None:
+    """Killed before the checkpoint of round 6 was written: that round alone is paid for again."""
+
+    class Copy(Callback):
+        def round(self, round: int) -> None:
+            if round == 7:
+                shutil.copytree(tmp_path / "run", tmp_path / "killed")
+                os.kill(os.getpid(), signal.SIGINT)
+
+    options: dict[str, Any] = {"lr": 0.05, "rounds": 9, "checkpoint_seconds": 1000.0}
+    options["privacy"] = Privacy(epsilon=5, trust="local", memory="noisy", noise="secure")
+    train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", callbacks=[Copy()], **options)
+    done = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "killed", **options)
+    assert [line["round"] for line in lines(tmp_path / "killed")] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
+    assert done.stopped is not None
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """What a kill in round 5 leaves of a run with secure noise: a checkpoint of round 1, and releases 1 … 4."""
+
+    class Copy(Callback):
+        def round(self, round: int) -> None:
+            if round == 5:
+                shutil.copytree(tmp_path / "run", tmp_path / "killed")
+                os.kill(os.getpid(), signal.SIGINT)
+
+    private_run(tmp_path / "run", "secure", 9, callbacks=[Copy()])
+    return tmp_path / "killed"
+
+
+def test_releases_cut_short_or_lost_are_paid_for_again(killed: Path) -> None:
+    path = killed / "checkpoint/releases.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+    done = private_run(killed, "secure", 9)
+    assert [line["round"] for line in lines(killed)] == [0, 1, 2, 3, 4, 4, 5, 6, 7]
+    assert done.stopped is not None
+    assert done.state.round == 8
+
+
+def test_releases_that_were_changed_are_refused(killed: Path) -> None:
+    path = killed / "checkpoint/releases.jsonl"
+    path.write_text(path.read_text().replace('"sum": "', '"sum": "AAAA', 1))
+    before = snapshot(killed)
+    with pytest.raises(UsageError, match=r"releases\.jsonl is damaged"):
+        private_run(killed, "secure", 9)
+    assert snapshot(killed) == before
+
+
+def test_releases_that_the_ledger_does_not_know_are_refused(killed: Path, tmp_path: Path) -> None:
+    """Releases of one run beside the ledger of the same run at an earlier time."""
+    extra = json.loads((tmp_path / "killed/checkpoint/releases.jsonl").read_text().splitlines()[-1])
+    from normec.storage.releases import Releases
+
+    later = Releases(killed / "checkpoint/releases.jsonl")
+    later.load()
+    later.append(extra["round"] + 1, 0, torch.zeros(6, dtype=torch.float64))
+    with pytest.raises(UsageError, match="not in its ledger"):
+        private_run(killed, "secure", 9)
+
+
+def test_the_releases_never_outgrow_the_checkpoint(tmp_path: Path) -> None:
+    sizes = []
+
+    class Look(Callback):
+        def round(self, round: int) -> None:  # noqa: ARG002
+            path = tmp_path / "run/checkpoint/releases.jsonl"
+            sizes.append(path.stat().st_size if path.exists() else 0)
+
+    large = Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in range(3)], torch.zeros(50_000))
+    privacy = Privacy(epsilon=5, trust="secure-sum", noise="secure")
+    train(large, NormEC(0.1, 0.1), lr=0.05, rounds=20, out=tmp_path / "run", privacy=privacy, callbacks=[Look()])
+    assert max(sizes) <= 2**20 + 4 * 50_000 * 1.4  # the limit, and one more line in base64
+    assert sorted(sizes)[10] > 0

@@ -1,0 +1,149 @@
+"""The ledger of a run on disk: paid before released, never under-counted, over kills and restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normec import Callback, NormEC, Privacy, Problem, train
+from normec.errors import UsageError
+
+from ...support.waiting import LIMIT
+
+RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "checkpoint_seconds": 1000.0}
+
+
+def problem() -> Any:
+    centres = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return Problem.from_functions(
+        [lambda x, c=c: ((x - c) ** 2).sum() for c in centres], torch.zeros(6, dtype=torch.float64)
+    )
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+class Stop(Callback):
+    """Ctrl-C after so many rounds."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def round(self, round: int) -> None:
+        if round == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_every_round_is_one_line_with_its_running_epsilon(tmp_path: Path, noise: str) -> None:
+    privacy = Privacy(epsilon=5, trust="secure-sum", noise=noise)  # type: ignore[arg-type]
+    run = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
+    header, *releases = lines(tmp_path / "run")
+    assert header["privacy"]["epsilon"] == 5
+    assert [line["round"] for line in releases] == list(range(12))
+    epsilons = [line["epsilon"] for line in releases]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[-1] == pytest.approx(5, rel=1e-6)
+    assert run.privacy is not None
+    assert run.privacy.epsilon == epsilons[-1]
+
+
+def test_a_resumed_simulation_is_not_charged_twice(tmp_path: Path) -> None:
+    privacy = Privacy(epsilon=5, trust="secure-sum")
+    whole = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "whole", privacy=privacy, **RUN)
+    first = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, callbacks=[Stop(7)], **RUN)
+    assert first.stopped == "interrupted"
+    again = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
+    assert torch.equal(again.x, whole.x)
+    assert again.history.rows == whole.history.rows
+    assert len(lines(tmp_path / "run")) == 13
+
+
+KILLED = """
+import os, signal, sys
+from tests.private.test_ledger_of_a_run import RUN, problem
+from normec import Callback, NormEC, Privacy, train
+class Die(Callback):
+    def round(self, round):
+        if round == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+privacy = Privacy(epsilon=5, trust="secure-sum", noise=sys.argv[3])
+run = train(problem(), NormEC(0.1, 0.1), out=sys.argv[1], privacy=privacy, callbacks=[Die()], **RUN)
+print(run.state.round, run.stopped)
+"""
+
+
+def killed(folder: Path, at: int, noise: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), str(at), noise],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+def test_secure_noise_whose_record_is_lost_is_drawn_and_paid_again_until_the_budget_is_gone(tmp_path: Path) -> None:
+    """Killed after 8 rounds with a checkpoint of round 1, releases lost: 1 … 7 are drawn anew, only 12 are allowed."""
+    folder = tmp_path / "run"
+    assert killed(folder, 8, "secure").returncode == -signal.SIGKILL
+    assert len(lines(folder)) == 9
+    (folder / "checkpoint" / "releases.jsonl").unlink()
+    done = killed(folder, -1, "secure")
+    assert done.returncode == 0, done.stderr
+    assert "would bring epsilon" in done.stdout
+    releases = lines(folder)[1:]
+    assert [line["round"] for line in releases] == [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
+    assert [line["attempt"] for line in releases] == [0] * 8 + [1] * 4
+    assert releases[-1]["epsilon"] <= 5 * (1 + 1e-9)
+    latest = json.loads((folder / "checkpoint" / "latest.json").read_text())
+    assert latest["round"] == 5  # the model of that moment
+
+
+def test_seeded_noise_killed_goes_on_to_the_same_bits_at_no_extra_cost(tmp_path: Path) -> None:
+    assert killed(tmp_path / "run", 8, "seeded").returncode == -signal.SIGKILL
+    assert "12 None" in killed(tmp_path / "run", -1, "seeded").stdout
+    privacy = Privacy(epsilon=5, trust="secure-sum")
+    whole = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "whole", privacy=privacy, **RUN)
+    again = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
+    assert torch.equal(again.x, whole.x)
+    assert len(lines(tmp_path / "run")) == len(lines(tmp_path / "whole")) == 13
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_a_ledger_that_was_touched_stops_the_run(tmp_path: Path, damage: str) -> None:
+    folder, privacy = tmp_path / "run", Privacy(epsilon=5, trust="secure-sum")
+    train(problem(), NormEC(0.1, 0.1), out=folder, privacy=privacy, callbacks=[Stop(6)], **RUN)
+    path = folder / "ledger.jsonl"
+    text = path.read_text()
+    if damage == "cut":
+        path.write_text("\n".join(text.splitlines()[:-2]) + "\n")
+    elif damage == "changed":
+        path.write_text(text.replace('"sigma":', '"sigma": 1', 1))
+    else:
+        path.unlink()
+        (folder / "ledger.jsonl.head").unlink()
+    before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(UsageError) as error:
+        train(problem(), NormEC(0.1, 0.1), out=folder, privacy=privacy, **RUN)
+    assert "\n" not in str(error.value)
+    if damage != "gone":
+        assert {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_another_statement_is_another_run(tmp_path: Path) -> None:
+    train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=5), **RUN)
+    with pytest.raises(UsageError, match=r"another configuration: (privacy|diagnostics) is"):
+        train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=6), **RUN)
+    with pytest.raises(UsageError, match=r"another configuration: (privacy|diagnostics) is"):
+        train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", **RUN)

@@ -1,0 +1,134 @@
+"""Problems, participation rules and memories of the caller's own that would void a guarantee."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from normec import DPSGD, NormEC, Poisson, Privacy, Problem, SmoothedNorm, UsageError, train
+from normec.problems.functions import FunctionProblem
+
+PRIVATE = Privacy(epsilon=1.0, trust="secure-sum")
+METHOD = DPSGD(SmoothedNorm(0.0))
+
+
+class Centred(Problem):
+    """Centres inputs by the mean of all clients' records."""
+
+    def outputs(self, x: Tensor, inputs: Tensor, buffers: Any = None) -> Tensor:
+        everyone = torch.cat([self.records.batch(client, None)[0] for client in range(self.clients)])
+        return super().outputs(x, inputs - everyone.mean(0), buffers)
+
+
+class Doubled(Problem):
+    """Overrides what the engines compute, client by client."""
+
+    def outputs(self, x: Tensor, inputs: Tensor, buffers: Any = None) -> Tensor:
+        return 2 * super().outputs(x, inputs, buffers)
+
+
+class Items(Dataset[Any]):
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, record: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[record], self.targets[record]
+
+
+def built(kind: type[Problem], sets: type[Dataset[Any]], clients: int) -> Problem:
+    draw = torch.Generator().manual_seed(1)
+    held = [
+        sets(torch.rand(10, 4, generator=draw), torch.randint(0, 3, (10,), generator=draw))  # type: ignore[call-arg]
+        for _ in range(clients)
+    ]
+    torch.manual_seed(0)
+    return kind(nn.Linear(4, 3), F.cross_entropy, held)
+
+
+@pytest.mark.parametrize("sets", [TensorDataset, Items])
+@pytest.mark.parametrize("clients", [2, 3, 20])
+def test_a_subclass_of_a_problem_that_looks_at_all_clients_is_refused(sets: type[Dataset[Any]], clients: int) -> None:
+    with pytest.raises(UsageError, match="the gradient of client 0 changes"):
+        train(built(Centred, sets, clients), METHOD, lr=0.1, rounds=1, privacy=PRIVATE, seed=3)
+
+
+@pytest.mark.parametrize("sets", [TensorDataset, Items])
+def test_a_subclass_that_parts_its_clients_is_computed_by_the_loop_with_a_note(sets: type[Dataset[Any]]) -> None:
+    run = train(built(Doubled, sets, 4), METHOD, lr=0.1, rounds=2, privacy=PRIVATE, seed=3)
+    assert run.engine == "loop"
+    assert run.privacy is not None
+    assert any("the caller's own class Doubled" in note for note in run.privacy.notes)
+
+
+class Draws:
+    """Draws what it is told in every round from the second on, and everyone before."""
+
+    def __init__(self, drawn: Any) -> None:
+        self._drawn = drawn
+
+    def __repr__(self) -> str:
+        return f"Draws({self._drawn})"
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:  # noqa: ARG002
+        return torch.arange(clients) if round < 2 else self._drawn
+
+
+def functions(clients: int = 4) -> FunctionProblem:
+    return Problem.from_functions([lambda x, c=c: (x - c).square().sum() for c in range(clients)], torch.zeros(3))
+
+
+@pytest.mark.parametrize("privacy", [PRIVATE, None])
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        torch.tensor([0, 0, 1]),
+        torch.tensor([2, 1]),
+        torch.tensor([-1, 2]),
+        torch.tensor([1, 4]),
+        torch.tensor([[0], [1]]),
+        torch.tensor([True, False, True, True]),
+        torch.tensor([0.0, 1.0]),
+        [0, 1],
+    ],
+)
+def test_a_draw_that_is_not_increasing_is_refused_in_every_round(drawn: Any, privacy: Privacy | None) -> None:
+    with pytest.raises(UsageError, match="each at most once, as a tensor of int64; in round 2 it drew"):
+        train(functions(), METHOD, lr=0.1, rounds=5, privacy=privacy, participation=Draws(drawn), seed=3)
+
+
+@pytest.mark.parametrize("drawn", [torch.tensor([0, 3]), torch.tensor([], dtype=torch.int64), None])
+def test_a_rule_of_ones_own_is_noted(drawn: Tensor | None) -> None:
+    run = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Draws(drawn), seed=3)
+    assert run.privacy is not None
+    assert any("the caller's own rule Draws decides who takes part" in note for note in run.privacy.notes)
+    usual = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Poisson(0.5), seed=3)
+    assert usual.privacy is not None
+    assert not any("caller's own" in note for note in usual.privacy.notes)
+
+
+@pytest.mark.parametrize(
+    ("x", "memory"), [(torch.float64, torch.float32), (torch.float32, torch.float64), (torch.float32, torch.bfloat16)]
+)
+def test_memories_of_another_precision_than_the_model_are_refused(x: torch.dtype, memory: torch.dtype) -> None:
+    problem = Problem.from_functions([lambda v: v.sum()], torch.zeros(5, dtype=x))
+    with pytest.raises(UsageError, match=f"private runs keep their memories in the model's {x}"):
+        train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=PRIVATE, memory_dtype=memory)
+    assert train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=PRIVATE, memory_dtype=x).finished
+
+
+@pytest.mark.parametrize("given", [{"seed": 3}, {"log_every": 2}, {"evaluate_every": 2}, {"warmup": 1}, {"rounds": 5}])
+def test_whole_numbers_of_numpy_are_taken(given: dict[str, int], tmp_path: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    options: dict[str, Any] = {"rounds": 5, "seed": 3, "lr": 0.1, "privacy": PRIVATE}
+    named = {name: numpy.int64(value) for name, value in given.items()}
+    found = train(functions(), METHOD, **options | named, out=tmp_path / "run")
+    expected = train(functions(), METHOD, **options | given)
+    assert torch.equal(found.x, expected.x)

@@ -1,0 +1,72 @@
+"""How many records a client holds is private where clients are: nothing public may follow from it unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import DPSGD, Clip, Privacy, Problem, UsageError, train
+from normec.experiments import build, config
+
+BATCHES: dict[str, Any] = {"lr": 0.1, "batch_size": 4}
+
+
+def problem(*sizes: int) -> Problem:
+    torch.manual_seed(0)
+    data = [TensorDataset(torch.randn(n, 5), torch.randint(0, 3, (n,))) for n in sizes]
+    return Problem(nn.Linear(5, 3), F.cross_entropy, data)
+
+
+def test_epochs_of_batches_are_refused_where_clients_are_protected(tmp_path: Path) -> None:
+    """One client with many more records would change rounds and noise of the whole run."""
+    with pytest.raises(UsageError, match="give rounds, or declare") as error:
+        train(problem(8, 8), DPSGD(Clip(1.0)), epochs=3, privacy=Privacy(epsilon=8), out=tmp_path / "run", **BATCHES)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_rounds_and_noise_are_the_same_whatever_the_clients_hold() -> None:
+    runs = [
+        train(problem(*sizes), DPSGD(Clip(1.0)), rounds=5, privacy=Privacy(epsilon=8), **BATCHES)
+        for sizes in ((8, 8), (8, 300))
+    ]
+    assert runs[0].privacy == runs[1].privacy
+    assert [row["round"] for row in runs[0].history.rows] == [row["round"] for row in runs[1].history.rows]
+
+
+def test_numbers_that_are_declared_public_are_noted() -> None:
+    run = train(problem(8, 8), DPSGD(Clip(1.0)), epochs=3, privacy=Privacy(epsilon=8), public_sizes=True, **BATCHES)
+    assert run.rounds == 6
+    assert run.privacy is not None
+    assert any("records the clients hold is taken as public" in note for note in run.privacy.notes)
+
+
+def test_where_records_are_protected_their_number_is_public_already() -> None:
+    run = train(problem(8, 8), DPSGD(Clip(1.0)), epochs=3, privacy=Privacy(epsilon=8, unit="record"), **BATCHES)
+    assert run.rounds == 6
+    assert run.privacy is not None
+    assert any("how many records a client has" in gap for gap in run.privacy.not_covered)
+
+
+def test_epochs_of_full_gradients_are_rounds_whatever_the_clients_hold() -> None:
+    assert train(problem(8, 30), DPSGD(Clip(1.0)), lr=0.1, epochs=3, privacy=Privacy(epsilon=8)).rounds == 3
+
+
+def test_a_configuration_is_refused_before_any_data_are_read() -> None:
+    settings = {"epochs": 2, "batch_size": 4, "data": "no such data"}
+    with pytest.raises(UsageError, match="give rounds, or declare"):
+        build.training(config.make(settings))
+    assert build.training(config.make({**settings, "public_sizes": True}))["public_sizes"]
+    assert build.training(config.make({**settings, "private": False}))["epochs"] == 2
+    with pytest.raises(UsageError, match="public_sizes is for private runs"):
+        build.training(config.make({"private": False, "public_sizes": True}))
+
+
+def test_a_declaration_changes_no_run_s_name() -> None:
+    assert config.make({"public_sizes": True}).digest() == config.make({}).digest()

@@ -1,0 +1,203 @@
+"""A round that is made again costs nothing only where it comes out bit for bit the same; else it draws other noise."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, train
+from normec.distributed.optimizer import ClientOptimizer
+from normec.errors import UsageError
+from normec.sampling.random_streams import Key
+
+from ...support.runs import StopAt
+
+ROUNDS, STOPPED = 8, 3
+PRIVACY = Privacy(sigma=2.0, trust="secure-sum", noise="seeded")
+
+
+class Lazy(Dataset[Any]):
+    """Records that are fetched one by one, and may be others the next time."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        return self.data[i]
+
+
+class Own(Method):
+    """A message of the caller's own, whose code may change from one process to the next."""
+
+    def message(self, grad: Tensor, memory: Tensor, key: Key | None = None) -> Tensor:
+        return super().message(grad, memory, key)
+
+
+def problem(lazy: bool = False, moved: float = 0.0) -> Problem:
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(0)
+    data = [
+        TensorDataset(torch.randn(6, 5, generator=draw), torch.randint(0, 3, (6,), generator=draw)) for _ in range(4)
+    ]
+    data[1].tensors[0].add_(moved)
+    parts: Sequence[Dataset[Any]] = [Lazy(part) for part in data] if lazy else data
+    return Problem(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), F.cross_entropy, parts)
+
+
+def made(folder: Path, of: Problem, method: Method | None = None, **options: Any) -> Run:
+    return train(of, method or NormEC(0.1, 0.1), lr=0.1, rounds=ROUNDS, privacy=PRIVACY, out=folder, **options)
+
+
+def rewound(folder: Path, of: Problem, method: Method | None = None, **options: Any) -> Run:
+    """A run to its end, and its folder with the checkpoint of round 3, as a kill would leave it."""
+    made(folder, of, method, callbacks=[StopAt(STOPPED)], **options)
+    shutil.copytree(folder / "checkpoint", folder.parent / "kept")
+    whole = made(folder, of, method, **options)
+    again(folder)
+    return whole
+
+
+def again(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoint")
+    shutil.copytree(folder.parent / "kept", folder / "checkpoint")
+
+
+def releases(folder: Path) -> list[tuple[int, int]]:
+    """(round, attempt) of every line."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [(line["round"], line["attempt"]) for line in lines[1:]]
+
+
+ONCE = [(k, 0) for k in range(ROUNDS)]
+REPEATED = [(k, 1) for k in range(STOPPED, ROUNDS)]
+
+
+def test_the_same_bits_are_the_same_release(tmp_path: Path) -> None:
+    whole = rewound(tmp_path / "run", problem())
+    repeated = made(tmp_path / "run", problem())
+    assert torch.equal(repeated.x, whole.x)
+    assert releases(tmp_path / "run") == ONCE
+
+
+@pytest.mark.parametrize(
+    ("lazy", "method"), [(True, None), (False, Own("own", Clip(0.5)))], ids=["lazy data", "a method of one's own"]
+)
+def test_what_may_come_out_otherwise_is_paid_for_again_with_other_noise(
+    lazy: bool, method: Method | None, tmp_path: Path
+) -> None:
+    whole = rewound(tmp_path / "run", problem(lazy), method)
+    repeated = made(tmp_path / "run", problem(lazy), method)
+    assert releases(tmp_path / "run") == ONCE + REPEATED
+    assert repeated.privacy is not None
+    assert repeated.privacy.releases == ROUNDS + len(REPEATED)
+    assert not torch.equal(repeated.x, whole.x)
+
+
+def test_another_engine_pays_again_and_so_does_going_back(tmp_path: Path) -> None:
+    """Sums in another order differ in their last bits: under the same noise the difference would be in the clear."""
+    folder = tmp_path / "run"
+    rewound(folder, problem(), engine="shared")
+    made(folder, problem(), engine="loop")
+    assert releases(folder) == ONCE + REPEATED
+    again(folder)
+    made(folder, problem(), engine="shared")
+    assert releases(folder) == ONCE + REPEATED + [(k, 2) for k in range(STOPPED, ROUNDS)]
+
+
+def test_rounds_that_were_paid_for_together_are_paid_again_from_the_first_that_is_left(tmp_path: Path) -> None:
+    """Of 250 rounds two are paid for at once; stopped between the two, another engine pays for the second anew."""
+    folder, options = tmp_path / "run", {"lr": 0.1, "rounds": 250, "privacy": PRIVACY, "out": tmp_path / "run"}
+    train(problem(), NormEC(0.1, 0.1), engine="shared", callbacks=[StopAt(STOPPED)], **options)  # type: ignore[arg-type]
+    run = train(problem(), NormEC(0.1, 0.1), engine="loop", **options)  # type: ignore[arg-type]
+    assert run.privacy is not None
+    assert run.privacy.releases == 251
+    assert releases(folder)[:4] == [(0, 0), (2, 0), (3, 1), (4, 0)]
+
+
+def test_a_ledger_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Other data under the noise of the first run would show the difference of the two without noise."""
+    folder = tmp_path / "run"
+    made(folder, problem())
+    shutil.rmtree(folder / "checkpoint")
+    with pytest.raises(UsageError, match=r"latest\.json is missing beside"):
+        made(folder, problem(moved=1.0))
+    assert releases(folder) == ONCE
+
+
+def test_a_ledger_never_stands_without_a_checkpoint(tmp_path: Path) -> None:
+    """Killed right after the first payment, a run knows by its checkpoint that the payment is its own."""
+    seen = []
+
+    class Looks(StopAt):
+        def begin(self, first_round: int, rounds: int) -> None:  # noqa: ARG002
+            seen.append((tmp_path / "run" / "ledger.jsonl").exists())
+
+        def round(self, round: int) -> None:
+            if round == 1:
+                seen.append((tmp_path / "run" / "checkpoint" / "latest.json").exists())
+
+    made(tmp_path / "run", problem(), callbacks=[Looks(99)])
+    assert seen == [False, True]
+
+
+def test_the_optimizer_pays_again_because_it_does_not_see_where_gradients_come_from(tmp_path: Path) -> None:
+    found = []
+    for gradient in (0.0, 1.0):
+        x = nn.Parameter(torch.zeros(500))
+        optimizer = ClientOptimizer(
+            [x], DPSGD(Clip(1e-6)), 1.0, privacy=PRIVACY, rounds=2, ledger=tmp_path / "ledger.jsonl"
+        )
+        x.grad = torch.full((500,), gradient)
+        optimizer.step()
+        found.append(x.detach().clone())
+        optimizer._noise._mechanism.close()  # type: ignore[union-attr]
+    assert releases(tmp_path) == [(0, 0), (0, 1)]
+    assert abs(float(torch.corrcoef(torch.stack(found))[0, 1])) < 5 / 500**0.5
+
+
+def bowls(moved: float) -> Any:
+    return Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in (0.0, moved)], torch.zeros(3))
+
+
+def smoothed(amount: float) -> Problem:
+    of = problem()
+    of.loss = lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=amount)
+    return of
+
+
+@pytest.mark.parametrize("kind", [bowls, smoothed], ids=["functions", "loss"])
+def test_code_and_functions_that_changed_make_another_release(tmp_path: Path, kind: Any) -> None:
+    folder = tmp_path / "run"
+    rewound(folder, kind(0.0))
+    made(folder, kind(0.0))
+    assert releases(folder) == ONCE
+    again(folder)
+    made(folder, kind(1e-6))  # too little for the value at the start, which a checkpoint is known by
+    assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
+
+
+class Drawing(Method):
+    """A server whose step draws, so that x takes another way when it is made again."""
+
+    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+        direction, estimate = super().server_step(mean_message, estimate)
+        return direction + torch.rand(()), estimate
+
+
+def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> None:
+    folder, method = tmp_path / "run", Drawing("mine", SmoothedNorm(0.1), 0.1)
+    rewound(folder, problem(), method)
+    made(folder, problem(), method)
+    assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]

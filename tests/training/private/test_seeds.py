@@ -1,0 +1,139 @@
+"""The noise of a private run comes from a fresh secret unless a seed was given; then it is called a simulation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from normec import DPSGD, Callback, Clip, NormEC, Poisson, Privacy, train
+from normec.errors import UsageError
+from normec.privacy import SeededNoise
+from normec.storage.run_folder import kept_secret
+from normec.training.train import prepare
+
+from .test_training import bowls
+
+CLIENTS, METHOD = 6, DPSGD(Clip(1.0))
+SUM = Privacy(epsilon=8, trust="secure-sum")
+
+
+def noisy_sum(seed: int | None) -> tuple[Tensor, Tensor]:
+    """What the server saw of one round, and the noise that an outsider computes from the public settings alone."""
+    run = train(bowls(CLIENTS), METHOD, lr=0.1, rounds=1, privacy=SUM, seed=seed)
+    public = prepare(bowls(CLIENTS), METHOD, lr=0.1, rounds=1, privacy=SUM, seed=seed).mechanism
+    assert public is not None
+    sigma = public.release.sum_sigma(public.sigma)
+    path = (public.name, "round", 0, "attempt", 0, "sum")
+    guess = SeededNoise(seed or 0).draw(run.x.shape, sigma, *path, dtype=run.x.dtype)
+    return run.state.estimate * CLIENTS, guess
+
+
+def clean_sum() -> Tensor:
+    return train(bowls(CLIENTS), METHOD, lr=0.1, rounds=1).state.estimate * CLIENTS
+
+
+def test_an_outsider_who_knows_the_seed_removes_the_noise() -> None:
+    seen, guess = noisy_sum(seed=0)
+    torch.testing.assert_close(seen - guess, clean_sum())
+
+
+def test_an_outsider_without_the_secret_does_not() -> None:
+    seen, guess = noisy_sum(seed=None)
+    assert float((seen - guess - clean_sum()).norm()) > 1.0
+
+
+def test_without_a_seed_every_private_run_has_other_noise_and_a_plain_run_repeats() -> None:
+    private = [train(bowls(3), NormEC(0.1, 0.1), lr=0.1, rounds=3, privacy=Privacy(epsilon=8)).x for _ in range(2)]
+    assert not torch.equal(*private)
+    plain = [train(bowls(3), NormEC(0.1, 0.1), lr=0.1, rounds=3, participation=Poisson(0.5)).x for _ in range(2)]
+    assert torch.equal(*plain)
+    seeded = [
+        train(bowls(3), NormEC(0.1, 0.1), lr=0.1, rounds=3, seed=5, privacy=Privacy(epsilon=8)).x for _ in range(2)
+    ]
+    assert torch.equal(*seeded)
+
+
+def test_the_coins_of_a_claimed_sampling_are_secret_too() -> None:
+    claim = Privacy(epsilon=8, trust="secure-sum", sampling=0.5)
+    rounds = [prepare(bowls(64), METHOD, lr=0.1, rounds=1, privacy=claim, seed=seed).plan for seed in (None, 0)]
+    secret, public = (plan.participation.draw(64, 0, plan.coins) for plan in rounds)
+    assert secret is not None
+    assert public is not None
+    assert secret.tolist() != public.tolist()
+
+
+class _Stop(Callback):
+    """Ctrl-C after four rounds."""
+
+    def round(self, round: int) -> None:
+        if round == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_secret_stays_in_its_own_file_and_the_run_goes_on_with_it(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM}
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    assert train(bowls(CLIENTS), METHOD, **words, out=stopped, callbacks=[_Stop()]).stopped == "interrupted"
+    kept, secret = stopped / ".noise-secret", kept_secret(stopped)
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert secret is not None
+    for path in (path for path in stopped.rglob("*") if path.is_file() and path != kept):
+        assert kept.read_bytes().strip() not in path.read_bytes()
+        assert str(secret).encode() not in path.read_bytes()
+    shutil.copytree(stopped, whole)
+    ends = [train(bowls(CLIENTS), METHOD, **words, out=folder).x for folder in (stopped, whole)]
+    assert torch.equal(*ends)
+
+
+def test_a_lost_secret_is_refused_in_a_line(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM, "out": tmp_path}
+    train(bowls(CLIENTS), METHOD, **words, callbacks=[_Stop()])
+    (tmp_path / ".noise-secret").unlink()
+    with pytest.raises(UsageError, match=r"secret of the noise in .* is missing"):
+        train(bowls(CLIENTS), METHOD, **words)
+
+
+def test_a_damaged_secret_is_refused_in_a_line(tmp_path: Path) -> None:
+    train(bowls(3), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path / "run")
+    (tmp_path / "run" / ".noise-secret").write_text("not a number")
+    with pytest.raises(UsageError, match="cannot go on without its secret"):
+        train(bowls(3), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("noise", [None, "seeded", "secure"])
+def test_seeded_noise_is_called_a_simulation_wherever_the_run_speaks(noise: str | None) -> None:
+    run = train(bowls(3), METHOD, lr=0.1, rounds=2, privacy=Privacy(epsilon=8, noise=noise))  # type: ignore[arg-type]
+    assert run.privacy is not None
+    simulated = noise != "secure"
+    assert run.privacy.simulation == simulated
+    assert ("Simulation" in run.privacy.statement) == simulated
+    assert any("simulation" in gap for gap in run.privacy.not_covered) == simulated
+
+
+def test_what_is_left_of_a_removed_run_is_not_its_secret(tmp_path: Path) -> None:
+    """`rm -r run/*` leaves hidden files; noise used again on other data would cancel in the difference."""
+    train(bowls(CLIENTS), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path)
+    before = kept_secret(tmp_path)
+    for path in tmp_path.iterdir():
+        if not path.name.startswith("."):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert (tmp_path / ".noise-secret").exists()
+    train(bowls(CLIENTS), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path)
+    assert kept_secret(tmp_path) not in (before, None)
+
+
+@pytest.mark.parametrize("text", ["", "12", "f" * 32, "f" * 31 + "\n", "0" * 32 + "\n"])
+def test_another_secret_than_the_run_s_own_is_refused(tmp_path: Path, text: str) -> None:
+    words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM, "out": tmp_path}
+    train(bowls(CLIENTS), METHOD, **words, callbacks=[_Stop()])
+    (tmp_path / ".noise-secret").write_text(text)
+    with pytest.raises(UsageError, match="secret"):
+        train(bowls(CLIENTS), METHOD, **words)

@@ -1,0 +1,152 @@
+"""Every number a caller can get wrong: refused in one line that names it, before anything is written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normec import (
+    DPSGD,
+    EF21,
+    GD,
+    Clip,
+    Clip21,
+    FixedSize,
+    NormEC,
+    Poisson,
+    Problem,
+    RandK,
+    SmoothedNorm,
+    TopK,
+    UsageError,
+    errors,
+    train,
+)
+
+from ..support.runs import problem
+
+NAN, INF = math.nan, math.inf
+MAKERS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
+    "alpha": (SmoothedNorm, [-1, -1e-300, NAN, INF, -INF]),
+    "alpha of NormEC": (lambda v: NormEC(v, 0.1), [-1, NAN, INF]),
+    "beta": (lambda v: NormEC(0.1, v), [0, -1, NAN, INF, -INF]),
+    "beta of DPSGD": (lambda v: DPSGD(Clip(1.0), v), [0, -1, NAN, INF]),
+    "decay": (lambda v: NormEC(0.1, 0.1, decay=v), [-0.1, 1, 1.5, NAN, INF]),
+    "decay of Clip21": (lambda v: Clip21(0.1, v), [-0.1, 1, NAN]),
+    "momentum": (lambda v: DPSGD(Clip(1.0), momentum=v), [-0.1, 1, 1.5, NAN, INF]),
+    "tau": (Clip, [0, -1, NAN, INF, -INF]),
+    "tau of Clip21": (Clip21, [0, -1, NAN, INF]),
+    "k": (TopK, [0, -1, 1.5, NAN, INF, True]),
+    "k of RandK": (RandK, [0, -1, 1.5, NAN, INF]),
+    "rate": (Poisson, [0, -0.1, 1.1, NAN, INF]),
+    "count": (FixedSize, [0, -1, 1.5, NAN, INF]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "value"),
+    [(name.split()[0], make, value) for name, (make, values) in MAKERS.items() for value in values],
+)
+def test_methods_operators_and_samplings_refuse(name: str, make: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(UsageError, match=rf"^{name} must .*got {re.escape(str(value))}$") as error:
+        make(value)
+    assert "\n" not in str(error.value)
+
+
+OPTIONS: dict[str, list[Any]] = {
+    "lr": [NAN, INF, -INF],
+    "rounds": [0, -1, 1.5, NAN, INF],
+    "epochs": [0, -1, 1.5, NAN, INF],
+    "batch_size": [0, -1, 1.5, NAN, INF],
+    "seed": [-1, 1.5, NAN],
+    "log_every": [0, -1, 1.5, NAN],
+    "evaluate_every": [0, -1, 1.5, NAN],
+    "checkpoint_seconds": [-1, NAN, INF],
+    "initial_memory": ["grad", torch.full((15,), NAN), torch.full((15,), INF), torch.zeros(14), torch.zeros(3, 15)],
+    "engine": ["lop"],
+}
+
+
+def refused(match: str, out: Path, of: Any = None, method: Any = None, **options: Any) -> None:
+    rounds = {} if "epochs" in options else {"rounds": 3}
+    with pytest.raises(UsageError, match=match) as error:
+        train(of or problem(), method or NormEC(0.1, 0.1), out=out / "run", **({"lr": 0.1} | rounds | options))
+    assert "\n" not in str(error.value)
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in OPTIONS.items() for value in values])
+def test_training_refuses(tmp_path: Path, name: str, value: Any) -> None:
+    refused(name, tmp_path, **{name: value})
+
+
+def test_training_refuses_a_negative_step_size(tmp_path: Path) -> None:
+    refused("lr", tmp_path, lr=-0.1)
+
+
+def test_training_refuses_epochs_of_empty_batches(tmp_path: Path) -> None:
+    refused("batch_size", tmp_path, epochs=1, batch_size=0)
+
+
+def test_functions_refuse_a_batch_size(tmp_path: Path) -> None:
+    refused("batch_size", tmp_path, Problem.from_functions([lambda x: x.sum()], torch.ones(2)), batch_size=-5)
+
+
+def test_rounds_or_epochs_not_both_and_not_neither(tmp_path: Path) -> None:
+    refused("give rounds or epochs, one of them", tmp_path, rounds=3, epochs=2)
+    refused("give rounds or epochs, one of them", tmp_path, rounds=None)
+
+
+def test_what_does_not_fit_the_problem_is_refused(tmp_path: Path) -> None:
+    refused("k must be at most the dimension 15, got 16", tmp_path, method=EF21(TopK(16)))
+    refused("cannot draw 5 of 4 clients", tmp_path, participation=FixedSize(5))
+    refused("gd has no memory; initial_memory must stay 'zero'", tmp_path, method=GD(), initial_memory="gradient")
+    refused("dpsgd has no memory", tmp_path, method=DPSGD(Clip(1.0)), initial_memory=torch.zeros(15))
+
+
+def test_zero_is_a_step_size_and_alpha(tmp_path: Path) -> None:
+    run = train(problem(), NormEC(0.0, 0.1), lr=0.0, rounds=2, out=tmp_path / "run")
+    assert torch.equal(run.x, problem().x0)
+
+
+CHECKS: dict[str, tuple[Callable[..., None], list[Any], list[Any]]] = {
+    "finite": (errors.finite, [0, -5, 1e300], [NAN, INF, -INF]),
+    "positive": (errors.positive, [1e-300, 5], [0, -1, NAN, INF]),
+    "non_negative": (errors.non_negative, [0, 0.0, 5], [-1e-300, NAN, INF]),
+    "open_unit": (errors.open_unit, [1e-300, 0.5], [0, 1, -1, 2, NAN]),
+    "fraction": (errors.fraction, [1e-300, 1], [0, -1, 1.0001, NAN]),
+    "at_least": (lambda **v: errors.at_least(2, **v), [2, 100], [1, -2, 2.5, 3.0, True, NAN, "3"]),
+}
+
+
+@pytest.mark.parametrize(("check", "good", "bad"), CHECKS.values(), ids=CHECKS.keys())
+def test_checks_name_the_argument_and_the_value(check: Callable[..., None], good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        check(width=value)
+        check(width=value, other=value)
+    for value in bad:
+        with pytest.raises(UsageError, match=rf"^width must .*, got {re.escape(repr(value))}$"):
+            check(width=value)
+        with pytest.raises(UsageError, match=r"^other must "):
+            check(width=good[0], other=value)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
+    errors.one_of(("normec", "clip21"), method="clip21")
+    with pytest.raises(
+        UsageError, match=r"^unknown method 'clip12', did you mean 'clip21'\?; choose from normec, clip21$"
+    ):
+        errors.one_of(("normec", "clip21"), method="clip12")
+    with pytest.raises(UsageError, match=r"^unknown method 'zzz'; choose from normec, clip21$"):
+        errors.one_of(("normec", "clip21"), method="zzz")
+
+
+def test_a_usage_error_is_a_value_error_and_divergence_is_not() -> None:
+    assert issubclass(UsageError, ValueError)
+    assert not issubclass(errors.Diverged, ValueError)
