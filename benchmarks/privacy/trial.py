@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normec import gradients
-from normec.algorithms.methods import Method
+from normec.algorithms.method import Method
 from normec.algorithms.operators import normalise, norms
 from normec.errors import Diverged
 from normec.experiments import build, methods

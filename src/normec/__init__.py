@@ -10,9 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .algorithms.methods import DPSGD, EF21, GD, Clip21, Method, NormEC
+    from .algorithms.direct import DPSGD, GD
+    from .algorithms.error_feedback import EF21, Clip21, ErrorFeedback, NormEC
+    from .algorithms.method import Method
     from .algorithms.operators import Clip, Identity, RandK, SmoothedNorm, TopK
-    from .errors import Diverged, UsageError
+    from .errors import BudgetSpent, Diverged, UsageError
     from .privacy import Privacy
     from .problems.problem import Problem
     from .sampling.participation import Everyone, FixedSize, Poisson
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "algorithms.methods": ("Clip21", "DPSGD", "EF21", "GD", "Method", "NormEC"),
+    "algorithms.direct": ("DPSGD", "GD"),
+    "algorithms.error_feedback": ("Clip21", "EF21", "ErrorFeedback", "NormEC"),
+    "algorithms.method": ("Method",),
     "algorithms.operators": ("Clip", "Identity", "RandK", "SmoothedNorm", "TopK"),
-    "errors": ("Diverged", "UsageError"),
+    "errors": ("BudgetSpent", "Diverged", "UsageError"),
     "privacy": ("Privacy",),
     "problems.problem": ("Problem",),
     "sampling.participation": ("Everyone", "FixedSize", "Poisson"),
@@ -42,10 +46,12 @@ __all__ = [
     "DPSGD",
     "EF21",
     "GD",
+    "BudgetSpent",
     "Callback",
     "Clip",
     "Clip21",
     "Diverged",
+    "ErrorFeedback",
     "Everyone",
     "FixedSize",
     "History",

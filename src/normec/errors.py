@@ -27,6 +27,24 @@ class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of
         self.round, self.clients = round, clients
 
 
+class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mistake)
+    """The release would pass the budget; it was neither written down nor may it be made."""
+
+    def __init__(self, round: int, epsilon: float, budget: float) -> None:
+        super().__init__(
+            f"round {round} would bring epsilon to {epsilon:.6g}, past the budget of {budget:g}; training stops here"
+        )
+        self.round, self.epsilon, self.budget = round, epsilon, budget
+
+    @classmethod
+    def said(cls, round: int, text: str) -> BudgetSpent:
+        """The same, as another rank was known."""
+        known = cls.__new__(cls)
+        RuntimeError.__init__(known, text)
+        known.round, known.epsilon, known.budget = round, math.nan, math.nan
+        return known
+
+
 class Unwritable(OSError):  # noqa: N818  (a state of the disk, not a mistake of the caller)
     """A file could not be written: one line that names its path; what was complete before is still complete."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from normec.algorithms.methods import NormEC
+from normec.algorithms.error_feedback import NormEC
 from normec.algorithms.tensor_norm import TensorNorm
 from normec.errors import UsageError
 from normec.experiments import build, methods

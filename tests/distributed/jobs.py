@@ -15,7 +15,8 @@ from torch import nn
 
 import normec
 from normec import distributed as cluster
-from normec.algorithms.methods import Method, NormEC
+from normec.algorithms.method import Method
+from normec.algorithms.error_feedback import NormEC
 from normec.algorithms.operators import Clip
 from normec.errors import Diverged, UsageError
 from normec.privacy import Privacy

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 
 from normec import Privacy, SmoothedNorm
 from normec import distributed as cluster
-from normec.algorithms.methods import Method
+from normec.algorithms.method import Method
 from normec.distributed import ClientOptimizer
 from normec.errors import Diverged, UsageError
-from normec.privacy.ledger import BudgetSpent
+from normec.errors import BudgetSpent
 
 from ..support.waiting import LIMIT
 from .cases import data

@@ -19,7 +19,7 @@ from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
 from normec.errors import UsageError
 from normec.privacy import gaussian
-from normec.privacy.ledger import BudgetSpent
+from normec.errors import BudgetSpent
 from normec.problems.functions import FunctionProblem
 from normec.training.train import prepare
 

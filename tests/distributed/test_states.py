@@ -14,7 +14,7 @@ from normec import Clip, Privacy
 from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
 from normec.errors import UsageError
-from normec.privacy.ledger import BudgetSpent
+from normec.errors import BudgetSpent
 
 GIVEN: dict[str, Any] = {"sigma": 5.0, "noise": "seeded", "trust": "secure-sum", "relation": "zero-out"}
 

@@ -248,3 +248,11 @@ class Identity(Scaling):
 
     def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
         return 0.0
+
+
+OPERATORS: dict[str, type] = {kind.__name__: kind for kind in (SmoothedNorm, Clip, TopK, RandK, Identity)}
+
+
+def replayable(operator: Operator) -> bool:
+    """Whether a CUDA graph may stand for the operator: it repeats kernels, not the Python code of a subclass."""
+    return type(operator) in (SmoothedNorm, Clip, Identity)

@@ -8,7 +8,6 @@ paper's numbers, not to be recommended: no theorem covers them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,26 +15,24 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .methods import Method
+from .error_feedback import NormEC
 from .operators import SmoothedNorm
 
 
-@dataclass(frozen=True, repr=False)
-class TensorNorm(Method):
-    """A method of the scheme, its direction normalised on each run of `sizes` coordinates."""
+@dataclass(frozen=True)
+class TensorNormEC(NormEC):
+    """α-NormEC with its direction normalised on each run of `sizes` coordinates."""
 
     sizes: tuple[int, ...] = ()
     in_place: bool = False
 
-    @staticmethod
-    def of(method: Method, sizes: Sequence[int], in_place: bool = False) -> TensorNorm:
-        """`method` with this server normalisation instead of its own."""
-        settings = {name: value for name, value in vars(method).items() if name != "server_norm"}
-        return TensorNorm(**settings, sizes=tuple(sizes), in_place=in_place)
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        return True
 
-    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """((1/n) Σ m_i, ĝ) → (direction, new ĝ); in place, the new ĝ is the direction."""
-        _, estimate = super().server_step(mean_message, estimate)
+        _, estimate = super().server_step(mean_message, state)
         if sum(self.sizes) != len(estimate):
             raise UsageError(f"sizes must add up to the {len(estimate)} parameters, got {sum(self.sizes)}")
         lengths = torch.stack(torch._foreach_norm(list(estimate.split(self.sizes))))

@@ -9,7 +9,7 @@ optimizer = normec.distributed.NormEC(model.parameters(), lr=0.1, alpha=0.01, be
 from __future__ import annotations
 
 from ..errors import RankLost
-from .names import DPSGD, EF21, GD, Clip21, NormEC
+from .optimizers import DPSGD, EF21, GD, Clip21, NormEC
 from .optimizer import ClientOptimizer
 from .process_group import join
 

@@ -26,15 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms.methods import Method, identity_of
+from ..algorithms.method import Method
+from ..algorithms.registry import identity_of
 from ..errors import UsageError
 from ..privacy.accounting import Event
-from ..privacy.ledger import BudgetSpent
 from ..privacy.mechanism import Mechanism, Spent
 from ..privacy.setting import Setting
 from ..privacy.statement import Privacy
 from ..problems.independence import refuse_mixing_methods
-from ..training.budget import Payments
+from ..training.budget import Budget
 from ..training.communicator import World, agree
 
 NOTES = ("the guarantee is for whole clients, however their losses and batches are made",)
@@ -87,7 +87,7 @@ class Noise:
         source = seed if seed is not None else world.first(lambda: secrets.randbits(128))
         self._mechanism = mechanism = Mechanism(privacy, method, setting, source, self._name(), NOTES, gaps)
         self._world, self._rounds, self._clients = world, rounds, clients
-        self._payments = Payments(mechanism, world, {})
+        self._budget = Budget(mechanism, world, {})
         self._ledger = Path(ledger) if ledger is not None else None
         self._own = world.first(lambda: secrets.token_hex(8))
         self._multiplier = mechanism.release.event(mechanism.sigma).multiplier
@@ -157,10 +157,8 @@ class Noise:
         if round >= self._rounds:
             raise UsageError(f"the noise was calibrated for {self._rounds} rounds; plan more of them from the start")
         self._take_account()
-        self._payments.begin()
-        refused = self._payments.pay(round)
-        if refused is not None:
-            raise BudgetSpent.said(round, refused)
+        self._budget.begin()
+        self._budget.pay(round)
         self._account[self._own] = self._multiplier, self._account[self._own][1] + 1
 
     def _take_account(self) -> None:
@@ -179,7 +177,7 @@ class Noise:
     def spent(self) -> Spent:
         """The exact account. Collective."""
         self._take_account()
-        return self._payments.spent()
+        return self._budget.spent()
 
 
 def _together(accounts: Iterable[Mapping[str, Sequence[Any]]]) -> Account:

@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..algorithms import methods
-from ..algorithms.methods import Method
+from ..algorithms.method import Method, Steps, Tables, rows_like
 from ..algorithms.operators import norms
+from ..algorithms.registry import identity_of
 from ..errors import Diverged, UsageError, at_least, non_negative
 from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
@@ -40,7 +40,7 @@ from .noise import Noise
 from .process_group import meeting
 from .ranks import Ranks
 
-FORMAT = 3
+FORMAT = 4
 POSITION = 8  # numbers beside the sum that say where a rank is; exact in float32 on up to 70,000 ranks
 
 
@@ -80,7 +80,6 @@ class ClientOptimizer(Optimizer):
         non_negative(lr=lr)
         at_least(1, clients=clients)
         at_least(0, seed=seed or 0)
-        methods.refuse_unused_overrides(method)
         self._ready = False
         super().__init__(params, {"lr": lr})
         self._method, self._seed = method, seed or 0
@@ -91,8 +90,9 @@ class ClientOptimizer(Optimizer):
         self.n = clients * self.world.size
         self._clients = torch.arange(clients) + clients * self.world.rank
         d = self._flat.dimension
-        self._memory = self._flat.like.new_zeros(clients, d) if method.feedback else self._flat.like.new_zeros(1, d)
-        self._estimate = self._flat.like.new_zeros(d)
+        self._steps = Steps(method, self._flat.values())
+        self._states = {name: rows_like(start, clients).clone() for name, start in self._steps.client_start.items()}
+        self._server = {name: start.clone() for name, start in self._steps.server_start.items()}
         self._grads = self._flat.like.new_zeros(clients, d)
         self._missing = torch.ones(clients, dtype=torch.bool)
         self._taken = 0
@@ -160,7 +160,7 @@ class ClientOptimizer(Optimizer):
         self._flat.refuse_averaging()
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
-        messages, faults = self._messages()
+        messages, draft, faults = self._messages()
         if self._noise is None:
             sent, kept = messages.sum(0), messages
             if faults:
@@ -169,36 +169,44 @@ class ClientOptimizer(Optimizer):
             self._noise.pay(self.round)
             sent, kept = self._noise.outgoing(messages, self._clients)
         wait = self.world.sum_later(torch.cat([sent, self._position().to(sent.dtype)]))
-        memory = self.method.remember(self._memory, kept)  # while the sum is made
+        states = self._steps.commit(draft, kept)  # while the sum is made
         total = wait()
         self._refuse_other_positions(total[-POSITION:])
         total = total[:-POSITION]
         if total.is_floating_point() and not bool(torch.isfinite(total.sum())):
             self._stop(faults if self._noise is None else [])
         if self._noise is not None:
-            total = self._noise.received(total, self._estimate)
-        if self.method.feedback:
-            self._memory.copy_(memory)
-        direction, estimate = self.method.server_step(total / self.n, self._estimate)
-        self._estimate.copy_(estimate)
+            total = self._noise.received(total, self._flat.like.new_zeros(0))
+        direction, server = self._steps.server_step(total / self.n, self._server)
+        for held, new in ((self._states, states), (self._server, server)):
+            for name, value in new.items():
+                held[name].copy_(value)
         self._flat.move(direction, self.param_groups)
         self.round += 1
         for fault in faults:  # where a sum was made all the same; last, because a warning may be made an error
             warnings.warn(f"{fault} in round {self.round - 1}; it sent zero, with noise", stacklevel=2)
 
-    def _messages(self) -> tuple[Tensor, list[str]]:
-        """The messages of this rank's clients, zero where one has none that may be sent; and why, client by client."""
+    def _messages(self) -> tuple[Tensor, Tables, list[str]]:
+        """The messages of this rank's clients, the drafts of their states, and what is wrong, client by client.
+
+        A client that has no message that may be sent sends zero, and its state stays as it is.
+        """
         self._missing[self._taken :] = True
         self._taken = 0
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
-        messages = self.method.message(self._grads, self._memory, key)
+        own = {name: rows.clone() for name, rows in self._states.items()}
+        messages, draft = self._steps.message(self._grads.clone(), own, key)
         lengths = norms(messages)[:, 0]
-        bound = self.method.operator.bound if self._noise is None else self._noise.bound
+        bound = self.method.bound if self._noise is None else self._noise.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
         rows = zip(self._clients.tolist(), self._missing.tolist(), finite.tolist(), lengths.tolist(), strict=True)
         faults = {place: why for place, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
-        messages[list(faults)] = 0.0
-        return messages, list(faults.values())
+        if faults:
+            messages[list(faults)] = 0.0
+            draft = {name: rows.clone() for name, rows in draft.items()}
+            for name, drafted in draft.items():
+                drafted[list(faults)] = self._states[name][list(faults)]
+        return messages, draft, list(faults.values())
 
     def _stop(self, faults: list[str]) -> None:
         """Raise the same error on every rank, which all have seen that there is no sum."""
@@ -228,7 +236,7 @@ class ClientOptimizer(Optimizer):
     def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None, ledger: bool) -> None:
         """All ranks with one method, one model's sizes, one seed: else the sums mean nothing."""
         own = {
-            "method": methods.identity_of(self.method),
+            "method": identity_of(self.method),
             "parameters": self._flat.shapes,
             "dtype": str(self._flat.like.dtype),
             "lr": self._step_sizes(),
@@ -240,14 +248,34 @@ class ClientOptimizer(Optimizer):
         }
         agree(self.world, own)
 
+    def _vectors(self) -> dict[str, Tensor]:
+        """The states that are as long as x, by name: they are shown parameter by parameter."""
+        server = {f"server.{name}" if name in self._states else name: value for name, value in self._server.items()}
+        held = {**self._states, **server}
+        return {name: value for name, value in held.items() if self._is_vector(value)}
+
+    def _rest(self) -> dict[str, dict[str, Tensor]]:
+        """All other states."""
+        tables = {"client": self._states, "server": self._server}
+        return {
+            where: {name: value for name, value in held.items() if not self._is_vector(value)}
+            for where, held in tables.items()
+        }
+
+    def _is_vector(self, value: Tensor) -> bool:
+        wide = value.ndim > 0 and value.shape[-1] == self._flat.dimension and value.ndim <= 2
+        return wide and value.dtype == self._flat.like.dtype
+
     def _show_state(self) -> None:
         """The state as torch's tools expect it: views of the flat vectors, parameter by parameter."""
-        parts = zip(self._flat.split(self._memory), self._flat.split(self._estimate), strict=True)
-        for p, (memory, estimate) in zip(self._flat.parameters, parts, strict=True):
-            self.state[p] = {"memory": memory, "estimate": estimate} if self.method.feedback else {"estimate": estimate}
+        for p in self._flat.parameters:
+            self.state[p] = {}
+        for name, value in self._vectors().items():
+            for p, view in zip(self._flat.parameters, self._flat.split(value), strict=True):
+                self.state[p][name] = view
 
     def _facts(self) -> dict[str, Any]:
-        method = methods.identity_of(self.method)
+        method = identity_of(self.method)
         facts = {"format": FORMAT, "method": method, "rank": self.world.rank, "ranks": self.world.size}
         facts |= {"clients": len(self._clients), "parameters": self._flat.shapes}
         return {**facts, "private": self._noise is not None}
@@ -266,7 +294,8 @@ class ClientOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, with its clients' memories: save one file a rank."""
         privacy = self._noise.state() if self._noise is not None else {}
-        return {**super().state_dict(), "normec": {**self._facts(), "round": self.round, "privacy": privacy}}
+        own = {**self._facts(), "round": self.round, "privacy": privacy, "states": self._rest()}
+        return {**super().state_dict(), "normec": own}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -282,10 +311,12 @@ class ClientOptimizer(Optimizer):
         if self._noise is not None:
             self._noise.load(held["privacy"])
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "normec"})
-        for name, home in (("memory", self._memory), ("estimate", self._estimate)):
+        for name, home in self._vectors().items():
             for p, view in zip(self._flat.parameters, self._flat.split(home), strict=True):
-                if name in self.state[p]:
-                    view.copy_(self.state[p][name])
+                view.copy_(self.state[p][name])
+        for where, rest in self._rest().items():
+            for name, value in rest.items():
+                value.copy_(held["states"][where][name])
         self._show_state()
         self.round, self._taken = held["round"], 0
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.methods import Method
+from ..algorithms.method import Method, Steps, rows_like
 from ..errors import UsageError, at_least
 from ..gradients import Block
 from ..privacy import Audit, Privacy, Setting, View, audit_releases, calibrate, release
@@ -37,7 +37,7 @@ from ..privacy.mechanism import Mechanism, facts_of
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Buffers
 from ..storage.run_folder import RunStorage
-from ..training.loop import Rounds
+from ..training.loop import TrainingLoop
 from ..training.run import Plan
 
 HUGE = 1e6
@@ -155,7 +155,7 @@ class _Cast:
         canary, rest = self.directions
         sign = _SIGNS[round % len(_SIGNS)]
         absent = 0.0 if self.relation == "zero-out" else -1.0
-        grads: Tensor = (0.3 * min(self.method.operator.bound, 1.0) * rest).repeat(self.clients, 1)
+        grads: Tensor = (0.3 * min(self.method.bound, 1.0) * rest).repeat(self.clients, 1)
         grads[self.opponent] = -sign * HUGE / 2 * canary
         grads[self.place] = sign * HUGE * (1.0 if self.present else absent) * canary
         return grads
@@ -167,13 +167,17 @@ class _Cast:
 
     def expected(self, rounds: int, singly: bool) -> list[np.ndarray[Any, Any]]:
         """What the observer would see without noise, by the definition of the method."""
-        memory = torch.zeros(self.clients, self.directions.shape[1], dtype=torch.float64)
+        steps = Steps(self.method, self.directions[0])
+        state = {name: rows_like(start, self.clients).clone() for name, start in steps.client_start.items()}
         seen = []
         for k in range(rounds):
             drawn, grads = self.drawn(k), self.gradients(k)
-            sent = torch.zeros_like(memory)
-            memory_before, memory = memory, self.method.idle_step(memory)
-            sent[drawn], memory[drawn] = self.method.client_step(grads[drawn], memory_before[drawn])
+            sent = torch.zeros_like(grads)
+            before = {name: rows.clone() for name, rows in state.items()}
+            state = {name: rows.clone() for name, rows in steps.absent(before).items()}
+            sent[drawn], draft = steps.message(grads[drawn], {name: rows[drawn] for name, rows in before.items()}, None)
+            for name, rows in steps.commit(draft, sent[drawn]).items():
+                state[name][drawn] = rows
             seen += list(self.in_roles(sent).numpy()) if singly else [sent.sum(0).numpy()]
         return seen
 
@@ -221,11 +225,16 @@ class _Watched(Mechanism):
     def __init__(self, singly: bool, *arguments: Any, **words: Any) -> None:
         self._singly = singly
         self.seen: dict[int, Tensor] = {}
+        self.whole = torch.zeros(0)
         super().__init__(*arguments, **words)
 
     @property
     def takes_sums(self) -> bool:
         return super().takes_sums and not self._singly
+
+    def received(self, whole: Tensor, like: Tensor) -> Tensor:
+        self.whole = super().received(whole, like).clone()
+        return self.whole
 
     def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
         sent = super().noisy(messages, clients)
@@ -250,11 +259,10 @@ def _observe(cast: _Cast, mechanism: _Watched, setting: Setting) -> list[np.ndar
         evaluate_every=setting.rounds,
         full_gradient=False,
     )
-    rounds = Rounds(problem, method, plan, _Gradients(cast), RunStorage(None, {}), 0.0, (), mechanism)
+    rounds = TrainingLoop(problem, method, plan, _Gradients(cast), RunStorage(None, {}), 0.0, (), mechanism)
     state = rounds.initial()
     seen = []
     for _ in range(setting.rounds):
-        before = method.carried(state.estimate)
         mechanism.seen.clear()
         rounds.step(state)
         if singly:
@@ -262,5 +270,5 @@ def _observe(cast: _Cast, mechanism: _Watched, setting: Setting) -> list[np.ndar
             rows = torch.stack([mechanism.seen.get(client, nothing) for client in range(setting.clients)])
             seen += list(cast.in_roles(rows).numpy())
         else:
-            seen.append(((state.estimate - before) * (setting.clients / method.beta)).numpy())
+            seen.append(mechanism.whole.numpy())
     return seen

@@ -66,7 +66,7 @@ def contestants(
         for cell in cells:
             # Refuse bad settings before the first run.
             built = methods.build(cell, dim=1 if cell.k is None else cell.k)
-            if cell.private and not math.isfinite(built.operator.bound):
+            if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
         found.append(Contestant(spec, cells))
     for key in settings.keys() & set(methods.SETTINGS):

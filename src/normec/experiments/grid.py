@@ -200,7 +200,7 @@ def check(config: RunConfig) -> None:
         one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=config.data)
     method = methods.build(config, dim=1 if config.k is None else config.k)
     build.training(config.model_copy(update={"device": "cpu"}))  # the cell's own may be on another machine
-    if config.private and not math.isfinite(method.operator.bound):
+    if config.private and not math.isfinite(method.bound):
         raise UsageError(f"{config.method} sends messages without a bound; it goes with private = false only")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ..algorithms.methods import DPSGD, EF21, GD, Clip21, Method, NormEC
+from ..algorithms.direct import DPSGD, GD
+from ..algorithms.error_feedback import EF21, Clip21, NormEC
+from ..algorithms.method import Method
 from ..algorithms.operators import Clip, RandK, SmoothedNorm, TopK
-from ..algorithms.tensor_norm import TensorNorm
+from ..algorithms.tensor_norm import TensorNormEC
 from ..errors import UsageError, one_of
 from .config import RunConfig
 
@@ -90,7 +92,7 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
         case "normec":
             way = own.pop("server_norm")
             if isinstance(way, str):
-                return TensorNorm.of(NormEC(**own), sizes or (dim,), in_place=way == "in-place")
+                return TensorNormEC(**own, sizes=tuple(sizes or (dim,)), in_place=way == "in-place")
             return NormEC(**own, server_norm=way)
         case "clip21":
             return Clip21(**own)

@@ -157,7 +157,7 @@ def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
         "smallest_grad_norm": min(norms, default=None),
         "clients": run.n,
         "dimension": len(run.x),
-        "message_bound": run.method.operator.bound if math.isfinite(run.method.operator.bound) else None,
+        "message_bound": run.method.bound if math.isfinite(run.method.bound) else None,
         "engine": run.engine,
         "device": device_name(run.x.device),
         "timings": {part: round(seconds, 4) for part, seconds in run.timings.items()},

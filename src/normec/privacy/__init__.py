@@ -4,9 +4,10 @@ statement → rules → release ⇄ accounting → noise, ledger, audit. Importi
 asked for where it is used.
 """
 
+from ..errors import BudgetSpent
 from .accounting import Account, Event, epsilon_of, sigma_for
 from .audit import Audit, View, audit, audit_releases, audit_scores
-from .ledger import BudgetSpent, Head, Ledger, LedgerDamaged, LedgerInUse, Receipt
+from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt
 from .noise import ExactNoise, NoiseSource, SecureNoise, SeededNoise, noise_source, privatise, privatise_sum
 from .release import Calibrated, Release, calibrate, paper_sigma
 from .rules import release

@@ -32,30 +32,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
-from ..errors import UsageError, at_least, positive
+from ..errors import BudgetSpent, UsageError, at_least, positive
 from .accounting import Account, Event
 from .chain import Chain, Head, LedgerDamaged, LedgerInUse
 from .statement import Privacy
 
-__all__ = ["BudgetSpent", "Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]
-
-
-class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mistake)
-    """The release would pass the budget; it was neither written down nor may it be made."""
-
-    def __init__(self, round: int, epsilon: float, budget: float) -> None:
-        super().__init__(
-            f"round {round} would bring epsilon to {epsilon:.6g}, past the budget of {budget:g}; training stops here"
-        )
-        self.round, self.epsilon, self.budget = round, epsilon, budget
-
-    @classmethod
-    def said(cls, round: int, text: str) -> BudgetSpent:
-        """The same, as another rank was told."""
-        told = cls.__new__(cls)
-        RuntimeError.__init__(told, text)
-        told.round, told.epsilon, told.budget = round, math.nan, math.nan
-        return told
+__all__ = ["Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]
 
 
 def affordable(account: Account, event: Event, privacy: Privacy, horizon: int, round: int) -> tuple[Account, float]:

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms.methods import CLIENT_STEPS, Method, overridden
-from ..algorithms.operators import proven_lipschitz
+from ..algorithms.error_feedback import ErrorFeedbackScheme
+from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, has_functions_of, says_of
 from ..errors import UsageError
 from ..system.atomic import writing
 from ..system.file_reading import read_if_present
@@ -59,12 +59,18 @@ class Spent:
         return dataclasses.asdict(self)
 
 
-def facts_of(method: Method) -> Facts:
-    """A method as the rules see it."""
-    # The record rule is proved for the scheme's own messages and memories, and for the operator that states L.
-    usual = not overridden(method, *CLIENT_STEPS)
-    lipschitz = proven_lipschitz(method.operator) if usual else math.inf
-    return Facts(method.name, method.operator.bound, method.feedback, lipschitz, method.beta, method.decay)
+def facts_of(method: Method, dimension: int = 1) -> Facts:
+    """A method as the rules see it: by what it states of itself, and no more than that.
+
+    The record rule for hidden memories is proved for error feedback (`ErrorFeedbackScheme`) alone. A method with a
+    state of another kind has no Lipschitz constant that the rules could use: a record may act through the state.
+    """
+    steps = Steps(method, torch.zeros(dimension))
+    scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS)
+    claimed = says_of(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
+    lipschitz = method.lipschitz if claimed and method.lipschitz is not None else math.inf
+    beta, decay = (method.beta, method.decay) if isinstance(method, ErrorFeedbackScheme) else (1.0, 0.0)
+    return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
 
 
 class Mechanism:
@@ -90,7 +96,7 @@ class Mechanism:
         """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
-        self.release = release(facts_of(method), privacy, setting)
+        self.release = release(facts_of(method, setting.dimension or 1), privacy, setting)
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma
         self._source = noise_source(privacy.noise or "secure", seed if privacy.noise == "seeded" else None)

@@ -115,7 +115,7 @@ def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
     if setting.sampling.claims:
         _refuse("no valid gain at record level from sampling clients; without the claim every round counts in full")
     batch = setting.batch
-    hidden = facts.feedback and privacy.memory == "clean"
+    hidden = facts.feedback and (privacy.memory == "clean" or not facts.made_of_messages)
     if batch.claims:
         if hidden:
             _refuse(

@@ -1,4 +1,4 @@
-"""What the rules need to know of a method and of a run: small facts, no objects of the rooms above."""
+"""What the rules need to know of a method and of a run: small facts, no objects of the packages above."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Facts:
     `lipschitz`: the constant of Ψ if Ψ is the gradient of a convex function (SmoothedNorm: 1/alpha, Clip: 1,
     Identity: 1); infinite otherwise. Only the record rules use it, with `beta` and `decay`, the memory's step and
     forgetting; leave it infinite for a client whose state is more than g_i (momentum, local steps).
+    `made_of_messages`: whether the state is a function of the messages that were sent and of nothing else, so that with
+    memory="noisy" it holds nothing that was not released.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Facts:
     lipschitz: float = math.inf
     beta: float = 1.0
     decay: float = 0.0
+    made_of_messages: bool = True
 
     def __post_init__(self) -> None:
         for name in ("bound", "lipschitz"):

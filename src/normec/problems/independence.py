@@ -26,18 +26,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..algorithms.methods import Method
-from ..algorithms.operators import Clip, Identity, SmoothedNorm
+from ..algorithms.direct import DPSGD, GD
+from ..algorithms.error_feedback import EF21, Clip21, ErrorFeedback, NormEC
+from ..algorithms.method import Method, Steps, rows_like
+from ..algorithms.operators import Identity, replayable
 from ..errors import UsageError
 from ..gradients.clipped import record_gradients
 from ..gradients.loop import Loop
 from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
-from ..training import fused_update as update
 from .client_data import FetchedRecords, Records, ResidentRecords, length
 from .functions import FunctionProblem
 from .objective import Objective
 from .problem import Problem
 
+KNOWN = (NormEC, Clip21, EF21, ErrorFeedback, DPSGD, GD)
 _PARTS = ("model", "loss", "penalty", "augment", "transform")  # code of the caller's, which may keep state
 _RECORDS = 8  # of a client that take part in the check
 _ROUNDING = 1e-9  # relative, in float64: how far a GPU's sums may differ from one time to the next
@@ -75,18 +77,25 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
     Raises:
         UsageError: a client's message or memory changed with another client's gradient.
     """
-    if update.fits(method) and type(method.operator) in (SmoothedNorm, Clip, Identity):
+    if type(method) in KNOWN and replayable(getattr(method, "operator", Identity())):
         return
     draw = torch.Generator().manual_seed(0)
     usual = torch.randn(2, 3, dimension, dtype=torch.float64, generator=draw)
     other = usual.clone()
     other[:, 1:] = 3 - 2 * usual[:, 1:].flip(1)
     key = Key(Stream(0, "operator"), 0, torch.arange(3))
+    steps = Steps(method, usual[0, 0])
 
-    def first(grads: Tensor, memory: Tensor) -> Tensor:
-        message = method.message(grads.clone(), memory.clone(), key)
-        kept = method.remember(memory.clone(), message), method.idle_step(memory.clone())
-        return torch.cat([message[0], kept[0][0], kept[1][0]])
+    def first(grads: Tensor, disturbance: Tensor) -> Tensor:
+        state = {name: rows_like(start, 3).clone() for name, start in steps.client_start.items()}
+        for rows in state.values():
+            if rows.is_floating_point() and rows.shape == disturbance.shape:
+                rows += disturbance
+        message, draft = steps.message(grads.clone(), state, key)
+        kept = steps.commit(draft, message)
+        idle = steps.absent({name: rows.clone() for name, rows in state.items()})
+        parts = [message, *kept.values(), *idle.values()]
+        return torch.cat([part[0].reshape(-1).to(torch.float64) for part in parts])
 
     found = [first(*usual), first(*other), first(*usual)]
     _refuse_unlike(found, f"the message of {method.name} for one client changes with the gradients of others")

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from ..algorithms.methods import Method
-from ..algorithms.operators import SmoothedNorm
+from ..algorithms.direct import GD
+from ..algorithms.error_feedback import EF21, NormEC
+from ..algorithms.method import Method
 from ..errors import UsageError
 from ..problems.objective import Objective
 from .constants import Constants, constants_of
@@ -33,11 +34,11 @@ def step_size(
     if warmup >= rounds:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}")
     constants = constants_of(problem, lower=lower)
-    if isinstance(method.operator, SmoothedNorm) and method.feedback and method.server_norm:
-        return _normec(constants, method, method.operator.alpha, rounds, warmup, start, sigma)
-    if method.name == "gd" and method.momentum == 0:
+    if type(method) is NormEC and method.server_norm:
+        return _normec(constants, method, rounds, warmup, start, sigma)
+    if type(method) is GD:
         return 1 / constants.L
-    if method.name == "ef21" and method.decay == 0:
+    if type(method) is EF21:
         left = method.operator.contraction(1.0, constants.dim) ** 2
         return float(ef21_gamma(L=constants.L, L_tilde=constants.L_tilde, contraction=1 - left))
     raise UsageError(
@@ -46,7 +47,8 @@ def step_size(
     )
 
 
-def _normec(c: Constants, method: Method, alpha: float, rounds: int, warmup: int, start: str, sigma: float) -> float:
+def _normec(c: Constants, method: NormEC, rounds: int, warmup: int, start: str, sigma: float) -> float:
+    alpha = method.alpha
     if alpha <= 0:
         raise UsageError("lr='theory' needs alpha > 0, got 0")
     if c.F0 <= 0:

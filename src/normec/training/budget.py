@@ -1,4 +1,4 @@
-"""Before anything of a private round leaves: the rank that keeps the ledger pays, and all know that it has."""
+"""The privacy budget of a run: rank 0 pays for a round in the ledger before anything leaves, and all ranks know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import UsageError
+from ..errors import BudgetSpent, UsageError
 from ..problems.objective import Buffers
 from .communicator import World
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism, Spent
 
 
-class Payments:
+class Budget:
     """One run's account, kept by rank 0 beside the run's folder."""
 
     def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers, kept: bool = False) -> None:
@@ -23,7 +23,6 @@ class Payments:
         self._mechanism, self._world, self._first_buffers = mechanism, world, first_buffers
         self._kept = kept
         self._asked = False
-        self._refused: str | None = None
         self._same = True  # whether releases in the ledger are of the same run and data
 
     def open(self, folder: Path | None, head: list[Any] | None, resumed: bool) -> None:
@@ -38,29 +37,28 @@ class Payments:
 
     def begin(self) -> None:
         """A round begins, for the first time or again: nothing of it is paid for yet."""
-        self._asked, self._refused = False, None
+        self._asked = False
 
     @property
-    def asked(self) -> bool:
-        """Whether the round that has begun was paid for or refused already."""
+    def paid(self) -> bool:
+        """Whether the round that has begun was paid for already."""
         return self._asked
 
-    def pay(self, round: int, key: str | None = None) -> str | None:
-        """Why `round` may not be made, or None: it is paid for. All ranks ask together.
+    def pay(self, round: int, key: str | None = None) -> None:
+        """Pay for one release of `round`; raises `BudgetSpent`, on every rank. All ranks call together.
 
-        The first call after `begin` pays for one release; the others repeat its answer. `key`: see `Mechanism.pay`.
+        The first call after `begin` pays for one release; the others do nothing. `key`: see `Mechanism.pay`.
         """
         if self._asked:
-            return self._refused
+            return
         said = self._world.first(lambda: self._paid(round, key if self._same else None))
-        if said["refused"] is None and self._world.rank:
+        if said["refused"] is not None:
+            raise BudgetSpent.said(round, said["refused"])
+        if self._world.rank:
             self._mechanism.paid_elsewhere(said["round"], said["attempt"])
-        self._asked, self._refused = True, said["refused"]
-        return self._refused
+        self._asked = True
 
     def _paid(self, round: int, key: str | None) -> dict[str, Any]:
-        from ..privacy.ledger import BudgetSpent
-
         if self._kept and self._mechanism.head is None:  # an account in memory would be lost with the process
             raise UsageError(f"round {round} cannot be paid for, because the ledger is not open; start the run again")
         try:

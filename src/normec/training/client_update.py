@@ -1,98 +1,136 @@
-"""The clients' side of a round, block by block: their messages, what leaves of them, and what their memories take."""
+"""The clients' side of a round, block by block: their messages, what leaves of them, and what their states become."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..algorithms.methods import Method
+from ..algorithms.method import MEMORY, Method, Steps, Tables, computes_the_same, fused_form
 from ..algorithms.operators import norms
 from ..gradients import Block
 from ..sampling.random_streams import Key, Stream, derive_seed
-from . import fused_update as update
+from . import fused_update
+from .memory_table import read_rows, write_rows
 from .metrics import Faults, Meter
-from .observer import rows_of
 from .run import State
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
 
 
-Released = Callable[[State], str | None]  # asked before anything of a round leaves: why nothing may, or None
+@dataclass(frozen=True)
+class Drafted:
+    """Messages ``[c, d]`` that were made and have not left, and what the clients' states would become."""
+
+    block: Block
+    messages: Tensor
+    draft: Tables
 
 
-class Sending:
-    """Makes the messages of one run."""
+class ClientUpdate:
+    """Makes the messages of one run, by the method's functions or by its fused form."""
 
     def __init__(
-        self,
-        method: Method,
-        seed: int,
-        mechanism: Mechanism | None,
-        faults: Faults,
+        self, method: Method, steps: Steps, dimension: int, seed: int, mechanism: Mechanism | None, faults: Faults
     ) -> None:
-        self._method, self._seed, self._mechanism, self._faults = method, seed, mechanism, faults
-        # The bound that the noise was calibrated for, whatever the operator says later.
-        self.bound = mechanism.release.bound if mechanism is not None else method.operator.bound
+        self._steps, self._seed, self._mechanism, self._faults = steps, seed, mechanism, faults
+        # The bound that the noise was calibrated for, whatever the method says later.
+        self.bound = mechanism.release.bound if mechanism is not None else method.bound
         self._sparse = not math.isfinite(self.bound)
+        form = fused_form(method)
+        self.form = form if form is not None and computes_the_same(method, form, dimension) else None
         # Messages that are scaled differences need never be written out, where nobody looks at single ones.
-        self.fused = update.fits(method) and (mechanism is None or mechanism.takes_sums)
+        self.fused = self.form is not None and (mechanism is None or mechanism.takes_sums)
+        self._method = method
 
-    def block(self, state: State, block: Block, meter: Meter | None, released: Released) -> Tensor | str:
-        """What the block adds to the round's sum, or the reason why the round cannot be made.
+    def send_fused(self, state: State, block: Block, meter: Meter | None) -> Tensor:
+        """What the block adds to the round's sum, which was paid for.
 
         Uses up the block's gradients; changes its clients' memories.
         """
-        make = self._scaled if self.fused else self._by_messages
-        return make(state, block, meter, released)
-
-    def _scaled(self, state: State, block: Block, meter: Meter | None, released: Released) -> Tensor | str:
-        reason = released(state)
-        if reason:
-            return reason
+        if self.form is None:
+            raise TypeError("the method has no fused form")
         seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
-        sent = update.scaled(self._method, block, state.memory, seed)
+        sent = fused_update.scaled(self.form, block, state.clients.get(MEMORY), seed)
         self._faults.note_lengths(block, sent.lengths, self.bound, state.round)
         if meter is not None:
             meter.add_messages(sent.lengths)
-            if self._method.feedback:
+            if self.form.memory:
                 meter.add_distances(sent.distances)
         return sent.total
 
-    def _by_messages(self, state: State, block: Block, meter: Meter | None, released: Released) -> Tensor | str:
-        """The definition: each client's message, what leaves of it, what its memory takes."""
-        k, method = state.round, self._method
-        memory = rows_of(block, state.memory)
-        memory = memory.clone() if method.feedback else memory  # a method of the caller's own may write to it
-        key = Key(Stream(self._seed, "operator"), k, block.clients)
-        message = method.message(block.grads, memory, key)
-        lengths = norms(message)
+    def draft(self, state: State, block: Block, meter: Meter | None) -> Drafted:
+        """The block's messages and what its clients' states would become; nothing has left, nothing is changed."""
+        own = {name: read_rows(table, block, state.x) for name, table in state.clients.items()}
+        key = Key(Stream(self._seed, "operator"), state.round, block.clients)
+        if meter is not None and self._steps.remembers:
+            meter.add_distances(norms(block.grads - own[MEMORY]))
+        messages, draft = self._steps.message(block.grads, own, key)
+        lengths = norms(messages)
         if meter is not None:
             meter.add_messages(lengths)
-            if method.feedback:
-                meter.add_distances(norms(block.grads - memory))
-        self._faults.note_lengths(block, lengths, self.bound, k)
-        self._faults.note_sum(block.grads if self._sparse else message, k)  # what is not sent may be broken too
-        reason = released(state)
-        if reason:
-            return reason
-        if self._mechanism is not None:
+        self._faults.note_lengths(block, lengths, self.bound, state.round)
+        # What is not sent may be broken too.
+        self._faults.note_sum(block.grads if self._sparse else messages, state.round)
+        return Drafted(block, messages, draft)
+
+    def measure(self, state: State, block: Block, meter: Meter) -> None:
+        """What the block's clients would send now; nothing is changed."""
+        if self.form is None:
+            self.draft(state, block, meter)
+            return
+        memory = state.clients.get(MEMORY)
+        v = block.grads - read_rows(memory, block, state.x) if memory is not None else block.grads
+        distances = norms(v)
+        if memory is not None:
+            meter.add_distances(distances)
+        meter.add_messages(self.form.scale(distances) * distances)
+
+    def send(self, state: State, drafted: Drafted) -> Tensor:
+        """What the block adds to the round's sum, which was paid for; its clients' states take their messages."""
+        block, messages = drafted.block, drafted.messages
+        if self._mechanism is None:
+            total = messages.sum(0)
+        else:
             total = torch.zeros_like(state.x)
             if not self._mechanism.simulated and bool(self._faults.broken):
                 return (
                     total  # of a later block than the one that was looked at before paying; the round ends in an error
                 )
-            message = self._mechanism.send(message, block.clients)
-        else:
-            total = message.sum(0)
-        if method.feedback:
-            seed = derive_seed(self._seed, "rounding", k, int(block.clients[0]))
-            new = update.rounded(method.remember(memory, message), state.memory.dtype, seed)
-            state.memory[block.places.to(state.memory.device)] = new.to(state.memory.device)
-            if self._mechanism is None and new.dtype != memory.dtype:  # what the memory took is what is sent
-                total = (new.to(memory) - method.idle_step(memory)).sum(0) / method.beta
+            messages = self._mechanism.send(messages, block.clients)
+        if not state.clients:
+            return total
+        new = self._steps.commit(drafted.draft, messages)
+        for name, table in state.clients.items():
+            seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
+            kept = write_rows(table, block, new[name], seed)
+            if name == MEMORY and self._mechanism is None and kept.dtype != new[name].dtype:
+                # What the memory took is what is sent, so that ĝ stays the memories' mean.
+                between = self._method.sent_between
+                if between is not None:
+                    total = between(drafted.draft[MEMORY], kept.to(new[name])).sum(0)
         return total
+
+    def idle(self, state: State, drawn: Tensor) -> None:
+        """What the clients do that take no part; `drawn`: the rows of those that do, on the host."""
+        if not state.clients or self._steps.stands_still:
+            return
+        seed = derive_seed(self._seed, "forgetting", state.round)
+        if self.form is not None:
+            fused_update.forget(self.form.keep, state.clients[MEMORY], drawn, seed)
+            return
+        count = len(next(iter(state.clients.values())))
+        away = torch.ones(count, dtype=torch.bool)
+        away[drawn] = False
+        rows = away.nonzero()[:, 0]
+        if not len(rows):
+            return
+        held = {name: table[rows.to(table.device)].to(state.x.device) for name, table in state.clients.items()}
+        held = {name: rows.float() if rows.dtype == torch.bfloat16 else rows for name, rows in held.items()}
+        for name, new in self._steps.absent(held).items():
+            table = state.clients[name]
+            table[rows.to(table.device)] = fused_update.rounded(new, table.dtype, seed).to(table.device)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..algorithms.methods import SERVER_STEPS, Method, overridden
-from ..algorithms.operators import Clip, Identity, SmoothedNorm
-from ..algorithms.tensor_norm import TensorNorm
+from ..algorithms.method import MEMORY, Steps, recordable
 from ..gradients import Block
 from ..gradients.graphs import Graphs
 from ..problems.objective import Objective
 from ..sampling.participation import Everyone
-from . import fused_update as update
+from . import fused_update
+from .client_update import ClientUpdate
 from .metrics import Faults
 from .run import Plan, State
 
@@ -27,34 +26,33 @@ if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
 
 
-class Closing:
+class GraphedRound:
     """Keeps what changes from round to round, the round's number and the step size, on the device."""
 
     def __init__(
         self,
-        method: Method,
+        steps: Steps,
         plan: Plan,
         problem: Objective,
         mechanism: Mechanism | None,
         faults: Faults,
-        bound: float,
+        update: ClientUpdate,
         able: bool,
     ) -> None:
-        """`bound`: of a message's norm. `able`: all messages are made here, and only need scaling."""
-        self._method, self._plan, self._n, self._faults, self._bound = method, plan, problem.clients, faults, bound
+        """`able`: all messages are made here, and only their sum leaves."""
+        self._steps, self._plan, self._n, self._faults, self._update = steps, plan, problem.clients, faults, update
         self._mechanism, x = mechanism, problem.x0
         self._graphs = Graphs("the update") if x.is_cuda else None
         real = mechanism is not None and not mechanism.simulated  # then every round is looked at before it leaves
         # Clients that are not drawn forget by factors that the host makes.
-        forgetting = method.decay > 0 and not isinstance(plan.participation, Everyone)
-        self.able = able and x.is_cuda and not real and not forgetting and _replayable(method)
+        forgetting = not steps.stands_still and not isinstance(plan.participation, Everyone)
+        self.able = able and update.fused and x.is_cuda and not real and not forgetting and recordable(steps.method)
         self._round, self._lr = torch.zeros((), dtype=torch.int64, device=x.device), x.new_zeros(())
         self._known: tuple[int, float] | None = None  # what the two are
 
     def takes(self, state: State, block: Block, count: int) -> bool:
         """Whether a round of `count` clients can be closed here."""
-        held = state.memory
-        fits = not self._method.feedback or (held.device == state.x.device and held.dtype == state.x.dtype)
+        fits = all(held.device == state.x.device and held.dtype == state.x.dtype for held in state.clients.values())
         return self.able and fits and len(block.clients) == count
 
     def close(self, state: State, block: Block) -> None:
@@ -75,24 +73,22 @@ class Closing:
         if self._graphs is None:
             compute(*moving)
         else:
-            fixed = [state.x, state.memory, state.estimate, block.grads, block.losses]
+            fixed = [state.x, *state.clients.values(), *state.server.values(), block.grads, block.losses]
             self._graphs.run(compute, moving, fixed, str(block.rows) if isinstance(block.rows, slice) else "rows")
         self._known = now[0] + 1, now[1]
 
     def _compute(self, state: State, block: Block, rows: Tensor | slice, noise: Tensor | None) -> None:
         block = Block(block.clients, block.grads, block.losses, rows, block.first)
         self._faults.note_losses(block, self._round)
-        sent = update.scaled(self._method, block, state.memory, 0)  # the seed is for memories of another precision
-        self._faults.note_lengths(block, sent.lengths, self._bound, self._round)
+        if self._update.form is None:
+            raise TypeError("only a fused form is recorded")
+        # The seed is for memories of another precision.
+        sent = fused_update.scaled(self._update.form, block, state.clients.get(MEMORY), 0)
+        self._faults.note_lengths(block, sent.lengths, self._update.bound, self._round)
         total = sent.total if noise is None else sent.total + noise
         self._faults.note_sum(total, self._round)
-        direction, estimate = self._method.server_step(total / self._n, state.estimate)
+        direction, server = self._steps.server_step(total / self._n, state.server)
         state.x -= self._lr * direction
-        state.estimate.copy_(estimate)
+        for name, new in server.items():
+            state.server[name].copy_(new)
         self._round += 1
-
-
-def _replayable(method: Method) -> bool:
-    """Whether a recording may stand for the steps: it repeats their kernels, not the Python code of a subclass."""
-    server = type(method) is TensorNorm or not overridden(method, *SERVER_STEPS)
-    return server and type(method.operator) in (SmoothedNorm, Clip, Identity)

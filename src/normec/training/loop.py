@@ -18,23 +18,21 @@ import torch
 from torch import Tensor
 
 from .. import gradients
-from ..algorithms.methods import Method
-from ..errors import Diverged, UsageError
+from ..algorithms.method import Method, Steps
+from ..errors import BudgetSpent, Diverged, UsageError
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
-from ..sampling.random_streams import derive_seed
 from ..storage.history import Row
 from ..storage.run_folder import RunStorage
 from ..system.interrupt import Interrupt
-from . import fused_update as update
 from . import state as start
-from .budget import Payments
+from .budget import Budget
 from .callbacks import Callback
-from .client_update import Sending
+from .client_update import ClientUpdate
 from .communicator import Alone, World
-from .graphed_round import Closing
+from .graphed_round import GraphedRound
 from .interleaved import finished
-from .metrics import Faults
+from .metrics import Faults, Meter
 from .observer import Observer, broken_rows, copied, here, whole
 from .repeatability import computation, machine
 from .run import ClientTable, Plan, Run, State, batches_of
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 SMALL_FILE = 2**20  # bytes of releases that are no reason for a checkpoint
 
 
-class Rounds:
+class TrainingLoop:
     """One run under way: `run` takes it to its end, `steps` round by round."""
 
     def __init__(
@@ -73,11 +71,14 @@ class Rounds:
         self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds, private)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.world, self.kept, self.own = world, kept, world.own(problem.clients)
-        self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism, world)
+        self.method_steps = Steps(method, problem.x0)
         self.faults = Faults(self.own, problem.x0.device)
+        self.update = ClientUpdate(method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults)
+        self.observer = Observer(
+            problem, self.update, self.method_steps, plan, self.engine, storage.history, callbacks, mechanism, world
+        )
         self.watch = Stopwatch()
-        self.payments = Payments(mechanism, world, problem.initial_buffers(), kept) if mechanism is not None else None
-        self.sending = Sending(method, plan.seed, mechanism, self.faults)
+        self.budget = Budget(mechanism, world, problem.initial_buffers(), kept) if mechanism is not None else None
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
         simulated = mechanism is not None and mechanism.simulated
@@ -86,8 +87,8 @@ class Rounds:
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
         self.recorded: dict[int, int] = {}  # rounds whose release is known from before a restart, and their attempts
-        able = self.sending.fused and world.size == 1 and not self.recording
-        self.closing = Closing(method, plan, problem, mechanism, self.faults, self.sending.bound, able)
+        able = world.size == 1 and not self.recording
+        self.graphed = GraphedRound(self.method_steps, plan, problem, mechanism, self.faults, self.update, able)
         self.recalled: int | None = None
         self.begun = self.resumed = False
         self.faulty = self.stopping = self.saving = False  # what the ranks said when they were last heard
@@ -145,8 +146,10 @@ class Rounds:
         """One more round, and a checkpoint if one is due; False when there is no round left."""
         if state.round >= self.plan.rounds or self.stopped:
             return False
-        self.stopped = self.step(state)
-        if self.stopped:
+        try:
+            self.step(state)
+        except BudgetSpent as spent:
+            self.stopped = str(spent)
             return False
         for callback in self.callbacks:
             callback.round(state.round)
@@ -167,7 +170,7 @@ class Rounds:
             self._last_row(state)
         self._save(state)
         model = self.problem.model_at(state.x, whole(state.buffers, self.world))
-        spent = self.payments.spent() if self.payments is not None else None
+        spent = self.budget.spent() if self.budget is not None else None
         if self.stopped is None and state.round < self.plan.rounds:
             self.stopped = "interrupted"
         run = Run(
@@ -187,11 +190,11 @@ class Rounds:
             callback.end(run)
         return run
 
-    def step(self, state: State) -> str | None:
-        """Round k: every drawn client one message, the server one step; or the reason why there is no more."""
-        if self.payments is not None:
-            self.payments.begin()
-        k, method, n = state.round, self.method, self.problem.clients
+    def step(self, state: State) -> None:
+        """Round k: every drawn client one message, the server one step; raises `BudgetSpent` before anything leaves."""
+        if self.budget is not None:
+            self.budget.begin()
+        k, n = state.round, self.problem.clients
         drawn = self.plan.drawn(n, k)
         row, meter = None, None
         if self.observer.due(k):
@@ -202,29 +205,20 @@ class Rounds:
         closed = False
         for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn)):
             with self.watch.timed("update"):
-                closed = row is None and self.begun and self.closing.takes(state, block, count)
+                closed = row is None and self.begun and self.graphed.takes(state, block, count)
                 if closed:
-                    reason = self._released(state)
-                    if reason:
-                        return reason
-                    self.closing.close(state, block)
-                    continue
-                if meter is not None:
-                    meter.add(block)
-                self.faults.note_losses(block, k)
-                sent = self.sending.block(state, block, meter, self._released)
-                if isinstance(sent, str):
-                    return sent
-                total = sent if total is None else total + sent
+                    self._pay(state)
+                    self.graphed.close(state, block)
+                else:
+                    sent = self._send(state, block, meter)
+                    total = sent if total is None else total + sent
         if closed:
-            return self._count(state, count)
-        reason = self._released(state)  # noise leaves even where nobody was drawn
-        if reason:
-            return reason
-        if method.feedback and drawn is not None:
-            seed = derive_seed(self.plan.seed, "forgetting", k)
-            update.forget(method, state.memory, self._places(drawn), seed)
+            self._count(state, count)
+            return
+        self._pay(state)  # noise leaves even where nobody was drawn
         total = torch.zeros_like(state.x) if total is None else total
+        if drawn is not None:
+            self.update.idle(state, self._places(drawn))
         total = self._whole(total, state, count, looked_at=row is not None)
         if (row is not None or self._on_host or self.recording) and (self.world.size == 1 or self.faulty):
             self._check(state)
@@ -234,10 +228,23 @@ class Rounds:
         if row is not None:
             self.observer.record(row, meter, drawn, self.begun)
         with self.watch.timed("update"):
-            direction, estimate = method.server_step(total / n, state.estimate)
+            direction, server = self.method_steps.server_step(total / n, state.server)
             state.x -= self.plan.step_size(k) * direction
-            state.estimate = estimate if self._on_host else state.estimate.copy_(estimate)  # recordings know its place
-        return self._count(state, count)
+            for name, new in server.items():  # recordings know the places of these tensors
+                state.server[name] = new if self._on_host else state.server[name].copy_(new)
+        self._count(state, count)
+
+    def _send(self, state: State, block: gradients.Block, meter: Meter | None) -> Tensor:
+        """What a block adds to the sum, once the round is paid for; the clients' states take their messages."""
+        if meter is not None:
+            meter.add(block)
+        self.faults.note_losses(block, state.round)
+        if self.update.fused:
+            self._pay(state)
+            return self.update.send_fused(state, block, meter)
+        drafted = self.update.draft(state, block, meter)
+        self._pay(state)
+        return self.update.send(state, drafted)
 
     @staticmethod
     def _count(state: State, messages: int) -> None:
@@ -261,7 +268,7 @@ class Rounds:
             known = self.world.rank == 0
             total = self.storage.releases.read(k, state.x) if known else torch.zeros_like(state.x)
         elif self.mechanism is not None:
-            share, summed = len(self.own) / self.problem.clients, count if self.sending.fused else 0
+            share, summed = len(self.own) / self.problem.clients, count if self.update.fused else 0
             total = self.mechanism.outgoing(total, share, summed)
         self.faults.note_sum(total, k)
         if self.world.size == 1:
@@ -278,20 +285,20 @@ class Rounds:
         total = packed[:-3]
         return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
 
-    def _released(self, state: State) -> str | None:
-        """Before anything of this round leaves: all finite, the folder taken, the ledger paid. Else the reason."""
-        if self.mechanism is None or self.payments is None:
-            return None
+    def _pay(self, state: State) -> None:
+        """Before anything of this round leaves: all finite, the folder taken, the ledger paid. Once a round."""
+        if self.mechanism is None or self.budget is None:
+            return
         if state.round in self.recorded:
             self._recall(state, self.mechanism)
-            return None
-        if self.world.size > 1 and self.payments.asked:
-            return self.payments.pay(state.round)
+            return
+        if self.world.size > 1 and self.budget.paid:
+            return
         if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
-            self.payments.refuse_moving_state(state.buffers, self._moved_constants())
+            self.budget.refuse_moving_state(state.buffers, self._moved_constants())
         self._begin(state)
-        return self.payments.pay(state.round, self._release_key())
+        self.budget.pay(state.round, self._release_key())
 
     def _moved_constants(self) -> list[str] | None:
         return self.problem.moved_constants() if isinstance(self.problem, Problem) else None
@@ -353,8 +360,9 @@ class Rounds:
         """Raise `Diverged` if anything noted so far was not finite."""
 
         def blame(round: int) -> list[int]:
-            broken = broken_rows(state.memory) if self.method.feedback else []  # a broken gradient may stay in there
-            broken = [self.own[place] for place in broken]
+            # A broken gradient may stay in a client's state.
+            tables = [table for table in state.clients.values() if table.is_floating_point()]
+            broken = sorted({self.own[place] for table in tables for place in broken_rows(table)})
             if broken or round != state.round:
                 return broken
             drawn = self.plan.drawn(self.problem.clients, round)
@@ -375,9 +383,9 @@ class Rounds:
         self.begun = True  # last: what failed is tried again
 
     def _open_ledger(self) -> None:
-        payments = self.payments
-        if payments is not None:
-            self.world.first(lambda: payments.open(self.storage.out, self.ledger_head, self.resumed))
+        budget = self.budget
+        if budget is not None:
+            self.world.first(lambda: budget.open(self.storage.out, self.ledger_head, self.resumed))
 
     def initial(self) -> State:
         def noted() -> Iterator[gradients.Block]:
@@ -386,7 +394,9 @@ class Rounds:
                 yield block
 
         plan, folder = self.plan, self.storage.out
-        state = start.fresh(self.problem, self.method, plan.memory, plan.initial_memory, noted(), folder, self.world)
+        state = start.fresh(
+            self.problem, self.method_steps, plan.memory, plan.initial_memory, noted(), folder, self.world
+        )
         self._check(state)
         return state
 
@@ -400,7 +410,7 @@ class Rounds:
             )
         self.clients = facts.get("clients", {})
         memory, folder = self.plan.memory, self.storage.out
-        return start.restored(self.problem, self.method, memory, tensors, facts, folder, self.world)
+        return start.restored(self.problem, self.method_steps, memory, tensors, facts, folder, self.world)
 
     def _save(self, state: State) -> None:
         self.watch.stop()
@@ -415,7 +425,7 @@ class Rounds:
                 facts["clients"] = self.clients
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
-            tensors = start.tensors_of(state, self.method, self.problem.clients, self.world)
+            tensors = start.tensors_of(state, self.problem.clients, self.world)
             self.world.first(lambda: self.storage.save(state.round, tensors, facts))
 
     @property

@@ -1,4 +1,4 @@
-"""Where the clients' memories g_i live: one table ``[n, d]`` on the device, in host memory, or in a file."""
+"""Where the clients' states live: tables ``[n, …]`` on the device, in host memory, or in a file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, one_of
+from ..gradients import Block
+from .fused_update import rounded
 
 Home = Literal["device", "host", "disk"]
 HOMES: tuple[str, ...] = get_args(Home)
@@ -22,7 +24,7 @@ class MemoryTable:
     """How the table is kept; a round touches the rows of the clients that take part, wherever they are.
 
     "host" and "disk" are for tables that outgrow the device: rows travel to it and back. "disk" is a file mapped into
-    memory, so that what is not touched need not be in RAM. "bfloat16" halves the table; see `update.rounded`.
+    memory, so that what is not touched need not be in RAM. "bfloat16" halves the table; see `fused_update.rounded`.
     """
 
     dtype: torch.dtype | None = None  # None: that of x
@@ -33,20 +35,39 @@ class MemoryTable:
         if self.dtype not in (None, torch.bfloat16, torch.float32, torch.float64):
             raise UsageError(f"memory_dtype must be bfloat16, float32 or float64, got {self.dtype}")
 
-    def zeros(self, clients: int, like: Tensor, folder: Path | None) -> Tensor:
-        """A table of zeros for n clients of dimension ``len(like)``."""
-        dtype = self.dtype or like.dtype
+    def of(self, start: Tensor, clients: int, like: Tensor, folder: Path | None) -> Tensor:
+        """A table of one state for n clients that all begin with `start`.
+
+        States as long as x live where this table says; smaller ones, and whole numbers, stay on the device.
+        """
+        if start.shape != like.shape or not start.is_floating_point():
+            return start.to(like.device).expand(clients, *start.shape).clone()
+        dtype = self.dtype or start.dtype
         shape = (clients, len(like))
         if self.home == "device":
-            return like.new_zeros(shape, dtype=dtype)
-        if self.home == "host":
-            return torch.zeros(shape, dtype=dtype)
-        return _mapped(shape, dtype, folder)
+            table = like.new_zeros(shape, dtype=dtype)
+        elif self.home == "host":
+            table = torch.zeros(shape, dtype=dtype)
+        else:
+            table = _mapped(shape, dtype, folder)
+        if bool(start.any()):
+            table += start.to(table)
+        return table
 
 
-def stateless(clients: int, like: Tensor) -> Tensor:
-    """The table of a method without memory: one row of zeros, seen n times."""
-    return like.new_zeros(1, len(like)).expand(clients, len(like))
+def read_rows(table: Tensor, block: Block, like: Tensor) -> Tensor:
+    """A copy of the block's rows, on the device of `like` and, for numbers with a fraction, in its precision."""
+    where = block.rows if isinstance(block.rows, slice) or table.device == block.grads.device else block.places
+    dtype = like.dtype if table.is_floating_point() else table.dtype
+    rows = table[where]
+    return rows.to(like.device, dtype, copy=isinstance(where, slice))
+
+
+def write_rows(table: Tensor, block: Block, new: Tensor, seed: int) -> Tensor:
+    """Write the block's rows; returns them as the table keeps them."""
+    kept = rounded(new, table.dtype, seed)
+    table[block.places.to(table.device)] = kept.to(table.device)
+    return kept
 
 
 def _mapped(shape: tuple[int, int], dtype: torch.dtype, folder: Path | None) -> Tensor:

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..algorithms.methods import Method
+from ..algorithms.method import Steps
 from ..algorithms.operators import norms
 from ..errors import Diverged
 from ..gradients import Block, Engine
 from ..problems.objective import Buffers, Objective
-from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
+from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import UNNOISED, History, Row
-from . import fused_update as update
 from .callbacks import Callback
+from .client_update import ClientUpdate
 from .communicator import World
+from .memory_table import read_rows
 from .metrics import Meter
 from .run import ClientTable, Plan, State
 
@@ -38,7 +39,8 @@ class Observer:
     def __init__(
         self,
         problem: Objective,
-        method: Method,
+        update: ClientUpdate,
+        steps: Steps,
         plan: Plan,
         engine: Engine,
         history: History,
@@ -46,10 +48,11 @@ class Observer:
         mechanism: Mechanism | None,
         world: World,
     ) -> None:
-        self._problem, self._method, self._plan, self._engine, self._world = problem, method, plan, engine, world
+        self._problem, self._update, self._steps, self._plan, self._engine = problem, update, steps, plan, engine
+        self._world = world
         self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
         self._own = world.own(problem.clients)
-        self._payload = method.operator.payload(len(problem.x0), problem.x0.element_size())
+        self._payload = steps.method.payload(len(problem.x0), problem.x0.element_size())
 
     def due(self, k: int) -> bool:
         return k % self._plan.log_every == 0 or k % self._plan.evaluate_every == 0
@@ -71,10 +74,10 @@ class Observer:
             meter = Meter(state.x)
             for block in self._blocks(state, None, full=True):
                 meter.add(block)
-                if self._method.feedback:
+                if self._steps.remembers:
                     meter.add_distances(distances(block, state.memory))
             meter.merge(self._world)
-            row |= meter.read(exact=True, feedback=self._method.feedback)
+            row |= meter.read(exact=True, feedback=self._steps.remembers)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
             # For models that draw while they are evaluated.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
@@ -107,7 +110,7 @@ class Observer:
         if meter is not None:
             meter.merge(self._world)
             # What was observed exactly, stays.
-            row = meter.read(exact=self._exact(drawn), feedback=self._method.feedback) | row
+            row = meter.read(exact=self._exact(drawn), feedback=self._steps.remembers) | row
         if self._mechanism is not None:
             mechanism, k = self._mechanism, row["round"]
             row["epsilon"] = self._world.first(lambda: mechanism.epsilon_at(k))
@@ -134,7 +137,7 @@ class Observer:
                 note(block)
             return row, None, {}
         clients: ClientTable = {"client": [], "loss": [], "gradient norm": []}
-        if self._method.feedback:
+        if self._steps.remembers:
             clients["memory error"] = []
         for block in self._blocks(state, drawn):
             note(block)
@@ -142,16 +145,10 @@ class Observer:
             clients["client"] += block.clients.tolist()
             clients["loss"] += block.losses.tolist()
             clients["gradient norm"] += norms(block.grads)[:, 0].tolist()
-            own = rows_of(block, state.memory)
-            away = norms(block.grads - own) if self._method.feedback else norms(block.grads)
-            if self._method.feedback:
-                meter.add_distances(away)
+            if self._steps.remembers:
+                away = distances(block, state.memory)
                 clients["memory error"] += away[:, 0].tolist()
-            if update.fits(self._method):
-                meter.add_messages(update.scale(self._method, away) * away)
-            else:
-                key = Key(Stream(self._plan.seed, "operator"), state.round, block.clients)
-                meter.add_messages(norms(self._method.message(block.grads, own, key)))
+            self._update.measure(state, block, meter)
         tables = self._world.gather(clients)
         clients = {name: [value for table in tables for value in table[name]] for name in clients}
         order = sorted(range(len(clients["client"])), key=clients["client"].__getitem__)
@@ -164,13 +161,7 @@ class Observer:
 
 def distances(block: Block, memory: Tensor) -> Tensor:
     """‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``; nothing is changed."""
-    return norms(block.grads - rows_of(block, memory))
-
-
-def rows_of(block: Block, memory: Tensor) -> Tensor:
-    """The block's rows of the memory, on the gradients' device and in their precision."""
-    where = block.rows if isinstance(block.rows, slice) or memory.device == block.grads.device else block.places
-    return memory[where].to(block.grads)
+    return norms(block.grads - read_rows(memory, block, block.grads))
 
 
 def here(drawn: Tensor | None, own: range, clients: int) -> Tensor | None:

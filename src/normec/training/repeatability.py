@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 
 from .. import __version__
-from ..algorithms.methods import CLIENT_STEPS, SERVER_STEPS, Method, overridden
+from ..algorithms.direct import DPSGD
+from ..algorithms.error_feedback import Clip21, NormEC
+from ..algorithms.method import Method
 from ..algorithms.operators import Clip, SmoothedNorm
 from ..problems.client_data import ResidentRecords
 from ..problems.functions import FunctionProblem
@@ -24,7 +26,10 @@ def computation(problem: Objective, method: Method) -> str | None:
     None where that cannot be known: data sets that are asked record by record, steps that are not this library's, code
     that cannot be looked into.
     """
-    if type(method.operator) not in (SmoothedNorm, Clip) or overridden(method, *CLIENT_STEPS, *SERVER_STEPS):
+    known = type(method) in (NormEC, Clip21) or (
+        type(method) is DPSGD and type(method.operator) in (SmoothedNorm, Clip)
+    )
+    if not known or vars(method).keys() - {*method.spec(), "operator"}:  # an object with functions of its own
         return None
     try:
         if type(problem) is FunctionProblem:

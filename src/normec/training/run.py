@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from ..algorithms.methods import Method
+from ..algorithms.method import ESTIMATE, MEMORY, Method, Tables
 from ..errors import UsageError
 from ..gradients.precision import Precision
 from ..problems.client_data import checksum
@@ -30,14 +30,27 @@ InitialMemory = Literal["zero", "gradient"] | Tensor
 
 @dataclass
 class State:
-    """All that a round changes. Between rounds, without noise, ĝ = mean g_i."""
+    """All that a round changes: the model, the clients' and the server's named states, buffers, counts.
+
+    A client's states are rows of tables ``[n, …]``; on a rank the tables hold its own clients' rows.
+    """
 
     round: int
     x: Tensor
-    memory: Tensor  # [n, d], on a rank its own clients' rows; a stateless method's is one row of zeros, expanded
-    estimate: Tensor
+    clients: Tables
+    server: Tables
     buffers: Buffers
     messages: int = 0
+
+    @property
+    def memory(self) -> Tensor:
+        """The clients' memories g_i, ``[n, d]``, of a method that has them."""
+        return self.clients[MEMORY]
+
+    @property
+    def estimate(self) -> Tensor:
+        """The server's estimate ĝ, ``[d]``, of a method that has one. With error feedback, ĝ = mean g_i."""
+        return self.server[ESTIMATE]
 
 
 @dataclass

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import torch
 
-from ..algorithms.methods import CLIENT_STEPS, SERVER_STEPS, Method, identity_of, overridden, refuse_unused_overrides
+from ..algorithms.method import Method, Steps, may_round
+from ..algorithms.registry import identity_of
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.precision import PRECISIONS, Precision, products
 from ..problems.functions import FunctionProblem
@@ -28,7 +29,7 @@ from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, kept_secret
 from .callbacks import Callback
 from .communicator import Alone, World, agree
-from .loop import Rounds
+from .loop import TrainingLoop
 from .memory_table import Home, MemoryTable
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
 
@@ -74,7 +75,7 @@ def prepare(
     checkpoint_seconds: float = 30.0,
     callbacks: Sequence[Callback] = (),
     world: World | None = None,
-) -> Rounds:
+) -> TrainingLoop:
     """Minimise `problem` by `method`: x ← x − lr · direction, once a round.
 
     A round is one message of each client that takes part. Give `rounds`, or `epochs` of the average
@@ -116,7 +117,7 @@ def prepare(
     log_every, evaluate_every, warmup = (_plain(number) for number in (log_every, evaluate_every, warmup))
     privacy = privacy.with_noise("seeded") if privacy is not None else None
     at_least(0, seed=seed or 0)
-    refuse_unused_overrides(method)
+    _check_method(method)
     one_of(PRECISIONS, precision=precision)
     non_negative(checkpoint_seconds=checkpoint_seconds)
     if isinstance(lr, str):
@@ -161,6 +162,12 @@ def prepare(
             "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
             "add diagnostics=True to record them all the same, or leave full_gradient out"
         )
+    if plan.memory.dtype not in (None, problem.x0.dtype) and Steps(method, problem.x0).stateful:
+        if not may_round(method):
+            raise UsageError(
+                f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
+                f"{problem.x0.dtype}"
+            )
     plan.drawn(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
@@ -184,7 +191,12 @@ def prepare(
         _spread(world, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
     storage = RunStorage(Path(out) if out is not None and world.rank == 0 else None, identity, plan.secret)
     watching = callbacks if world.rank == 0 else ()
-    return Rounds(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
+    return TrainingLoop(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
+
+
+def _check_method(method: Any) -> None:
+    if not isinstance(method, Method):
+        raise UsageError(f"method must be a normec.Method, such as normec.NormEC(0.01, 0.1), got {method!r}")
 
 
 def _plain(number: Any) -> Any:
@@ -232,7 +244,7 @@ def ready(precision: Precision) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _to_its_end(prepare: Callable[Given, Rounds]) -> Callable[Given, Run]:
+def _to_its_end(prepare: Callable[Given, TrainingLoop]) -> Callable[Given, Run]:
     @functools.wraps(prepare)
     def train(*args: Given.args, **kwargs: Given.kwargs) -> Run:
         rounds = prepare(*args, **kwargs)
@@ -383,11 +395,6 @@ def _lr_by_theory(
         raise UsageError(
             "lr='theory' reads L and the first gradients from the data without noise, which privacy does not cover; "
             "plan on public data (`normec theory plan`) and give lr as a number"
-        )
-    changed = overridden(method, *CLIENT_STEPS, *SERVER_STEPS)
-    if changed:
-        raise UsageError(
-            f"lr='theory' is for the paper's methods, and {type(method).__name__} overrides {changed[0]}; give lr"
         )
     if not isinstance(initial_memory, str):
         raise UsageError("lr='theory' needs initial_memory 'zero' or 'gradient'")

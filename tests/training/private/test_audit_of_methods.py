@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normec import DPSGD, Clip, Clip21, NormEC, Privacy, SmoothedNorm
-from normec.algorithms.methods import Method
+from normec.algorithms.method import Method
 from normec.errors import UsageError
 from normec.experiments.audit import audit_method
 from normec.privacy.mechanism import Mechanism

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.methods import Method
+from ...algorithms.method import Method
 from ...theory import Constants, quadratic_constants
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...algorithms.methods import NormEC
+from ...algorithms.error_feedback import NormEC
 from ...errors import UsageError, at_least
 from ...theory import Constants, Proposal, constants_of, gradient_descent, propose
 from .. import build

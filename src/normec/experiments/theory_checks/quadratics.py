@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ... import theory
-from ...algorithms.methods import NormEC
+from ...algorithms.error_feedback import NormEC
 from .instances import Bowls, displaced, draw, gradient_norms
 
 if TYPE_CHECKING:

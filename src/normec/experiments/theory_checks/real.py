@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import theory
-from ...algorithms.methods import EF21, Clip21, Method, NormEC
+from ...algorithms.error_feedback import EF21, Clip21, NormEC
+from ...algorithms.method import Method
 from ...algorithms.operators import TopK
 from ...errors import Diverged, UsageError
 from ...privacy import Privacy

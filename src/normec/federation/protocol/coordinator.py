@@ -26,9 +26,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ...algorithms.methods import Method, identity_of
-from ...errors import Diverged, UsageError
-from ...privacy.ledger import BudgetSpent
+from ...algorithms.method import MEMORY, Method, Steps, Tables
+from ...algorithms.registry import identity_of
+from ...errors import BudgetSpent, Diverged, UsageError
 from ...privacy.mechanism import Mechanism, Spent
 from ...privacy.statement import Privacy
 from ...problems.client_data import checksum
@@ -104,6 +104,7 @@ class Coordinator:
         self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
         self.minimum, self._evaluate = minimum, evaluate
         x0 = x0.detach().cpu().clone()
+        self._steps = Steps(method, x0)
         privacy = privacy.with_noise("secure") if privacy is not None else None
         self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0))
         sigma = self.mechanism.sigma if self.mechanism is not None else 0.0
@@ -139,8 +140,8 @@ class Coordinator:
     @_writes
     def _begin(self, x0: Tensor, limits: Limits) -> None:
         """The state, fresh or from the folder, on the disk before anybody is asked."""
-        method, parties, saved = self.method, self.parties, self.storage.load()
-        self.state = ServerState.restored(method, *saved) if saved else ServerState.fresh(method, x0, parties)
+        steps, parties, saved = self._steps, self.parties, self.storage.load()
+        self.state = ServerState.restored(steps, *saved) if saved else ServerState.fresh(steps, x0, parties)
         self.intake = Intake(self.run, self.state.seats, limits, self.journal)
         if saved:
             self.timings |= saved[1]["timings"]
@@ -264,13 +265,13 @@ class Coordinator:
         total = self._sum(messages, numbers)
         if total is None:
             return
-        direction, estimate = self.method.server_step(total / len(self.parties), state.estimate)
+        direction, server = self._steps.server_step(total / len(self.parties), state.server)
         x = state.x - self.plan.step_size(k) * direction
         if not bool(torch.isfinite(x).all()):
             raise Diverged(k, [], "x")
         if row is not None:
             self._record(row)
-        self._move(x, estimate, messages, numbers)
+        self._move(x, server, messages, numbers)
         away = sorted(set(self.intake.asked) - taken.keys())
         if away:
             self.journal.note("away", round=k, parties=away)
@@ -341,16 +342,16 @@ class Coordinator:
             spent, epsilon=epsilon, releases=most, beyond_ledger=most - spent.releases, notes=(*spent.notes, note)
         )
 
-    def _move(self, x: Tensor, estimate: Tensor, messages: Tensor, numbers: list[int]) -> None:
-        """The next round's state: rows take their messages, those away forget as all do."""
-        state, method = self.state.run, self.method
-        if method.feedback:
-            rows = method.idle_step(state.memory.clone())
-            rows[numbers] = method.remember(state.memory[numbers], messages)
-            state.memory = rows
+    def _move(self, x: Tensor, server: Tables, messages: Tensor, numbers: list[int]) -> None:
+        """The next round's state: rows take their messages, those of parties that are away do as absent clients."""
+        state, steps = self.state.run, self._steps
+        if state.clients:
+            rows = steps.absent_memory(state.memory.clone()).clone()
+            rows[numbers] = steps.follow(state.memory[numbers], messages)
+            state.clients[MEMORY] = rows
         for i in numbers:
             self.state.seats[self.parties[i]].accept(self.intake.taken[self.parties[i]].digest, self.round)
-        state.x, state.estimate = x, estimate
+        state.x, state.server = x, server
         state.messages += len(numbers)
         state.round += 1
 
@@ -387,7 +388,7 @@ class Coordinator:
     def _row(self, node: str) -> Array | None:
         """What the party's accepted messages add up to; None where there are none or the method has no memory."""
         seat = self.state.seats.get(node)
-        if seat is None or not seat.accepted or not self.method.feedback:
+        if seat is None or not seat.accepted or not self.state.run.clients:
             return None
         row: Array = self.state.run.memory[self.parties.index(node)].numpy()
         return row
@@ -422,9 +423,8 @@ class Coordinator:
         state, facts = self.state.run, {**self.state.facts(), "timings": self.timings}
         if self.mechanism is not None:
             facts["ledger"] = self.mechanism.head
-        tensors = {"x": state.x, "estimate": state.estimate}
-        if self.method.feedback:
-            tensors["memory"] = state.memory
+        tensors = {"x": state.x, **{f"server.{name}": value for name, value in state.server.items()}}
+        tensors |= {f"client.{name}": rows for name, rows in state.clients.items()}
         if self.storage.out is not None:
             self._write(tensors, facts)
         self.intake.unsaved = False

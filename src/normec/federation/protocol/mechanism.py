@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from ...algorithms.methods import Method, identity_of
+from ...algorithms.method import Method
+from ...algorithms.registry import identity_of
 from ...errors import UsageError
 from ...privacy.mechanism import Mechanism
 from ...privacy.setting import FULL, Sampling, Setting

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ...algorithms.methods import Method
+from ...algorithms.method import Method
 from ...storage.history import Row
 from ...training.run import Plan, State
 from .wire import Reply
@@ -19,7 +19,7 @@ def due(plan: Plan, k: int) -> bool:
 
 def observed(method: Method, state: State, taken: Collection[Reply], parties: int, *, noisy: bool) -> Row:
     """Row k, before the step of round k. The loss is there only if parties report it, which their policy must allow."""
-    payload = method.operator.payload(len(state.x), state.x.element_size())
+    payload = method.payload(len(state.x), state.x.element_size())
     row: Row = {"round": state.round, "messages": state.messages, "bytes": payload * state.messages / parties}
     losses = [reply.loss for reply in taken if reply.loss is not None]
     if losses:

@@ -31,7 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...algorithms.methods import Method
+from ...algorithms.method import Method, Steps, Tables
+from ...algorithms.operators import norms
 from ...errors import UsageError
 from ...privacy.accounting import Event
 from ...privacy.mechanism import facts_of
@@ -39,6 +40,7 @@ from ...privacy.noise import noise_source, privatise
 from ...privacy.rules import release as released
 from ...privacy.setting import Setting
 from ...sampling.random_streams import Key, Stream
+from ...training.metrics import ROUNDING
 from . import party_state
 from .account import PartyAccount
 from .client_work import Work
@@ -46,7 +48,7 @@ from .digests import chained
 from .journal import JOURNAL, Journal
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
-from .reconciling import agree, forgotten, grant, overtaken
+from .reconciling import agree, grant, idled, overtaken
 from .wire import Refusal, Reply, Request, WireError, addressed, from_fields, run_name, to_fields
 
 
@@ -98,21 +100,22 @@ class Party:
 
     def _answer(self, request: Request) -> Reply | Refusal:
         try:
-            method = request.method.build()
+            method = request.method.build(self.policy.methods)
             price = self._price(request, method)
+            steps = Steps(method, torch.tensor(request.x))
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
         self.work.check(torch.tensor(request.x))
         with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
-            state = self._reconciled(request, method, account, price)
+            state = self._reconciled(request, steps, account, price)
             if isinstance(state, Refusal):
                 return state
             if state.pending is None and price is None:
-                state = self._without_noise(request, method, state, account)
+                state = self._without_noise(request, steps, state, account)
             elif state.pending is None and price is not None:
                 if not account.affords(price, self.policy.budget, self.policy.delta):
                     raise _Refused(Verdict("budget", f"one more message would pass epsilon = {self.policy.budget:g}"))
-                state = self._with_noise(request, method, state, account, price)
+                state = self._with_noise(request, steps, state, account, price)
             return self._reply(request, state)
 
     def _price(self, request: Request, method: Method) -> Event | None:
@@ -120,33 +123,31 @@ class Party:
         privacy = request.privacy.build(self.policy.delta)
         if privacy is None:
             return None
-        if request.privacy.bound != method.operator.bound:
-            raise UsageError(
-                f"the request claims a bound of {request.privacy.bound:g}, it is {method.operator.bound:g}"
-            )
+        if request.privacy.bound != method.bound:
+            raise UsageError(f"the request claims a bound of {request.privacy.bound:g}, it is {method.bound:g}")
         setting = Setting(clients=request.parties, rounds=request.plan.rounds, dimension=len(request.x))
-        release = released(facts_of(method), privacy, setting)
+        release = released(facts_of(method, len(request.x)), privacy, setting)
         verdict = self.policy.check_noise(request, release)
         if verdict is not None:
             raise _Refused(verdict)
         return release.event(request.privacy.sigma)
 
     def _reconciled(
-        self, request: Request, method: Method, account: PartyAccount, price: Event | None
+        self, request: Request, steps: Steps, account: PartyAccount, price: Event | None
     ) -> PartyState | Refusal:
         """The state as the server's record leaves it, or a hello."""
         path = party_state.path_of(self.folder, request.run, request.node)
         state, record = self._loaded(path, request), request.record
-        if state is not None and state.memory is None and record.token == state.token:
-            granted = grant(state, request, method)
+        if state is not None and state.client is None and record.token == state.token:
+            granted = self._granted(state, request, steps)
             if granted is not None:
                 if price is not None:
                     self._recover(request, account, price)
                 return granted
-        if state is not None and state.memory is not None:
+        if state is not None and state.client is not None:
             if request.round < state.newest and overtaken(state, record):
                 raise _Refused(Verdict("late", f"a request of round {request.round} after one of {state.newest}"))
-            agreed = agree(state, request, method)
+            agreed = agree(state, request, steps)
             if agreed is not None:
                 if state.pending is not None and agreed.pending is None and agreed.accepted == state.accepted:
                     self.journal.note("dropped", run=request.run, node=request.node, step=state.accepted + 1)
@@ -154,13 +155,19 @@ class Party:
             self.journal.note(
                 "disagreed", run=request.run, node=request.node, ours=state.accepted, theirs=record.accepted
             )
-        if state is None or state.memory is not None:
+        if state is None or state.client is not None:
             if not path.exists():
                 party_state.make_room(self.folder)
             state = PartyState(secrets.token_hex(16), ledger=account.head)
             party_state.save(path, state)
             self.journal.note("hello", run=request.run, node=request.node, round=request.round)
         return Refusal(request.run, request.node, request.round, "state", state.token)
+
+    def _granted(self, state: PartyState, request: Request, steps: Steps) -> PartyState | None:
+        try:
+            return grant(state, request, steps)
+        except UsageError as error:
+            raise _Refused(Verdict("terms", str(error))) from None
 
     def _loaded(self, path: Path, request: Request) -> PartyState | None:
         try:
@@ -177,56 +184,65 @@ class Party:
             self.journal.note("recovered", run=request.run, node=request.node, releases=charged, claimed=due)
 
     def _with_noise(
-        self, request: Request, method: Method, state: PartyState, account: PartyAccount, price: Event
+        self, request: Request, steps: Steps, state: PartyState, account: PartyAccount, price: Event
     ) -> PartyState:
         """Pay, compute, add noise, write down; then the message may leave. Nothing but the noisy message shows data."""
         terms = request.privacy
         source = noise_source(terms.noise, request.plan.seed if terms.noise == "seeded" else None)
         account.pay(request, state.accepted + 1, price)
-        memory = forgotten(method, state, request.round)
+        client = idled(steps, state, request.round)
         try:
-            message, loss = self._message(request, method, memory)
+            message, draft, loss = self._message(request, steps, client)
         except (Exception, SystemExit) as error:  # whatever the party's own code does
             exact = _in_words(error)
             logging.getLogger("normec").warning("noise alone is sent, for the computation failed: %s", exact)
             self.journal.note("failed", run=request.run, node=request.node, round=request.round, exact=exact)
-            message, loss = torch.zeros_like(memory), math.nan
+            message, draft, loss = torch.zeros_like(torch.tensor(request.x)), client, math.nan
         sent = message
         if terms.trust == "local":
             run = run_name(request.run)  # seeded noise repeats with the seed, not with the run's random number
             attempt = account.releases.count(run, request.node)  # a payment names its noise once
             named = ("federation", run, request.node, attempt)
-            sent = privatise(message, terms.sigma, source, *named, bound=method.operator.bound)
-        return self._written(request, dataclasses.replace(state, ledger=account.head), memory, message, sent, loss)
+            sent = privatise(message, terms.sigma, source, *named, bound=request.privacy.bound)
+        state = dataclasses.replace(state, client=client, ledger=account.head)
+        return self._written(request, state, draft, message, sent, loss)
 
-    def _without_noise(self, request: Request, method: Method, state: PartyState, account: PartyAccount) -> PartyState:
+    def _without_noise(self, request: Request, steps: Steps, state: PartyState, account: PartyAccount) -> PartyState:
         """A message of a run that the policy lets in without noise: nothing is hidden, a failure neither."""
-        memory = forgotten(method, state, request.round)
+        client = idled(steps, state, request.round)
         try:
-            message, loss = self._message(request, method, memory)
+            message, draft, loss = self._message(request, steps, client)
         except Exception as error:  # whatever the party's own code says in its errors, it stays here
             raise _Refused(Verdict("failed", _in_words(error))) from error
         account.note_bare(request, state.accepted + 1)
-        return self._written(request, dataclasses.replace(state, ledger=account.head), memory, message, message, loss)
+        state = dataclasses.replace(state, client=client, ledger=account.head)
+        return self._written(request, state, draft, message, message, loss)
 
-    def _message(self, request: Request, method: Method, memory: Tensor) -> tuple[Tensor, float]:
-        """m_i = Ψ(∇f_i(x) − g_i) and f_i(x); raises where the party's code fails, or the message is not finite."""
-        grad, loss = self.work.gradient(torch.tensor(request.x), request.index, request.round, request.plan)
-        if grad.shape != memory.shape:
-            raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(memory.shape)}")
+    def _message(self, request: Request, steps: Steps, client: Tables) -> tuple[Tensor, Tables, float]:
+        """The message, the draft of the client's state, and f_i(x).
+
+        Raises whatever the party's code raises, and `UsageError` where a message is not finite or past its bound.
+        """
+        x = torch.tensor(request.x)
+        grad, loss = self.work.gradient(x.clone(), request.index, request.round, request.plan)
+        if grad.shape != x.shape:
+            raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(x.shape)}")
         key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
-        message = method.message(grad.detach().to(memory)[None], memory[None], key)[0]
-        if not bool(torch.isfinite(message).all()):
+        own = {name: rows.clone() for name, rows in client.items()}
+        messages, draft = steps.message(grad.detach().to(x)[None], own, key)
+        if not bool(torch.isfinite(messages).all()):
             raise UsageError("the gradient is not finite")
-        return message, float(loss)
+        length = float(norms(messages))
+        if request.privacy.bound and length > request.privacy.bound * (1 + ROUNDING):
+            raise UsageError(f"the message has norm {length:.6g}, past the bound {request.privacy.bound:g}")
+        return messages[0], draft, float(loss)
 
     def _written(
-        self, request: Request, state: PartyState, memory: Tensor, message: Tensor, sent: Tensor, loss: float
+        self, request: Request, state: PartyState, draft: Tables, message: Tensor, sent: Tensor, loss: float
     ) -> PartyState:
         """The state with its message under way, on the disk."""
         state = dataclasses.replace(
             state,
-            memory=memory,
             since=request.round,
             pending=Pending(
                 round=request.round,
@@ -234,6 +250,7 @@ class Party:
                 digest=chained(state.digest, state.accepted + 1, sent.numpy()),
                 sent=sent,
                 taken=sent if request.privacy.memory == "noisy" else message,
+                draft=draft,
                 loss=loss if self.policy.report_loss and math.isfinite(loss) else None,
             ),
         )

@@ -1,4 +1,4 @@
-"""A party's state of one run on its disk: memory g_i, what the server has of it, and the message under way.
+"""A party's state of one run on its disk: its client state, what the server has of it, and the message under way.
 
 One safetensors file, replaced in one step; its checksum is inside. A file that is damaged counts as lost.
 
@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...algorithms.method import Tables
 from ...errors import UsageError
 from ...privacy.chain import Head
 from ...system.atomic import PRIVATE_FILE, private_folder, write_atomic
 
 MOST_RUNS = 100  # states of runs that a message was made for
 MOST_WAITING = 32  # states that only wait for the server's record; the oldest make room for new ones
-_FORMAT = 3
+_FORMAT = 4
 _PATIENCE = 120.0  # seconds: a request that comes while another is being answered waits for it
 
 
@@ -37,8 +38,8 @@ _PATIENCE = 120.0  # seconds: a request that comes while another is being answer
 class Pending:
     """A message that was made and paid for, and is not known to be accepted.
 
-    `terms`: what covers it (`Request.cover`). `sent` is what leaves; `taken` what the memory takes once it was
-    accepted (the same, or the message without noise).
+    `terms`: what covers it (`Request.cover`). `sent` is what leaves; `taken` what the client state takes once it was
+    accepted (the same, or the message without noise). `draft`: what the method would commit.
     """
 
     round: int
@@ -46,18 +47,19 @@ class Pending:
     digest: str
     sent: Tensor
     taken: Tensor
+    draft: Tables
     loss: float | None
 
 
 @dataclass(frozen=True)
 class PartyState:
-    """`memory` holds at the beginning of round `since`. A `token` without a memory: the party has said hello and waits.
+    """`client`, tables of one row, holds at the beginning of round `since`; None: the party waits for a record.
 
     `ledger`: the head of the party's ledger when the state was written.
     """
 
     token: str
-    memory: Tensor | None = None
+    client: Tables | None = None
     accepted: int = 0
     since: int = 0
     digest: str = ""
@@ -78,12 +80,12 @@ def save(path: Path, state: PartyState) -> None:
     from safetensors.torch import save as packed
 
     facts: dict[str, Any] = {name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "ledger")}
-    tensors: dict[str, Tensor] = {}
-    if state.memory is not None:
-        tensors["memory"] = state.memory
+    facts["waiting"] = state.client is None
+    tensors: dict[str, Tensor] = {f"client.{name}": rows for name, rows in (state.client or {}).items()}
     if state.pending is not None:
         facts["pending"] = {name: getattr(state.pending, name) for name in ("round", "terms", "digest", "loss")}
         tensors["sent"] = state.pending.sent
+        tensors |= {f"draft.{name}": rows for name, rows in state.pending.draft.items()}
         if state.pending.taken is not state.pending.sent:
             tensors["taken"] = state.pending.taken
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
@@ -112,9 +114,11 @@ def load(path: Path) -> PartyState | None:
         pending = None
         if under_way is not None:
             sent = tensors["sent"]
-            pending = Pending(**under_way, sent=sent, taken=tensors.get("taken", sent))
+            draft = _named(tensors, "draft.")
+            pending = Pending(**under_way, sent=sent, taken=tensors.get("taken", sent), draft=draft)
         facts["ledger"] = _head(facts)
-        return PartyState(**facts, memory=tensors.get("memory"), pending=pending)
+        client = None if facts.pop("waiting") else _named(tensors, "client.")
+        return PartyState(**facts, client=client, pending=pending)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
 
@@ -150,10 +154,14 @@ def _facts(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("state", "{}"))
-            return {**facts, "waiting": "memory" not in file.keys()}  # noqa: SIM118
+            facts: dict[str, Any] = json.loads((file.metadata() or {}).get("state", "{}"))
+            return facts
     except (SafetensorError, ValueError, TypeError):
         return {}
+
+
+def _named(tensors: dict[str, Tensor], prefix: str) -> Tables:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _head(facts: dict[str, Any]) -> Head | None:

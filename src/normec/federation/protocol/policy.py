@@ -5,7 +5,7 @@
     unit = "client"          # or "record"
     relation = "zero-out"    # or "replace"
     least_sigma = 1.0        # the noise an observer faces, in units of a message's bound
-    methods = ["normec"]     # which methods
+    methods = ["normec"]     # which methods; those of an installed package too, and FILE.py:CLASS beside this file
     trusts = ["local"]       # add "central" where the server may see messages before the noise
     runs = ["any"]           # or the names of the runs to take part in
     largest_model = 10000000
@@ -26,16 +26,15 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...algorithms import registry
 from ...errors import UsageError, nearest
 from ...privacy.release import Release
-from .terms import LATER, METHODS, NOISES
+from .terms import LATER, NOISES
 from .wire import NAME, Request, run_name
 
 # The noise an observer may face, over the message's bound. With less a message would not fit the noise's grid; with
 # more a message says nothing, and the account would count billions of them as nothing.
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
-
-MethodName = Literal["normec", "clip21", "ef21", "dpsgd", "gd"]
 
 
 class Verdict(NamedTuple):
@@ -55,7 +54,7 @@ class Policy(BaseModel):
     unit: Literal["client", "record"] = "client"
     relation: Literal["zero-out", "replace"] = "zero-out"
     least_sigma: float = Field(default=1.0, ge=LEAST_NOISE, le=MOST_NOISE, allow_inf_nan=False)
-    methods: list[MethodName] = Field(default=["normec", "clip21", "dpsgd"], min_length=1)
+    methods: list[str] = Field(default=["normec", "clip21", "dpsgd"], min_length=1)
     trusts: list[Literal["local", "central"]] = Field(default=["local"], min_length=1)
     runs: list[str] = Field(default=["any"], min_length=1)
     largest_model: int = Field(default=10_000_000, ge=1)
@@ -70,7 +69,7 @@ class Policy(BaseModel):
             return Verdict("terms", f"run {run_name(request.run)} is not among runs = {self.runs}")
         if len(request.x) > self.largest_model:
             return Verdict("terms", f"{len(request.x)} parameters are more than largest_model = {self.largest_model}")
-        if method.name not in METHODS or method.name not in self.methods:
+        if method.name not in [name.rpartition(":")[2] for name in self.methods]:
             return Verdict("terms", f"method {method.name} is not among methods = {self.methods}")
         if terms.noise not in NOISES:
             return Verdict("terms", f"unknown noise {terms.noise}")
@@ -132,7 +131,19 @@ def load_policy(path: str | Path) -> Policy:
         raise UsageError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}") from None
     if policy.epsilon is None and not policy.allow_without_noise:
         raise UsageError(f"{path}: epsilon is missing; give the budget of all this party's runs together")
+    policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods]})
     for run in policy.runs:
         if not NAME.fullmatch(run):
             raise UsageError(f"{path}: runs: {run!r} is no name of a run; letters, digits, dot, dash, underscore")
     return policy
+
+
+def _found(policy: Path, name: str) -> str:
+    """A method that a policy names, its file beside the policy; refuses one that is not there."""
+    file, colon, kind = name.rpartition(":")
+    name = f"{policy.parent / file}:{kind}" if colon else name
+    try:
+        registry.find(name)
+    except UsageError as error:
+        raise UsageError(f"{policy}: methods: {error}") from None
+    return name

@@ -8,30 +8,38 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import Tensor
 
-from ...algorithms.methods import Method
+from ...algorithms.method import MEMORY, Steps, Tables, follows
+from ...errors import UsageError
 from .party_state import PartyState
 from .wire import Record, Request
 
 
-def grant(state: PartyState, request: Request, method: Method) -> PartyState | None:
-    """The server answered to our token: the state goes on from its record. None while the memory's row is missing."""
+def grant(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
+    """The server answered to our token: the state goes on from its record. None while the memory's row is missing.
+
+    Whatever a client keeps beside the memory begins anew.
+
+    Raises:
+        UsageError: The party's messages are in the server's sums, and the method cannot restore the party's state.
+    """
     record = request.record
-    memory = torch.zeros_like(torch.tensor(request.x))
-    if method.feedback and record.accepted:
+    client = {name: start[None].clone() for name, start in steps.client_start.items()}
+    if steps.stateful and record.accepted:
+        if not follows(steps.method):
+            raise UsageError(f"this party lost its state of the run, and {steps.method.name} cannot restore it")
         if record.row is None:
             return None
-        memory = torch.tensor(record.row)
+        client[MEMORY] = torch.tensor(record.row)[None]
     return dataclasses.replace(
-        state, memory=memory, accepted=record.accepted, since=request.round, digest=record.digest
+        state, client=client, accepted=record.accepted, since=request.round, digest=record.digest
     )
 
 
-def agree(state: PartyState, request: Request, method: Method) -> PartyState | None:
+def agree(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
     """The state once the server's record is taken into account; None where the two do not fit together."""
-    record, pending, memory = request.record, state.pending, state.memory
-    if memory is None or memory.dtype != torch.tensor(request.x).dtype or len(memory) != len(request.x):
+    record, pending = request.record, state.pending
+    if state.client is None or not _fits(state.client, steps):
         return None
     if (record.accepted, record.digest) == (state.accepted, state.digest) and state.since <= request.round:
         if pending is not None and pending.digest == record.dropped:
@@ -43,10 +51,22 @@ def agree(state: PartyState, request: Request, method: Method) -> PartyState | N
         return None
     if not state.since < record.since <= request.round:
         return None
-    memory = method.remember(forgotten(method, state, record.since - 1), pending.taken)
+    waited = record.since - 1 - state.since  # rounds between the message and the step that took it
+    draft = steps.absent(pending.draft, waited) if waited else pending.draft
     return dataclasses.replace(
-        state, memory=memory, accepted=record.accepted, since=record.since, digest=record.digest, pending=None
+        state,
+        client=steps.commit(draft, pending.taken[None]),
+        accepted=record.accepted,
+        since=record.since,
+        digest=record.digest,
+        pending=None,
     )
+
+
+def _fits(client: Tables, steps: Steps) -> bool:
+    """Whether tables are those of this method and model."""
+    wanted = {name: (start[None].shape, start.dtype) for name, start in steps.client_start.items()}
+    return {name: (rows.shape, rows.dtype) for name, rows in client.items()} == wanted
 
 
 def overtaken(state: PartyState, record: Record) -> bool:
@@ -56,9 +76,9 @@ def overtaken(state: PartyState, record: Record) -> bool:
     return record.accepted < state.accepted
 
 
-def forgotten(method: Method, state: PartyState, round: int) -> Tensor:
-    """g_i at the beginning of `round`: all forget alike, also those who were away."""
-    if state.memory is None:
-        raise TypeError("a party that waits for the server's record has no memory")
+def idled(steps: Steps, state: PartyState, round: int) -> Tables:
+    """The client state at the beginning of `round`, after the rounds without this party."""
+    if state.client is None:
+        raise TypeError("a party that waits for the server's record has no state")
     rounds = round - state.since
-    return state.memory * (1 - method.decay) ** rounds if method.decay and rounds else state.memory
+    return steps.absent(state.client, rounds) if rounds else state.client

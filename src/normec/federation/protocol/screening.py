@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...algorithms.methods import Method
+from ...algorithms.method import Method
 from .digests import chained
 from .server_state import Seat
 from .wire import Array, Reply
@@ -53,7 +53,7 @@ class Limits:
     @staticmethod
     def of(method: Method, sigma: float, dimension: int) -> Limits:
         """The limits of a method's messages under noise of standard deviation `sigma` (0: without noise)."""
-        bound = method.operator.bound
+        bound = method.bound
         if not math.isfinite(bound):
             return Limits(LARGEST_NORM, LARGEST_NORM, LARGEST_NORM)
         if not sigma:

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...algorithms.methods import Method
-from ...training.memory_table import stateless
+from ...algorithms.method import MEMORY, Steps, follows
 from ...training.run import State
 from .wire import Array, Record
 
@@ -85,18 +83,24 @@ class ServerState:
     number: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @staticmethod
-    def fresh(method: Method, x0: Tensor, parties: Sequence[str]) -> ServerState:
-        n = len(parties)
-        rows = x0.new_zeros(n, len(x0)) if method.feedback else stateless(n, x0)
-        return ServerState(State(0, x0.clone(), rows, torch.zeros_like(x0), {}), {node: Seat() for node in parties})
+    def fresh(steps: Steps, x0: Tensor, parties: Sequence[str]) -> ServerState:
+        rows = {MEMORY: x0.new_zeros(len(parties), len(x0))} if keeps_rows(steps) else {}
+        server = {name: value.clone() for name, value in steps.server_start.items()}
+        return ServerState(State(0, x0.clone(), rows, server, {}), {node: Seat() for node in parties})
 
     @staticmethod
-    def restored(method: Method, tensors: dict[str, Tensor], facts: dict[str, Any]) -> ServerState:
-        x, seats = tensors["x"], {node: Seat(**kept) for node, kept in facts["seats"].items()}
-        rows = tensors["memory"] if method.feedback else stateless(len(seats), x)
-        run = State(facts["round"], x, rows, tensors["estimate"], {}, facts["messages"])
-        return ServerState(run, seats, facts.get("number", "0" * 16))  # a checkpoint of an earlier version has none
+    def restored(steps: Steps, tensors: dict[str, Tensor], facts: dict[str, Any]) -> ServerState:
+        seats = {node: Seat(**kept) for node, kept in facts["seats"].items()}
+        rows = {MEMORY: tensors[f"client.{MEMORY}"]} if keeps_rows(steps) else {}
+        server = {name: tensors[f"server.{name}"] for name in steps.server_start}
+        run = State(facts["round"], tensors["x"], rows, server, {}, facts["messages"])
+        return ServerState(run, seats, facts["number"])
 
     def facts(self) -> dict[str, Any]:
         seats = {node: dataclasses.asdict(seat) for node, seat in self.seats.items()}
         return {"messages": self.run.messages, "seats": seats, "number": self.number}
+
+
+def keeps_rows(steps: Steps) -> bool:
+    """Whether the server follows each party's memory."""
+    return steps.remembers and follows(steps.method)

@@ -6,24 +6,21 @@ that the party itself applies; noise, unit and trust are held against its own po
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...algorithms.methods import CLIENT_STEPS, Method, overridden
-from ...algorithms.operators import Clip, Identity, Operator, RandK, SmoothedNorm, TopK
+import torch
+
+from ...algorithms import registry
+from ...algorithms.method import MEMORY, Method, Steps, follows
 from ...errors import UsageError
 from ...privacy.statement import Privacy
 
-# The methods that travel, and the operators each may have; another name would say nothing to a party's policy.
-METHODS: dict[str, tuple[str, ...]] = {
-    "normec": ("SmoothedNorm",),
-    "clip21": ("Clip",),
-    "ef21": ("TopK", "RandK"),
-    "dpsgd": ("SmoothedNorm", "Clip"),
-    "gd": ("Identity",),
-}
-OPERATORS = (SmoothedNorm, Clip, TopK, RandK, Identity)  # exactly these: a subclass is another operator
+MOST_SETTINGS = 32  # of a method
 NOISES = ("none", "seeded", "secure", "exact")
 LATER = (
     "trust='secure-sum' over a network is a later piece of work: the server would still see each message; "
@@ -33,71 +30,66 @@ LATER = (
 
 @dataclass(frozen=True)
 class MethodTerms:
-    """A method by its numbers, less the server's momentum, which is no party's business.
-
-    `parameter`: alpha, tau or k; 0 for the identity.
-    """
+    """A method by its name, its settings (`Method.spec`) as JSON, and a digest of its code if it is not normec's."""
 
     name: str
-    operator: str
-    parameter: float
-    beta: float
-    feedback: bool
-    server_norm: bool
-    decay: float
+    spec: str
+    code: str
 
     @staticmethod
     def of(method: Method) -> MethodTerms:
-        changed = overridden(method, "client_step", *CLIENT_STEPS)
-        if changed:
-            raise UsageError(
-                f"{type(method).__name__} overrides {changed[0]}, which a federation cannot describe to its parties: "
-                "they would run the base method; use one of normec's methods"
+        steps = Steps(method, torch.zeros(1))
+        if steps.stateful and not follows(method) and MEMORY in steps.client_start:
+            logging.getLogger("normec").warning(
+                "%s does not define follow: a party that loses its disk cannot come back to the run", method.name
             )
-        operator = method.operator
-        if type(operator) not in OPERATORS:
-            raise UsageError(
-                f"a federation cannot describe the operator {operator} to its parties; "
-                f"use {', '.join(kind.__name__ for kind in OPERATORS)}"
-            )
-        match operator:
-            case SmoothedNorm(alpha):
-                parameter = alpha
-            case Clip(tau):
-                parameter = tau
-            case TopK(k) | RandK(k):
-                parameter = float(k)
-            case _:
-                parameter = 0.0
-        terms = MethodTerms(
-            name=method.name,
-            operator=type(operator).__name__,
-            parameter=float(parameter),
-            beta=float(method.beta),
-            feedback=method.feedback,
-            server_norm=method.server_norm,
-            decay=float(method.decay),
-        )
-        terms.build()
-        return terms
+        known = registry.name_of(method)
+        text = json.dumps(method.spec(), sort_keys=True)
+        read_spec(text)
+        registry.build(known, json.loads(text))
+        return MethodTerms(_short(known), text, registry.code_of(type(method)))
 
-    def build(self) -> Method:
-        """The method; raises `UsageError` where the numbers make none."""
-        if self.operator not in METHODS.get(self.name, ()):
-            raise UsageError(f"unknown method; a federation has {', '.join(METHODS)}, each with its own operator")
-        operator: Operator
-        match self.operator:
-            case "SmoothedNorm":
-                operator = SmoothedNorm(self.parameter)
-            case "Clip":
-                operator = Clip(self.parameter)
-            case "Identity":
-                operator = Identity()
-            case _:
-                if not self.parameter.is_integer():
-                    raise UsageError("k must be a whole number")
-                operator = (TopK if self.operator == "TopK" else RandK)(int(self.parameter))
-        return Method(self.name, operator, self.beta, self.feedback, self.server_norm, self.decay)
+    def build(self, allowed: Sequence[str]) -> Method:
+        """The method, of the party's own code; raises `UsageError` where the party does not have it.
+
+        Args:
+            allowed: The methods that the party's policy names: of normec, of installed packages, FILE.py:CLASS.
+        """
+        known = {_short(name): name for name in allowed}
+        if self.name not in known:
+            raise UsageError(f"the method is not among {', '.join(known)}")
+        method = registry.build(known[self.name], read_spec(self.spec))
+        if registry.code_of(type(method)) != self.code:
+            raise UsageError(f"the party's own code of {self.name} is not the server's; install the same version")
+        return method
+
+
+def _short(name: str) -> str:
+    """What travels of a method's name: of a class in a file, the class."""
+    return name.rpartition(":")[2]
+
+
+def read_spec(text: str) -> dict[str, Any]:
+    """A method's settings out of their JSON; raises `UsageError` for anything but a small table of bounded numbers."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UsageError("the method's settings are no JSON") from None
+    if not isinstance(given, dict) or len(given) > MOST_SETTINGS:
+        raise UsageError(f"the method's settings must be a table of at most {MOST_SETTINGS}")
+    for name, value in given.items():
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        if len(name) > 64 or not all(_plain(one) for one in inner):
+            raise UsageError("a method's setting must be a short word, yes/no, or a number from 1e-12 to 1e9")
+    return given
+
+
+def _plain(value: Any) -> bool:
+    if value is None or isinstance(value, bool):
+        return True
+    if isinstance(value, str):
+        return len(value) <= 64
+    return isinstance(value, int | float) and (value == 0 or 1e-12 <= abs(value) <= 1e9)
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,7 @@ class PrivacyTerms:
 
     @staticmethod
     def of(privacy: Privacy | None, sigma: float, method: Method) -> PrivacyTerms:
-        bound = method.operator.bound
+        bound = method.bound
         stated: dict[str, Any] = {"bound": float(bound) if math.isfinite(bound) else 0.0}
         if privacy is None:
             names = ("unit", "relation", "trust", "memory")

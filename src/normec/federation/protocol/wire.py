@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 import numpy as np
 
-from .terms import MethodTerms, PlanTerms, PrivacyTerms
+from ...errors import UsageError
+from .terms import MethodTerms, PlanTerms, PrivacyTerms, read_spec
 
 FORMAT = 1
 ENCODING = "plain"
@@ -30,6 +31,8 @@ RUN = re.compile(rf"{NAME.pattern}~[0-9a-f]{{16}}")  # a run's name and the numb
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 _TOKEN = re.compile(r"(?:[0-9a-f]{32})?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
+_CODE = re.compile(r"(?:[0-9a-f]{16})?")
+_SPEC = re.compile(r"[ -~]{2,4096}")  # printable ASCII
 _LONGEST = 128
 LARGEST_NUMBER = 1e30  # in x and in a row: far more than any model has, and sums of such numbers stay finite
 MOST_ROUNDS = 2**31
@@ -38,9 +41,6 @@ MOST_ROUNDS = 2**31
 LIMITS: dict[str, tuple[float, float]] = {
     "round": (0, MOST_ROUNDS - 1),
     "parties": (1, 2**20),
-    "method.parameter": (0.0, 1e9),
-    "method.beta": (1e-9, 1e6),
-    "method.decay": (0.0, 1.0),
     "privacy.sigma": (0.0, 1e9),
     "privacy.bound": (0.0, 1e9),
     "privacy.delta": (0.0, 1.0),
@@ -102,8 +102,9 @@ class Request:
         another cover.
         """
         noise, method = self.privacy, self.method
-        bound = method.build().operator.bound
-        return f"{noise.noise}/{noise.trust}/{noise.sigma!r}/{method.name}/{method.operator}/{bound!r}/{self.parties}"
+        return "/".join(
+            map(str, (noise.noise, noise.trust, noise.sigma, method.name, method.code, noise.bound, self.parties))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +154,9 @@ _PATTERNS = {
     "record.dropped": _DIGEST,
     "token": _TOKEN,
     "record.token": _TOKEN,
+    "method.name": NAME,
+    "method.code": _CODE,
+    "method.spec": _SPEC,
 }
 _ADDRESS = {"run": str, "node": str, "round": int}
 Message = Request | Reply | Refusal
@@ -202,6 +206,10 @@ def addressed(table: Any) -> tuple[str, str, int]:
 
 def _check_request(request: Request) -> None:
     record = request.record
+    try:
+        read_spec(request.method.spec)
+    except UsageError as error:
+        raise WireError(str(error)) from None
     if not request.index < request.parties:
         raise WireError("index must be below parties")
     if not request.round < request.plan.rounds:
@@ -256,7 +264,9 @@ def _scalar(name: str, item: Any, hint: Any) -> int | float | str | bool:
         raise WireError(f"{name} must be finite")
     if name in LIMITS and not LIMITS[name][0] <= item <= LIMITS[name][1]:
         raise WireError(f"{name} must lie between {LIMITS[name][0]:g} and {LIMITS[name][1]:g}")
-    if isinstance(item, str) and (len(item) > _LONGEST or not _PATTERNS.get(name, _WORD).fullmatch(item)):
+    if isinstance(item, str) and (
+        len(item) > (4096 if name == "method.spec" else _LONGEST) or not _PATTERNS.get(name, _WORD).fullmatch(item)
+    ):
         raise WireError(f"{name} must be a short word of the expected form")
     return cast(int | float | str | bool, item)
 

@@ -1,0 +1,98 @@
+"""Methods whose clients send a function of their gradient and remember nothing: DP-SGD and gradient descent.
+
+    client i:  m_i = Ψ(∇f_i(x))
+    server:    ĝ ← p ĝ + (β/n) Σ m_i,   x ← x − γ ĝ
+
+with ``momentum`` p at the server (0 in the paper's eq. (2)). Momentum is PyTorch's: a step of γ goes on as γp, γp², …,
+γ/(1−p) in all. It acts on what was released, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError, positive
+from ..sampling.random_streams import Key
+from .method import Method, ScaledDifference, State
+from .operators import Identity, Operator, defined_by_scale, proven_lipschitz, replayable
+
+
+class DirectScheme(Method):
+    """The formulas above. Subclasses say what Ψ is, and which of the settings they have."""
+
+    operator: Operator
+    beta: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(beta=self.beta)
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum must lie in [0, 1), got {self.momentum}")
+
+    @property
+    def bound(self) -> float:
+        return self.operator.bound
+
+    @property
+    def lipschitz(self) -> float | None:  # type: ignore[override]
+        return proven_lipschitz(self.operator)
+
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        return replayable(self.operator)
+
+    def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
+        """m_i = Ψ(∇f_i(x))."""
+        return self.operator(update, key), state
+
+    def server_init(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """((1/n) Σ m_i, ĝ) → (direction, new ĝ), which are the same."""
+        step = self.beta * mean_message
+        estimate = self.momentum * state + step if self.momentum else step
+        return estimate, estimate
+
+    def payload(self, dimension: int, itemsize: int) -> int:
+        return self.operator.payload(dimension, itemsize)
+
+    def fused(self) -> ScaledDifference | None:
+        if not defined_by_scale(self.operator):
+            return None
+        return ScaledDifference(self.operator.scale, memory=False)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class DPSGD(DirectScheme):
+    """Direct normalisation or clipping, eq. (2): x ← x − γ (β/n) Σ Ψ(∇f_i(x)); the bias stays.
+
+    Args:
+        operator: `SmoothedNorm` or `Clip`.
+        beta: A factor of the step.
+        momentum: Of the server's step.
+    """
+
+    operator: Operator
+    beta: float = 1.0
+    momentum: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return "dpsgd"
+
+
+@dataclass(frozen=True)
+class GD(DirectScheme):
+    """Distributed gradient descent: the exact mean gradient."""
+
+    @property
+    def name(self) -> str:
+        return "gd"
+
+    @property
+    def operator(self) -> Operator:  # type: ignore[override]
+        return Identity()

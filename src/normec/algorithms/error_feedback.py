@@ -1,0 +1,188 @@
+"""Algorithm 1 of the paper and its relatives with error feedback.
+
+With memory g_i at client i, estimate ĝ at the server, forgetting λ (``decay``), without λ as in the paper:
+
+    client i:  m_i = Ψ(∇f_i(x) − g_i)            the message, without β
+               g_i ← (1−λ) g_i + β m_i           the memory
+    server:    ĝ ← (1−λ) ĝ + (β/n) Σ m_i         so that ĝ = mean g_i, always
+               x ← x − γ ĝ   or   x − γ ĝ/‖ĝ‖    (server normalisation; 0/0 = 0)
+
+Clients that do not take part forget like the others, so that ĝ stays the mean. A private client adds its noise to the
+message on its way out; nothing here knows of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError, positive
+from ..sampling.random_streams import Key
+from .method import Method, ScaledDifference
+from .operators import Clip, Operator, SmoothedNorm, defined_by_scale, normalise, proven_lipschitz, replayable
+
+
+class ErrorFeedbackScheme(Method):
+    """The formulas above. Subclasses say what Ψ is, and which of the settings they have."""
+
+    operator: Operator
+    beta: float = 1.0
+    server_norm: bool = False
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive(beta=self.beta)
+        if not 0 <= self.decay < 1:
+            raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
+
+    @property
+    def bound(self) -> float:
+        return self.operator.bound
+
+    @property
+    def lipschitz(self) -> float | None:  # type: ignore[override]
+        return proven_lipschitz(self.operator)
+
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        return replayable(self.operator)
+
+    def client_init(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def message(self, update: Tensor, state: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
+        """m_i = Ψ(∇f_i(x) − g_i)."""
+        return self.operator(update - state, key), state
+
+    def commit(self, draft: Tensor, sent: Tensor) -> Tensor:
+        """g_i ← (1−λ) g_i + β m_i."""
+        return self._forgotten(draft) + self.beta * sent
+
+    def absent(self, state: Tensor, rounds: int = 1) -> Tensor:
+        """g_i ← (1−λ) g_i: all forget alike."""
+        return self._forgotten(state, rounds)
+
+    def _forgotten(self, values: Tensor, rounds: int = 1) -> Tensor:
+        return (1 - self.decay) ** rounds * values if self.decay else values
+
+    def follow(self, memory: Tensor, sent: Tensor) -> Tensor:
+        """The memory is made of messages alone."""
+        return self._forgotten(memory) + self.beta * sent
+
+    def sent_between(self, before: Tensor, after: Tensor) -> Tensor:
+        """The message that takes a memory from one value to the other."""
+        return (after - self._forgotten(before)) / self.beta
+
+    def server_init(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """((1/n) Σ m_i, ĝ) → (direction, new ĝ)."""
+        estimate = self._forgotten(state) + self.beta * mean_message
+        return (normalise(estimate) if self.server_norm else estimate), estimate
+
+    def payload(self, dimension: int, itemsize: int) -> int:
+        return self.operator.payload(dimension, itemsize)
+
+    def fused(self) -> ScaledDifference | None:
+        if not defined_by_scale(self.operator):
+            return None
+        return ScaledDifference(self.operator.scale, True, self.beta, 1 - self.decay)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class NormEC(ErrorFeedbackScheme):
+    """α-NormEC, Algorithm 1: Ψ = Norm_α. ``server_norm=False`` is the paper's ablation "without SN".
+
+    Args:
+        alpha: Smoothing of the normalisation, v/(α + ‖v‖).
+        beta: How far a memory moves along a message.
+        server_norm: Whether the server normalises its step.
+        decay: How much of the memories is forgotten in each round, λ; 0 in the paper.
+
+    Example:
+        >>> import torch
+        >>> method = NormEC(alpha=0.0, beta=0.5)
+        >>> message, memory = method.client_step(torch.tensor([3.0, 4.0]), torch.zeros(2))
+        >>> message, memory
+        (tensor([0.6000, 0.8000]), tensor([0.3000, 0.4000]))
+        >>> direction, estimate = method.server_step(message, torch.zeros(2))
+    """
+
+    alpha: float
+    beta: float
+    server_norm: bool = True
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.operator  # checks alpha
+
+    @property
+    def name(self) -> str:
+        return "normec"
+
+    @cached_property
+    def operator(self) -> Operator:  # type: ignore[override]
+        return SmoothedNorm(self.alpha)
+
+
+@dataclass(frozen=True)
+class Clip21(ErrorFeedbackScheme):
+    """Error feedback around clipping, Ψ = Clip_τ, β = 1 (Khirirat et al. 2023).
+
+    Args:
+        tau: The clipping threshold.
+        decay: How much of the memories is forgotten in each round.
+    """
+
+    tau: float
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.operator
+
+    @property
+    def name(self) -> str:
+        return "clip21"
+
+    @cached_property
+    def operator(self) -> Operator:  # type: ignore[override]
+        return Clip(self.tau)
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(ErrorFeedbackScheme):
+    """Error feedback around any operator Ψ: for combinations that have no name."""
+
+    operator: Operator
+    beta: float = 1.0
+    server_norm: bool = False
+    decay: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return "error-feedback"
+
+
+@dataclass(frozen=True)
+class EF21(ErrorFeedbackScheme):
+    """Error feedback around a contractive compressor, β = 1 (Richtárik et al. 2021).
+
+    Args:
+        compressor: `TopK`, `RandK`, or an operator of one's own.
+    """
+
+    compressor: Operator
+
+    @property
+    def name(self) -> str:
+        return "ef21"
+
+    @property
+    def operator(self) -> Operator:  # type: ignore[override]
+        return self.compressor

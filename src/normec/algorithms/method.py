@@ -1,0 +1,334 @@
+"""A distributed method, as its author writes it and as every engine runs it.
+
+One round, for the clients that take part:
+
+    message      (update, client state) → (message, draft)     what a client would send, and its state if it does
+    commit       (draft, what was sent) → client state         once the message was paid for and has left
+    server_step  (mean message, server state) → (direction, server state);   then x ← x − lr · direction
+
+Clients that do not take part apply `absent`. `update` is the client's gradient at x. The mean is over all clients;
+those that are absent count as zero, so that a sum of messages means the same in every round.
+
+All functions are pure: they return new tensors and change none. Client functions work row by row on tensors ``[c, …]``
+of any number c of clients; server functions work on one vector ``[d]``. A state is a tensor, or a dictionary of named
+tensors of any shape; `client_init` and `server_init` say which. The states named "memory" (client) and "estimate"
+(server), which are also the names of single tensors, get a little more attention: `initial_memory` sets them, and the
+history records how far memories are from the gradients.
+
+What a method says of itself is believed only as far as it was said of the same code: a subclass that overrides
+`message` inherits neither the `lipschitz` constant nor the fused form of its base.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..sampling.random_streams import Key
+from .operators import OPERATORS, Operator
+
+State = Any  # a tensor, or a mapping of named tensors
+Tables = dict[str, Tensor]
+MEMORY, ESTIMATE = "memory", "estimate"  # the names of states that are single tensors
+CLIENT_FUNCTIONS = ("client_init", "message", "commit", "absent")
+SERVER_FUNCTIONS = ("server_init", "server_step")
+
+
+@dataclass(frozen=True)
+class ScaledDifference:
+    """The fused form of a client's round: v = u − g (or u, without a memory); m = s(‖v‖) v; g ← keep · g + step · m.
+
+    Engines then need two passes over the gradients and no table of messages.
+    """
+
+    scale: Callable[[Tensor], Tensor]
+    memory: bool
+    step: float = 1.0
+    keep: float = 1.0
+
+
+class Method:
+    """Base class of all methods. Override `message`, and whatever else differs from a method without state.
+
+    Subclasses are usually frozen dataclasses whose fields are the method's settings.
+
+    Example:
+        >>> import torch
+        >>> class Signs(Method):
+        ...     '''Sends the signs, scaled to length one.'''
+        ...     bound = 1.0
+        ...     def message(self, update, state, key=None):
+        ...         return update.sign() / update.shape[-1] ** 0.5, state
+        >>> Signs().client_step(torch.tensor([3.0, -2.0, 0.5, 1.0]), {})[0]
+        tensor([ 0.5000, -0.5000,  0.5000,  0.5000])
+    """
+
+    lipschitz: float | None = None
+    """A constant L with ‖message(u) − message(u')‖ ≤ L‖u − u'‖ for every state, or None, which claims nothing."""
+
+    recordable: bool = False
+    """Whether `server_step` may be recorded as a CUDA graph: it launches the same kernels in every round."""
+
+    follow: ClassVar[Callable[..., Tensor] | None] = None
+    """(memory, sent) → memory: a client's "memory" as the server can follow it from the messages alone.
+
+    A federation keeps such a row for each party, to screen its messages and to restore a party that lost its disk.
+    """
+
+    sent_between: ClassVar[Callable[..., Tensor] | None] = None
+    """(memory before, memory after) → message: what a memory that was rounded has taken; for `memory_dtype`."""
+
+    @property
+    def name(self) -> str:
+        """The name that reports use."""
+        return type(self).__name__.lower()
+
+    @property
+    def bound(self) -> float:
+        """The largest norm that a message can have; infinite where there is none, and then no privacy."""
+        return math.inf
+
+    def client_init(self, x: Tensor) -> State:  # noqa: ARG002
+        """The state of one client at the start; `x` is ``[d]``."""
+        return {}
+
+    def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
+        """What each client would send, and the draft of its new state, named and shaped like the state.
+
+        Args:
+            update: The clients' gradients, ``[c, d]``.
+            state: The clients' states, each tensor ``[c, …]``.
+            key: The randomness of this round and these clients, for methods that draw.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define message")
+
+    def commit(self, draft: State, sent: Tensor) -> State:  # noqa: ARG002
+        """The clients' new states, once their messages have left; `sent` carries noise where memory="noisy"."""
+        return draft
+
+    def absent(self, state: State, rounds: int = 1) -> State:  # noqa: ARG002
+        """The states of clients that take no part in so many rounds."""
+        return state
+
+    def server_init(self, x: Tensor) -> State:  # noqa: ARG002
+        """The server's state at the start."""
+        return {}
+
+    def server_step(self, mean_message: Tensor, state: State) -> tuple[Tensor, State]:
+        """The direction of the step, x ← x − lr · direction, and the server's new state."""
+        return mean_message, state
+
+    def client_step(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
+        """`message` and `commit` in one, for loops of one's own without noise. Engines call the two themselves."""
+        message, draft = self.message(update, state, key)
+        return message, self.commit(draft, message)
+
+    def payload(self, dimension: int, itemsize: int) -> int:
+        """Bytes of one message of so many numbers."""
+        return dimension * itemsize
+
+    def fused(self) -> ScaledDifference | None:
+        """The fused form that computes the same as the client's functions, or None."""
+        return None
+
+    def spec(self) -> dict[str, Any]:
+        """The method's settings as plain JSON values: what runs, checkpoints and parties know it by."""
+        declared = getattr(self, "__dataclass_fields__", None)
+        names = vars(self) if declared is None else declared
+        held = {name: getattr(self, name) for name in names if not name.startswith("_")}
+        return {name: _plain(type(self).__name__, name, value) for name, value in held.items()}
+
+
+def _plain(owner: str, name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(owner, name, one) for one in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "bound"):
+        kind: type = type(value)
+        known = OPERATORS.get(kind.__name__) is kind  # else an operator of the caller's own
+        return {"operator": kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}", **vars(value)}
+    raise UsageError(
+        f"the setting {name} of {owner} is a {type(value).__name__}, which no file can hold; override spec()"
+    )
+
+
+def text_of(method: Method) -> str:
+    """A method as one line of text: its class and its settings."""
+    kind = type(method)
+    own = "" if kind.__module__.partition(".")[0] == __package__.partition(".")[0] else f"{kind.__module__}."
+    return f"{own}{kind.__qualname__}({json.dumps(method.spec(), sort_keys=True)})"
+
+
+def says_of(method: Method, claim: str, *functions: str) -> bool:
+    """Whether the class that makes `claim` (an attribute) also knows these functions as they are.
+
+    False where a subclass, or the object itself, defines one of the functions anew and inherits the claim.
+    """
+    classes = type(method).__mro__
+
+    def home(name: str) -> int:
+        if name in vars(method):
+            return -1
+        return next((place for place, kind in enumerate(classes) if name in vars(kind)), len(classes))
+
+    return all(home(claim) <= home(name) for name in functions)
+
+
+def overrides(method: Method, *functions: str) -> list[str]:
+    """Those of the named functions that are not the ones of `Method`."""
+    return [name for name in functions if not has_functions_of(method, Method, name)]
+
+
+def has_functions_of(method: Method, kind: type[Method], *functions: str) -> bool:
+    """Whether the named functions of a method are those of the class `kind`."""
+    return all(getattr(getattr(method, name), "__func__", None) is getattr(kind, name) for name in functions)
+
+
+def fused_form(method: Method) -> ScaledDifference | None:
+    """The method's fused form, where it was stated for the functions that the method has."""
+    return method.fused() if says_of(method, "fused", *CLIENT_FUNCTIONS) else None
+
+
+def recordable(method: Method) -> bool:
+    """Whether a recording may stand for the server's step."""
+    return bool(method.recordable) and says_of(method, "recordable", *SERVER_FUNCTIONS)
+
+
+def follows(method: Method) -> bool:
+    """Whether the server can follow a client's memory from its messages."""
+    return method.follow is not None and says_of(method, "follow", *CLIENT_FUNCTIONS)
+
+
+def may_round(method: Method) -> bool:
+    """Whether a memory may be kept in a lower precision than x."""
+    return method.sent_between is not None and says_of(method, "sent_between", *CLIENT_FUNCTIONS)
+
+
+class Steps:
+    """A method's functions on named tables, for a model of `len(x)` parameters; whatever they return is checked.
+
+    Raises:
+        UsageError: The method has a function that no engine calls, or returns something of another form.
+    """
+
+    def __init__(self, method: Method, x: Tensor) -> None:
+        if overrides(method, "client_step"):
+            raise UsageError(
+                f"{type(method).__name__} overrides client_step, which no training loop calls; "
+                "override message and commit, of which it is made"
+            )
+        self.method = method
+        client, server = method.client_init(x.clone()), method.server_init(x.clone())
+        self._single_client, self._single_server = isinstance(client, Tensor), isinstance(server, Tensor)
+        self.client_start = self._named(client, MEMORY, "client_init")
+        self.server_start = self._named(server, ESTIMATE, "server_init")
+        self.stateful = bool(self.client_start)
+        self.remembers = MEMORY in self.client_start and self.client_start[MEMORY].shape == x.shape
+        self.stands_still = "absent" not in overrides(method, "absent")
+
+    def message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
+        given = self.method.message(update, self._as_client(state), key)
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
+            raise self._wrong("message", "must return a tensor and the draft of the new state")
+        if given[0].shape != update.shape:
+            raise self._wrong("message", f"must return messages {list(update.shape)}, got {list(given[0].shape)}")
+        return given[0], self._checked(given[1], state, "message")
+
+    def commit(self, draft: Tables, sent: Tensor) -> Tables:
+        return self._checked(self.method.commit(self._as_client(draft), sent), draft, "commit")
+
+    def absent(self, state: Tables, rounds: int = 1) -> Tables:
+        return self._checked(self.method.absent(self._as_client(state), rounds), state, "absent")
+
+    def follow(self, memory: Tensor, sent: Tensor) -> Tensor:
+        """Clients' memories ``[c, d]`` as the server follows them; for methods where `follows` holds."""
+        if self.method.follow is None:
+            raise TypeError(f"{self.method.name} does not say how its memories follow from messages")
+        return self.method.follow(memory, sent)
+
+    def absent_memory(self, memory: Tensor) -> Tensor:
+        """Memories ``[c, d]`` of clients that took no part, as the server follows them."""
+        state = {name: rows_like(start, len(memory)).clone() for name, start in self.client_start.items()}
+        return self.absent({**state, MEMORY: memory})[MEMORY]
+
+    def server_step(self, mean_message: Tensor, state: Tables) -> tuple[Tensor, Tables]:
+        given = self.method.server_step(mean_message, state[ESTIMATE] if self._single_server else state)
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
+            raise self._wrong("server_step", "must return a direction and the server's new state")
+        direction, new = given[0], self._named(given[1], ESTIMATE, "server_step")
+        if direction.shape != mean_message.shape:
+            raise self._wrong("server_step", f"must return a direction of {len(mean_message)} numbers")
+        if new.keys() != state.keys() or any(new[name].shape != state[name].shape for name in state):
+            raise self._wrong("server_step", "must return a state named and shaped like server_init's")
+        return direction, new
+
+    def _as_client(self, state: Tables) -> State:
+        return state[MEMORY] if self._single_client else state
+
+    def _checked(self, given: State, like: Tables, where: str) -> Tables:
+        found = self._named(given, MEMORY, where)
+        if found.keys() != like.keys() or any(found[name].shape != like[name].shape for name in like):
+            raise self._wrong(where, "must return a state named and shaped like client_init's, a row for each client")
+        return found
+
+    def _named(self, given: State, single: str, where: str) -> Tables:
+        if isinstance(given, Tensor):
+            return {single: given}
+        if isinstance(given, Mapping) and all(
+            isinstance(name, str) and isinstance(value, Tensor) for name, value in given.items()
+        ):
+            return dict(given)
+        raise self._wrong(where, "must return a tensor or a dictionary of named tensors as its state")
+
+    def _wrong(self, where: str, what: str) -> UsageError:
+        return UsageError(f"{type(self.method).__name__}.{where} {what}")
+
+
+def rows_like(start: Tensor, clients: int) -> Tensor:
+    """A client's first state, once for each of so many clients."""
+    return start.expand(clients, *start.shape)
+
+
+def computes_the_same(method: Method, form: ScaledDifference, dimension: int) -> bool:
+    """Whether a fused form agrees with the method's functions, in float64 on a few made-up clients."""
+    width = min(dimension, 16)
+    draw = torch.Generator().manual_seed(1)
+    update, memory = torch.randn(2, 3, width, dtype=torch.float64, generator=draw)
+    update[1] *= 1e3
+    steps = Steps(method, memory[0])
+    state = {name: rows_like(start, 3).clone() for name, start in steps.client_start.items()}
+    if form.memory != steps.remembers or (steps.stateful and not steps.remembers):
+        return False
+    if steps.remembers:
+        state[MEMORY] = memory.clone()
+    message, draft = steps.message(update.clone(), state, None)
+    kept, idle = steps.commit(draft, message), steps.absent({name: one.clone() for name, one in state.items()})
+    v = update - memory if form.memory else update
+    expected = v * form.scale(torch.linalg.vector_norm(v, dim=-1, keepdim=True))
+    pairs = [(message, expected)]
+    if form.memory:
+        pairs += [(kept[MEMORY], form.keep * memory + form.step * expected), (idle[MEMORY], form.keep * memory)]
+    return all(torch.allclose(found, wanted, rtol=1e-12, atol=1e-12) for found, wanted in pairs)
+
+
+def build_operator(given: Any) -> Any:
+    """An operator out of its spec; anything else as it is. Raises `UsageError` for unknown ones."""
+    if not isinstance(given, Mapping) or "operator" not in given:
+        return given
+    settings = {name: value for name, value in given.items() if name != "operator"}
+    kind: type[Operator] | None = OPERATORS.get(str(given["operator"]))
+    if kind is None:
+        raise UsageError(f"unknown operator; there are {', '.join(OPERATORS)}")
+    try:
+        return kind(**settings)
+    except TypeError:
+        raise UsageError(f"{kind.__name__} has no such settings: {', '.join(map(str, settings))}") from None

@@ -1,0 +1,139 @@
+"""Methods by name: those of this package, of installed packages, and of a user's own file.
+
+    "normec"                         a method of this package
+    "my_method.py:Clip21SGDM"        a class in a file
+    "some_name"                      a class that an installed package offers as an entry point of `normec.methods`
+
+A class is known by its name and a method by its class and `spec()`; `build` makes the one out of the other. A file's
+class is known by the file's path as it was given and by a digest of its code, so that a run or a party notices when
+the code is another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError, one_of
+from .direct import DPSGD, GD
+from .error_feedback import EF21, Clip21, ErrorFeedback, NormEC
+from .method import Method, build_operator, text_of
+from .tensor_norm import TensorNormEC
+
+GROUP = "normec.methods"
+BUILT_IN: dict[str, type[Method]] = {
+    "normec": NormEC,
+    "normec-by-tensor": TensorNormEC,
+    "clip21": Clip21,
+    "ef21": EF21,
+    "error-feedback": ErrorFeedback,
+    "dpsgd": DPSGD,
+    "gd": GD,
+}
+
+
+def find(name: str) -> type[Method]:
+    """The class that a name stands for; raises `UsageError` where there is none."""
+    if ":" in name:
+        return _from_file(name)
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return _checked(point.load(), name)
+    one_of((*BUILT_IN, *(point.name for point in entry_points(group=GROUP))), method=name)
+    raise AssertionError("unreachable")
+
+
+def name_of(method: Method) -> str:
+    """The name that `find` knows the method's class by."""
+    kind = type(method)
+    for name, known in BUILT_IN.items():
+        if known is kind:
+            return name
+    for point in entry_points(group=GROUP):
+        if point.value == f"{kind.__module__}:{kind.__qualname__}":
+            return point.name
+    source = inspect.getsourcefile(kind)
+    if source is None or "<locals>" in kind.__qualname__:
+        raise UsageError(
+            f"{kind.__qualname__} is not in a file that others could read; put it into a module of its own, or into an "
+            f"installed package with the entry point {GROUP}"
+        )
+    return f"{source}:{kind.__qualname__}"
+
+
+def build(name: str, spec: Mapping[str, Any]) -> Method:
+    """The method of a class with the settings of a `spec`; raises `UsageError` where they make none."""
+    kind = find(name)
+    settings = {key: build_operator(value) for key, value in spec.items()}
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        raise UsageError(f"{name} cannot be made of {', '.join(settings) or 'no settings'}: {error}") from None
+
+
+def settings_of(kind: type[Method]) -> dict[str, inspect.Parameter]:
+    """The settings that a class takes, by name."""
+    found = inspect.signature(kind).parameters
+    return {name: one for name, one in found.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+
+
+def identity_of(method: Method) -> str:
+    """The text that runs, checkpoints and noise know a method by; code of the caller's own is part of it."""
+    digest = code_of(type(method))
+    return text_of(method) + (f" with code {digest}" if digest else "")
+
+
+def code_of(kind: type) -> str:
+    """A digest of the source of a class that is not of this package, with its bases; empty for this package's own."""
+    texts = []
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in (__package__.partition(".")[0], "builtins"):
+            continue
+        try:
+            texts.append(inspect.getsource(base))
+        except (OSError, TypeError):
+            texts.append(f"{base.__module__}.{base.__qualname__}")
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if texts else ""
+
+
+def _from_file(name: str) -> type[Method]:
+    path, _, wanted = name.rpartition(":")
+    kind = getattr(_module(str(Path(path).resolve()), path), wanted, None)
+    if kind is None:
+        raise UsageError(f"{path} has no class {wanted}")
+    return _checked(kind, name)
+
+
+@cache
+def _module(path: str, given: str) -> Any:
+    """The module in a file, loaded once a process."""
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {given}; a method of your own is named FILE.py:CLASS")
+    name = f"normec_method_{hashlib.sha256(path.encode()).hexdigest()[:12]}_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{given} is no Python file; a method of your own is named FILE.py:CLASS")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever is wrong with a user's file is said in one line
+        del sys.modules[name]
+        raise UsageError(f"{given} cannot be read: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _checked(kind: Any, name: str) -> type[Method]:
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise UsageError(f"{name} must be a subclass of normec.Method, got {kind!r}")
+    return kind
