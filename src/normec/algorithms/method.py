@@ -176,11 +176,9 @@ def says_of(method: Method, claim: str, *functions: str) -> bool:
     classes = type(method).__mro__
 
     def home(name: str) -> int:
-        if name in vars(method):
-            return -1
         return next((place for place, kind in enumerate(classes) if name in vars(kind)), len(classes))
 
-    return all(home(claim) <= home(name) for name in functions)
+    return all(name not in vars(method) and home(claim) <= home(name) for name in functions)
 
 
 def overrides(method: Method, *functions: str) -> list[str]:
