@@ -262,10 +262,10 @@ def _answer(as_json: bool, composed: Release, **facts: float) -> None:
     if as_json:
         print(json.dumps({**facts, "notes": list(composed.notes)}))
         return
-    from ..report.words import epsilon
+    from ..report.words import epsilon as rounded_up  # with less noise than the smallest the target is not kept
 
-    shown = epsilon(facts["epsilon"], 6)
-    print(f"epsilon = {shown} at delta = {facts['delta']:g}, sigma = {facts['sigma']:.6g} a client")
+    spent, sigma = rounded_up(facts["epsilon"], 6), rounded_up(facts["sigma"], 6)
+    print(f"epsilon = {spent} at delta = {facts['delta']:g}, sigma = {sigma} a client")
     for note in composed.notes:
         if "not derived from a target" not in note:
             print(f"note: {note}")
