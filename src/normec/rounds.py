@@ -30,7 +30,7 @@ from .objective import Buffers, Objective
 from .observing import Observer, broken_rows, copied, here, whole
 from .paying import Payments
 from .problem import Problem
-from .repeating import computation, machine
+from .repeating import adds_in_one_order, computation, machine
 from .run import ClientTable, Plan, Run, State, batches_of
 from .sending import Sending
 from .stopwatch import Stopwatch
@@ -308,7 +308,8 @@ class Rounds:
 
     @property
     def _repeatable(self) -> bool:
-        return self.computation is not None and getattr(self.engine, "form", None) is not None
+        known = self.computation is not None and getattr(self.engine, "form", None) is not None
+        return known and adds_in_one_order(self.engine.name, self.problem.x0.device)
 
     @cached_property
     def _machines(self) -> list[Any]:

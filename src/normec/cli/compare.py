@@ -101,6 +101,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """One line a method."""
     from ..history import NOT_COVERED, uncovered
+    from ..report.words import epsilon
     from .tables import number, percent, show
 
     columns = ("method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")
@@ -112,7 +113,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         lines.append(
             [
                 row["method"],
-                number(row["epsilon"]) or "∞",
+                epsilon(row["epsilon"]) or "∞",
                 number(row["lr"]),
                 *(number(row[key]) for key in ("loss", "grad_norm", "memory_error")),
                 percent(row["accuracy"]),

@@ -122,6 +122,7 @@ def ledger(
     """What a party has spent: ε, δ and messages, in all and by run."""
     from ..federation.policy import load_policy
     from ..federation.spending import spending
+    from ..report.words import epsilon
     from .tables import show
 
     found = spending(folder, load_policy(policy if policy is not None else folder / "policy.toml"))
@@ -130,7 +131,7 @@ def ledger(
         return 0
     budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
     rows = [
-        ("ε spent", f"{found['epsilon']:.4g} {budget}, at δ = {found['delta']:g}"),
+        ("ε spent", f"{epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
         ("protected", f"{found['unit']}, {found['relation']}"),
         ("messages with noise", f"{found['releases']}, of which {found['recovered']} charged after a lost disk"),
         (
@@ -144,7 +145,7 @@ def ledger(
     if found["journal_full"]:
         rows.append(("events.jsonl", "is full: later failures and refusals are not counted; move it away to go on"))
     for run, part in found["runs"].items():
-        rows.append((f"run {run}", f"ε = {part['epsilon']:.4g}, {part['releases']} messages with noise"))
+        rows.append((f"run {run}", f"ε = {epsilon(part['epsilon'])}, {part['releases']} messages with noise"))
     show(rows, title=found["ledger"])
     return 0
 

@@ -189,7 +189,7 @@ def _verify(view: RunView) -> None:
     from ..privacy.verify import verified
 
     try:
-        known = verified(view.folder, view.summary)
+        known = verified(view.folder, {"final": view.final, **view.summary})
         view.paid = known.epsilon if known is not None else 0.0
     except UsageError as error:
         view.distrust = str(error)
