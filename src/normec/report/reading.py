@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,8 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     view.status = str(view.summary.get("status", "unfinished"))
     if summary is None and being_written(folder):
         view.status = "training"
+        if "seats" in view.checkpoint:
+            _count_parties(view)
     elif view.private:
         _verify(view)
     return view
@@ -194,6 +197,15 @@ def _verify(view: RunView) -> None:
     except UsageError as error:
         view.distrust = str(error)
         view.notes.append(view.distrust)
+
+
+def _count_parties(view: RunView) -> None:
+    """A party of a federation under way may have released more than its server's ledger knows of."""
+    from ..privacy.verify import verified
+
+    with suppress(UsageError):  # written to in this moment; the next look finds it whole
+        known = verified(view.folder)
+        view.paid = max(view.paid, known.epsilon if known is not None else 0.0)
 
 
 def trusted_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
