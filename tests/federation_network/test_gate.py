@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ CLAIM = {"x-forwarded-for": "10.1.2.3"}  # as if it came from another machine
 def test_a_stranger_starts_no_runs_and_registers_no_parties(tmp_path: Path) -> None:
     federation = Federation(Asked(None, tmp_path / "home", 1, {}))
     with federation:
-        federation.start_superlink(lambda: None)  # waits until it answers to its owner
+        federation.start_superlink(lambda: None, database=True)  # waits until it answers to its owner
         federation.register()
         assert federation.nodes
         at = f"https://{federation.address}"
@@ -28,3 +29,5 @@ def test_a_stranger_starts_no_runs_and_registers_no_parties(tmp_path: Path) -> N
             assert stranger.get(f"{at}/docs").status_code == 403
             assert stranger.post(f"{at}/v1/fleet/pull-messages").status_code not in (200, 403)  # no signature
             assert stranger.get(f"{at}/health").status_code == 200
+        database = tmp_path / "home" / "federation" / "superlink.db"  # holds messages that are on their way
+        assert not database.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)

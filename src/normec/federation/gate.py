@@ -12,12 +12,14 @@ connection, in /proc/net/tcp. Elsewhere the loopback interface has to do, which 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from ..atomic import PRIVATE_FILE
 from ..errors import UsageError
 
 OPEN = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
@@ -106,6 +108,7 @@ def serve(arguments: list[str]) -> None:
     from flwr.superlink import main
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    _keep_to_oneself(arguments)
     for name in (FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API):
         os.environ.pop(name, None)  # further ports, without a gate
     made = main.create_app
@@ -116,3 +119,13 @@ def serve(arguments: list[str]) -> None:
     setattr(main, "create_app", gated)  # noqa: B010  (what Flower's command serves)
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
+
+
+def _keep_to_oneself(arguments: list[str]) -> None:
+    """Make a new database for its owner alone: it holds messages, under central trust without noise."""
+    values = [value for name, value in itertools.pairwise(arguments) if name == "--database"]
+    values += [value.removeprefix("--database=") for value in arguments if value.startswith("--database=")]
+    for value in values:
+        path = value.removeprefix("sqlite:///")
+        if not path.startswith(":") and "://" not in path:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
