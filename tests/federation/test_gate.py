@@ -54,6 +54,13 @@ def test_the_owner_and_root_command(monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked(STARTING) == 200
 
 
+@linux
+def test_a_line_that_the_kernel_skipped_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([None, os.getuid()])
+    monkeypatch.setattr(gate, "holder", lambda *_: next(seen))
+    assert asked(STARTING) == 200
+
+
 def test_nobodys_word_for_where_a_request_comes_from_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The web server would put the address in the header in place of the real one."""
     monkeypatch.setattr(gate, "holder", lambda *_: os.getuid())
