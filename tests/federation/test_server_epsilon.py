@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ from normec.federation.spending import spending
 from normec.federation.wire import Refusal, Reply, to_fields
 from normec.privacy.accounting import Account, Event
 from normec.privacy.verify import verified
+from normec.report import guarantee
+from normec.report.html import Html
+from normec.report.reading import read_run
 
 from .stories import DIMENSION, Quadratic
 from .village import plan
@@ -187,3 +192,40 @@ def test_a_finished_summary_that_leaves_out_lost_messages_is_refused(tmp_path: P
     edited = {"status": "finished", "privacy": {**spent.to_dict(), "epsilon": fewer, "releases": 1, "beyond_ledger": 0}}
     with pytest.raises(UsageError, match=r"in 3 releases, summary\.json says .* in 1;"):
         verified(tmp_path / "server", edited)
+
+
+def test_a_page_says_in_words_what_all_messages_tell_an_observer(tmp_path: Path) -> None:
+    """The ledger alone has one release; `a` has made seven, which pass the target."""
+    server = open_server(tmp_path)
+    lose_disks(server, tmp_path, times=6)
+    while not isinstance(exchange(server, tmp_path, "b"), Reply):
+        pass
+    server.close_round()
+    assert server.mechanism is not None
+    mu = math.sqrt(7) / server.mechanism.sigma  # the bound of NormEC's message is 1
+    server.close()
+    normal = NormalDist()
+    known = normal.cdf(normal.inv_cdf(0.01) + mu)
+    view = read_run(tmp_path / "server")
+    page = " ".join(str(section) for section in guarantee.sections(view, Html("")))
+    assert f"at most {math.ceil(known * 1000) / 10:g} % of those that did" in page
+    assert "above the budget of ε = 2" in page
+    assert "without the 6 messages more that a party may have released" in page
+
+
+def test_a_page_says_nothing_in_words_of_a_ledger_that_was_set_back(tmp_path: Path) -> None:
+    server, folder = open_server(tmp_path), tmp_path / "server"
+    for k in range(2):
+        for node in NODES:
+            while not isinstance(exchange(server, tmp_path, node), Reply):
+                pass
+        server.close_round()
+        if k == 0:
+            old = {name: (folder / name).read_bytes() for name in ("ledger.jsonl", "ledger.jsonl.head")}
+    server.close()
+    assert "In plain words" in str(guarantee.sections(read_run(folder), Html("")))
+    for name, contents in old.items():
+        (folder / name).write_bytes(contents)
+    view = read_run(folder)
+    assert view.epsilon is None
+    assert "In plain words" not in str(guarantee.sections(view, Html("")))

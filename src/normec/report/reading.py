@@ -52,6 +52,7 @@ class RunView:
     identity: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
     paid: float = 0.0
+    released: int = 0  # messages of one client behind `paid`; 0 where nobody counted them
     clients: dict[str, Any] | None = None
     distrust: str | None = None  # why the ledger does not bear out what the run says it has spent
     notes: list[str] = field(default_factory=list)
@@ -193,7 +194,7 @@ def _verify(view: RunView) -> None:
 
     try:
         known = verified(view.folder, view.summary)
-        view.paid = known.epsilon if known is not None else 0.0
+        view.paid, view.released = known if known is not None else (0.0, 0)
     except UsageError as error:
         view.distrust = str(error)
         view.notes.append(view.distrust)
@@ -205,7 +206,8 @@ def _count_parties(view: RunView) -> None:
 
     with suppress(UsageError):  # written to in this moment; the next look finds it whole
         known = verified(view.folder)
-        view.paid = max(view.paid, known.epsilon if known is not None else 0.0)
+        if known is not None:
+            view.paid, view.released = max(view.paid, known.epsilon), known.releases
 
 
 def trusted_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
