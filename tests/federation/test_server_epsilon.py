@@ -104,6 +104,9 @@ def test_a_party_that_lost_its_disk_counts_with_all_that_it_released(tmp_path: P
     assert spent.epsilon > 2
     assert "a may have released 9 messages in 3 rounds" in spent.notes[-1]
     assert "above the target of 2" in spent.notes[-1]
+    assert "(epsilon, delta) = (2," not in spent.statement
+    assert f"(epsilon, delta) = ({math.ceil(truth * 1000) / 1000:g}, 1e-05)" in spent.statement
+    assert not spent.is_target
     assert run.history["epsilon"][-1] == pytest.approx(truth, rel=1e-6)
     server.close()
     again = open_server(tmp_path)  # what is told does not change with a restart
@@ -122,6 +125,8 @@ def test_a_run_in_which_nothing_was_lost_ends_at_its_target(tmp_path: Path) -> N
     assert spent is not None
     assert spent.releases == 3
     assert spent.epsilon <= 2
+    assert spent.is_target
+    assert "(epsilon, delta) = (2, 1e-05)" in spent.statement
     assert not any("may have released" in note for note in spent.notes)
     server.close()
 
