@@ -39,14 +39,14 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
 
     Args:
         folder: The run's folder.
-        summary: What its summary.json says, where there is one.
+        summary: What its summary.json says, where there is one; else at least its last row, as `final`.
 
     Raises:
         UsageError: The ledger is missing, damaged, or does not amount to what the summary says.
     """
     checkpoint = _checkpoint(folder)
     spent, head = (summary or {}).get("privacy"), _head_in(checkpoint)
-    if not isinstance(spent, Mapping) and head is None:
+    if not isinstance(spent, Mapping) and head is None and not _rows_tell((summary or {}).get("final")):
         return None
     path = folder / "ledger.jsonl"
     if read_if_present(path) is None:
@@ -68,6 +68,11 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
     if not isinstance(spent, Mapping):
         return paid
     return _agreed(path, spent, paid, events, delta, ended=(summary or {}).get("status") == "finished")
+
+
+def _rows_tell(final: object) -> bool:
+    """Whether a run's last row states an ε, which then needs a ledger even where summary and checkpoint are gone."""
+    return isinstance(final, Mapping) and final.get("epsilon") is not None
 
 
 def _beyond(folder: Path, checkpoint: Mapping[str, Any], paid: int) -> int:

@@ -193,7 +193,7 @@ def _verify(view: RunView) -> None:
     from ..privacy.verify import verified
 
     try:
-        known = verified(view.folder, view.summary)
+        known = verified(view.folder, {**view.summary, "final": view.final})
         view.paid, view.released = known if known is not None else (0.0, 0)
     except UsageError as error:
         view.distrust = str(error)
