@@ -147,6 +147,17 @@ def test_a_finished_run_whose_checkpoint_was_removed_is_still_shown(
         assert command(words) == 0, capsys.readouterr()
 
 
+def test_rows_alone_do_not_bear_out_an_epsilon(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that could speak against the rows is gone: summary, checkpoint and ledger."""
+    removed("summary.json", "ledger.jsonl", "ledger.jsonl.head")(copied)
+    shutil.rmtree(copied / "checkpoint")
+    for said in (
+        refused(capsys, "report", str(copied)),
+        refused(capsys, "results", str(copied.parent), "--each", "--format", "csv"),
+    ):
+        assert "ledger.jsonl is missing" in said
+
+
 UNREADABLE = {
     "latest.json removed": (removed("checkpoint/latest.json"), "latest.json"),
     "latest.json emptied": (emptied("checkpoint/latest.json"), "latest.json"),

@@ -87,6 +87,16 @@ def local(
     return 0
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superlink(context: typer.Context) -> int:
+    """Flower's SuperLink, which nobody commands but its owner on this machine; the options are flower-superlink's."""
+    _need_flower()
+    from ..federation.gate import serve
+
+    serve(context.args)
+    return 0
+
+
 @app.command()
 def party(
     superlink: Superlink,
