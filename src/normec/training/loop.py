@@ -34,7 +34,7 @@ from .graphed_round import GraphedRound
 from .interleaved import finished
 from .metrics import Faults, Meter
 from .observer import Observer, broken_rows, copied, here, whole
-from .repeatability import computation, machine
+from .repeatability import adds_in_one_order, computation, machine
 from .run import ClientTable, Plan, Run, State, batches_of
 from .stopwatch import Stopwatch
 
@@ -317,7 +317,8 @@ class TrainingLoop:
 
     @property
     def _repeatable(self) -> bool:
-        return self.computation is not None and getattr(self.engine, "form", None) is not None
+        known = self.computation is not None and getattr(self.engine, "form", None) is not None
+        return known and adds_in_one_order(self.engine.name, self.problem.x0.device)
 
     @cached_property
     def _machines(self) -> list[Any]:

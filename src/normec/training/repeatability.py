@@ -6,6 +6,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .. import __version__
@@ -41,9 +42,20 @@ def computation(problem: Objective, method: Method) -> str | None:
     return None
 
 
+def adds_in_one_order(engine: str, device: torch.device) -> bool:
+    """Whether an engine's kernels add up in the same order every time.
+
+    On a GPU a caller's model may use kernels that do not: interpolation, padding by reflection, `index_add`. Only the
+    engines that take known layers alone are known to repeat themselves there.
+    """
+    return device.type == "cpu" or engine in ("shared", "linear")
+
+
 def machine(device: torch.device) -> tuple[str, ...]:
-    """What the bits of a sum depend on: versions, the processor and its instructions, the GPU."""
-    found = [__version__, torch.__version__, device.type, _processor(), torch.backends.cpu.get_cpu_capability()]
+    """What the bits of a sum and of its noise depend on: versions, the processor and its instructions, the GPU."""
+    versions = [__version__, torch.__version__, np.__version__, platform.python_version()]  # NumPy draws the noise
+    how = [torch.backends.cpu.get_cpu_capability(), f"mkldnn {torch.backends.mkldnn.enabled}"]
+    found = [*versions, device.type, _processor(), *how]
     if device.type == "cuda":
         found += [torch.cuda.get_device_name(device), str(torch.version.cuda), str(torch.backends.cudnn.version())]
     return tuple(found)
