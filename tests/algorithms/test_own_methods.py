@@ -120,7 +120,8 @@ def test_the_optimizer_runs_it_and_saves_its_states(name: str) -> None:
 def test_a_private_run_of_one_s_own_has_the_epsilon_of_its_bound() -> None:
     run = train(bowls(), Clip21SGDM(), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0))
     plain = train(bowls(), ErrorFeedback(Clip(0.5)), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0))
-    assert run.privacy is not None and plain.privacy is not None
+    assert run.privacy is not None
+    assert plain.privacy is not None
     assert run.privacy.epsilon == plain.privacy.epsilon
 
 
@@ -287,36 +288,51 @@ def test_a_client_step_of_one_s_own_is_refused_because_nobody_calls_it(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no message": ({}, "does not define message"),
-    "no draft": ({"message": lambda self, update, state, key=None: update}, "must return a tensor and the draft"),
-    "another length": (
-        {"message": lambda self, update, state, key=None: (update[:, 1:], state)},
-        "must return messages",
-    ),
-    "a state of no tensors": ({"client_init": lambda self, x: [1, 2]}, "a tensor or a dictionary of named tensors"),
-    "a state that changes its name": (
-        {
-            "client_init": lambda self, x: {"a": x},
-            "message": lambda self, update, state, key=None: (update, {"b": update}),
-        },
-        "named and shaped like client_init's",
-    ),
-    "a server without a direction": (
-        {
-            "message": lambda self, update, state, key=None: (update, state),
-            "server_step": lambda self, mean_message, state: mean_message,
-        },
-        "must return a direction",
-    ),
+class NoDraft(Method):
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update
+
+
+class Shorter(Method):
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update[:, 1:], state
+
+
+class NoTensors(Method):
+    def client_init(self, x: Tensor) -> Any:  # noqa: ARG002
+        return [1, 2]
+
+
+class Renamed(Method):
+    def client_init(self, x: Tensor) -> Any:
+        return {"a": x}
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update, {"b": update}
+
+
+class NoDirection(Method):
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update, state
+
+    def server_step(self, mean_message: Tensor, state: Any) -> Any:  # noqa: ARG002
+        return mean_message
+
+
+WRONG: dict[type[Method], str] = {
+    Method: "does not define message",
+    NoDraft: "must return a tensor and the draft",
+    Shorter: "must return messages",
+    NoTensors: "a tensor or a dictionary of named tensors",
+    Renamed: "named and shaped like client_init's",
+    NoDirection: "must return a direction",
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_mistakes_of_an_author_are_named(name: str) -> None:
-    functions, said = WRONG[name]
-    with pytest.raises((UsageError, NotImplementedError), match=said):
-        train(bowls(), type("Mine", (Method,), functions)(), lr=0.1, rounds=2)
+@pytest.mark.parametrize("kind", WRONG)
+def test_mistakes_of_an_author_are_named(kind: type[Method]) -> None:
+    with pytest.raises((UsageError, NotImplementedError), match=WRONG[kind]):
+        train(bowls(), kind(), lr=0.1, rounds=2)
 
 
 def test_a_setting_that_no_file_can_hold_is_named(tmp_path: Path) -> None:

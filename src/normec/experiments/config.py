@@ -10,6 +10,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from ..errors import UsageError, nearest
 from ..system.file_reading import read_toml
 
 Scalar = str | int | float | bool
+METHODS = "normec.methods"  # the entry points of other packages' methods (`algorithms.registry`)
 
 
 class RunConfig(BaseModel):
@@ -51,6 +53,7 @@ class RunConfig(BaseModel):
     tau: float | None = None
     compressor: Literal["topk", "randk"] | None = None
     k: int | None = None
+    method_settings: dict[str, Any] = {}  # of a method of one's own (FILE.py:CLASS, or of an installed package)
 
     private: bool = True
     epsilon: float | None = None
@@ -125,6 +128,10 @@ def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = N
 def make(settings: Mapping[str, Any]) -> RunConfig:
     """A checked configuration; whole numbers are taken where a float is meant."""
     fields = RunConfig.model_fields
+    own = {key: value for key, value in settings.items() if key not in fields}
+    if own and is_own(str(settings.get("method", ""))):
+        settings = {key: value for key, value in settings.items() if key in fields}
+        settings["method_settings"] = {**settings.get("method_settings", {}), **own}
     for key in settings:
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
@@ -135,6 +142,11 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
+
+
+def is_own(method: str) -> bool:
+    """Whether a method is named as one of a user's file or of another installed package."""
+    return ":" in method or any(point.name == method for point in entry_points(group=METHODS))
 
 
 def parse_assignment(text: str) -> tuple[str, Scalar]:

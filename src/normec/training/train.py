@@ -162,12 +162,12 @@ def prepare(
             "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
             "add diagnostics=True to record them all the same, or leave full_gradient out"
         )
-    if plan.memory.dtype not in (None, problem.x0.dtype) and Steps(method, problem.x0).stateful:
-        if not may_round(method):
-            raise UsageError(
-                f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
-                f"{problem.x0.dtype}"
-            )
+    rounded = plan.memory.dtype not in (None, problem.x0.dtype) and Steps(method, problem.x0).stateful
+    if rounded and not may_round(method):
+        raise UsageError(
+            f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
+            f"{problem.x0.dtype}"
+        )
     plan.drawn(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:

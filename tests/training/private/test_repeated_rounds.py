@@ -18,6 +18,7 @@ from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, Run, SmoothedN
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.sampling.random_streams import Key
+from normec.training import loop, repeatability
 
 from ...support.runs import StopAt
 
