@@ -1,13 +1,14 @@
 """A digest of everything that a caller's object computes with: its code, its constants, its tensors.
 
 Two objects with one digest compute the same, as far as Python can tell: functions are known by their bytecode,
-defaults, closures and the globals they name, objects by their class and attributes, tensors by their bytes. What
-belongs to torch, NumPy, Python or this library is known by its name alone; their versions are the machine's (see
-`repeating.machine`).
+defaults, closures and the globals they name, objects by their class and attributes, tensors by their bytes; of a
+caller's module counts what a function names of it. What belongs to torch, NumPy, Python or this library is known by its
+name alone; their versions are the machine's (see `repeating.machine`).
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import sys
@@ -23,6 +24,10 @@ _LIBRARIES = {"torch", "numpy", "normec", *sys.stdlib_module_names}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
+# What was met, by its id: the how-manieth it was, and the thing itself, for the id of one that is gone is given again.
+Seen = dict[int, tuple[int, Any]]
+
+
 class UnknownObject(TypeError):  # noqa: N818
     """An object whose contents cannot be read."""
 
@@ -33,27 +38,27 @@ def code_digest(*objects: Any) -> str:
     Raises:
         UnknownObject: An object, or something it refers to, cannot be looked into.
     """
-    seen: dict[int, int] = {}
+    seen: Seen = {}
     digest = hashlib.sha256()
     for one in objects:
         _add(digest, one, seen)
     return digest.hexdigest()[:16]
 
 
-def _add(digest: Any, thing: Any, seen: dict[int, int]) -> None:
-    if isinstance(thing, _PLAIN):
+def _add(digest: Any, thing: Any, seen: Seen) -> None:
+    if isinstance(thing, _PLAIN) and not hasattr(thing, "__dict__"):
         _note(digest, type(thing).__name__, thing)
         return
     if id(thing) in seen:
-        _note(digest, "again", seen[id(thing)])
+        _note(digest, "again", seen[id(thing)][0])
         return
-    seen[id(thing)] = len(seen)
+    seen[id(thing)] = len(seen), thing
     kind = type(thing)
     _note(digest, kind.__module__, kind.__qualname__)
     if isinstance(thing, torch.Tensor):
         held = thing.detach().cpu().contiguous()
         _note(digest, str(held.dtype), tuple(held.shape))
-        digest.update(held.view(torch.uint8).numpy().tobytes() if held.numel() and held.dim() else repr(held).encode())
+        digest.update(held.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(thing, np.ndarray) and thing.dtype != object:
         _note(digest, str(thing.dtype), thing.shape)
         digest.update(np.ascontiguousarray(thing).tobytes())
@@ -65,17 +70,25 @@ def _add(digest: Any, thing: Any, seen: dict[int, int]) -> None:
     elif isinstance(thing, types.MethodType):
         _add(digest, thing.__func__, seen)
         _add(digest, thing.__self__, seen)
+    elif isinstance(thing, types.ModuleType) and thing.__name__.partition(".")[0] not in _LIBRARIES:
+        raise UnknownObject(f"of the module {thing.__name__} it is not known what is used")
     elif isinstance(thing, types.ModuleType | types.BuiltinFunctionType):
         _note(digest, "named", getattr(thing, "__module__", None), thing.__name__)
     elif isinstance(thing, type):
         _add_class(digest, thing, seen)
     elif isinstance(thing, functools.partial):
         _add(digest, (thing.func, thing.args, thing.keywords), seen)
+    elif isinstance(thing, (Mapping, set, frozenset, tuple, list, *_PLAIN)) and getattr(thing, "__dict__", None):
+        raise UnknownObject(f"{kind.__qualname__} holds more than its entries")
+    elif isinstance(thing, _PLAIN):
+        _note(digest, repr(thing))
     elif isinstance(thing, Mapping):
         for key, value in thing.items():
             _add(digest, key, seen)
             _add(digest, value, seen)
     elif isinstance(thing, set | frozenset):
+        if not all(isinstance(one, _PLAIN) for one in thing):
+            raise UnknownObject("a set of objects has no order")
         for text in sorted(map(repr, thing)):
             _note(digest, text)
     elif isinstance(thing, tuple | list):
@@ -95,25 +108,48 @@ def _attributes(thing: Any) -> dict[str, Any]:
     return held
 
 
-def _add_function(digest: Any, function: types.FunctionType, seen: dict[int, int]) -> None:
+def _add_function(digest: Any, function: types.FunctionType, seen: Seen) -> None:
     if _library(function) is not None:
         _note(digest, function.__module__, function.__qualname__)
         return
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     for part in (function.__code__, function.__defaults__, function.__kwdefaults__, cells):
         _add(digest, part, seen)
-    for name in _names(function.__code__):
+    names = _names(function.__code__)
+    for name in names:
         if name in function.__globals__:
-            _add(digest, function.__globals__[name], seen)
+            _add_named(digest, function.__globals__[name], names, seen)
+
+
+def _add_named(digest: Any, thing: Any, names: list[str], seen: Seen) -> None:
+    """What a function with these `names` in its code reaches as one of them; of a caller's module, what it names."""
+    if not isinstance(thing, types.ModuleType) or thing.__name__.partition(".")[0] in _LIBRARIES:
+        _add(digest, thing, seen)
+        return
+    asked = hash((id(thing), *names))
+    _note(digest, "module", thing.__name__, asked in seen)
+    if asked not in seen:
+        seen[asked] = len(seen), thing
+        for name in names:
+            if name in vars(thing):
+                _note(digest, name)
+                _add_named(digest, vars(thing)[name], names, seen)
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The global names that a function's code, and the functions inside it, may look up."""
+    """The global names that a function's code, and the functions inside it, may look up.
+
+    Raises:
+        UnknownObject: The code imports a caller's module when it runs.
+    """
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME" and str(step.argval).partition(".")[0] not in _LIBRARIES:
+            raise UnknownObject(f"the module {step.argval} is imported when the code runs")
     inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _names(const)]
     return sorted({*code.co_names, *inner})
 
 
-def _add_class(digest: Any, kind: type, seen: dict[int, int]) -> None:
+def _add_class(digest: Any, kind: type, seen: Seen) -> None:
     for base in kind.__mro__:
         _note(digest, base.__module__, base.__qualname__)
         if _library(base) is None:

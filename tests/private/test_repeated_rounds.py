@@ -171,13 +171,22 @@ def bowls(moved: float) -> Any:
     return Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in (0.0, moved)], torch.zeros(3))
 
 
+def closed_over(moved: float) -> Any:
+    """Functions that hold their data in closures; only the second of them changes."""
+
+    def bowl(centre: Tensor) -> Any:
+        return lambda x: ((x - centre) ** 2).sum()
+
+    return Problem.from_functions([bowl(torch.zeros(3)), bowl(torch.full((3,), moved))], torch.zeros(3))
+
+
 def smoothed(amount: float) -> Problem:
     of = problem()
     of.loss = lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=amount)
     return of
 
 
-@pytest.mark.parametrize("kind", [bowls, smoothed], ids=["functions", "loss"])
+@pytest.mark.parametrize("kind", [bowls, closed_over, smoothed], ids=["functions", "closures", "loss"])
 def test_code_and_functions_that_changed_make_another_release(tmp_path: Path, kind: Any) -> None:
     folder = tmp_path / "run"
     rewound(folder, kind(0.0))
