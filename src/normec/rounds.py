@@ -68,7 +68,7 @@ class Rounds:
         clip = mechanism.privacy.record_clip if mechanism is not None else None
         batches = batches_of(problem, plan)
         private = mechanism is not None
-        self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds, private)
+        self.engine = gradients.choose(engine, problem, batches, plan.draws, clip, plan.precision, plan.rounds, private)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.world, self.kept, self.own = world, kept, world.own(problem.clients)
         self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism, world)
