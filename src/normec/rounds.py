@@ -221,7 +221,7 @@ class Rounds:
             return reason
         if method.feedback and drawn is not None:
             seed = derive_seed(self.plan.seed, "forgetting", k)
-            update.forget(method, state.memory, self._places(drawn), seed)
+            update.forget(method, state.memory, self._places(drawn), seed, self.sending.apart)
         total = torch.zeros_like(state.x) if total is None else total
         total = self._whole(total, state, count, looked_at=row is not None)
         if (row is not None or self._on_host or self.recording) and (self.world.size == 1 or self.faulty):
