@@ -66,6 +66,14 @@ class Problem:
         self.test = records.gather([test]) if test is not None else None
         self.validation = records.gather([validation]) if validation is not None else None
         self.clients = len(clients)
+        held = records.origins(clients)
+        self.repeated = len(held.unique()) < len(held)  # whether a record is there more than once
+        judged = {"test": test, "validation": validation}
+        self.shown = [  # of the sets that are evaluated, those that hold records of the clients
+            name
+            for name, by in judged.items()
+            if by is not None and bool(torch.isin(records.origins([by]), held).any())
+        ]
         self.sizes: Tensor | None = self.records.sizes
         self._kernels_agree: bool | None = None  # not known yet
         # What training runs may keep what it saw in any attribute. These copies never see a client's records.
