@@ -79,7 +79,7 @@ class Rounds:
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
         simulated = mechanism is not None and mechanism.simulated
-        self.computation = computation(problem, method) if simulated and kept else None
+        self.computation = computation(problem, method, plan.participation) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
