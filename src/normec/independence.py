@@ -26,14 +26,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from . import update
 from .errors import UsageError
 from .functions import FunctionProblem
 from .gradients.clipped import record_gradients
 from .gradients.loop import Loop
-from .methods import Method
+from .methods import Method, works_by_rows
 from .objective import Objective
-from .operators import Clip, Identity, SmoothedNorm
 from .problem import Problem
 from .records import FetchedRecords, Records, ResidentRecords, length
 from .streams import Key, Stream, derive_seed, seed_generators
@@ -66,30 +64,43 @@ def refuse_coupled_clients(problem: Objective, seed: int, record_clip: float | N
 
 
 def refuse_mixing_methods(method: Method, dimension: int) -> None:
-    """Refuse a method or an operator of the caller's own that mixes the rows of several clients.
+    """Refuse a method or an operator of the caller's own that mixes clients, or tells its server of their gradients.
 
     Args:
-        method: the method; those of this library work row by row and are not looked at.
+        method: the method, which is not changed; those of this library work row by row and are not looked at.
         dimension: the length of a message.
 
     Raises:
-        UsageError: a client's message or memory changed with another client's gradient.
+        UsageError: a client's message or memory changed with another client's gradient, or the server's step with
+            gradients that it was not given.
     """
-    if update.fits(method) and type(method.operator) in (SmoothedNorm, Clip, Identity):
+    if works_by_rows(method):
         return
     draw = torch.Generator().manual_seed(0)
     usual = torch.randn(2, 3, dimension, dtype=torch.float64, generator=draw)
     other = usual.clone()
     other[:, 1:] = 3 - 2 * usual[:, 1:].flip(1)
-    key = Key(Stream(0, "operator"), 0, torch.arange(3))
 
-    def first(grads: Tensor, memory: Tensor) -> Tensor:
-        message = method.message(grads.clone(), memory.clone(), key)
-        kept = method.remember(memory.clone(), message), method.idle_step(memory.clone())
+    def first(of: Method, grads: Tensor, memory: Tensor) -> Tensor:
+        message = of.message(grads.clone(), memory.clone(), Key(Stream(0, "operator"), 0, torch.arange(len(grads))))
+        kept = of.remember(memory.clone(), message), of.idle_step(memory.clone())
         return torch.cat([message[0], kept[0][0], kept[1][0]])
 
-    found = [first(*usual), first(*other), first(*usual)]
+    own, beside = _fresh(method), _fresh(method)
+    found = [first(own, *usual), first(beside, *other), first(beside, *usual)]
     _refuse_unlike(found, f"the message of {method.name} for one client changes with the gradients of others")
+
+    def served(gradients: Tensor) -> Tensor:
+        """A server's step on a sum of its own, after clients have sent messages made of these gradients."""
+        of = _fresh(method)
+        for row in gradients.split(1, dim=1):
+            first(of, *row)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # it may draw
+            return torch.cat(of.server_step(usual[0, 0].clone(), usual[1, 0].clone()))
+
+    sizes = [served(size * gradients) for gradients in (usual, other) for size in (1.0, 1e-3, 1e3)]
+    _refuse_unlike(sizes, f"the server's step of {method.name} changes with gradients that it was not given")
 
 
 def _precise(problem: Objective) -> Objective:

@@ -21,12 +21,15 @@ All steps are pure and work row by row: gradients and memories ``[..., d]``, mea
 
 A subclass may override `message`, `remember`, `idle_step`, `carried` and `server_step`. Every training loop then calls
 them; the fused path (`update.scaled`) and recorded rounds (`closing`) serve only methods that keep the scheme's steps.
+Under privacy a client's steps that are not this library's see one client at a time (`by_rows`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 from .errors import UsageError, positive
@@ -97,6 +100,17 @@ SERVER_STEPS = ("server_step", "carried")
 def overridden(method: Method, *steps: str) -> list[str]:
     """Those of the named steps that a subclass, or the object itself, defines anew."""
     return [name for name in steps if getattr(getattr(method, name), "__func__", None) is not getattr(Method, name)]
+
+
+def works_by_rows(method: Method) -> bool:
+    """Whether all of a client's steps are this library's, which treat every row of a table alone."""
+    return type(method.operator) in (SmoothedNorm, Clip, Identity) and not overridden(method, *CLIENT_STEPS)
+
+
+def by_rows(step: Callable[..., Tensor], *tables: Tensor) -> Tensor:
+    """`step` of tables ``[c, ...]``, shown one row of each at a time: whatever it does, it mixes no clients."""
+    rows = zip(*(table.split(1) for table in tables), strict=True)
+    return torch.cat([step(*(row.clone() for row in each)) for each in rows])
 
 
 def refuse_unused_overrides(method: Method) -> None:

@@ -17,9 +17,10 @@ from .objective import Objective
 from .operators import Clip, SmoothedNorm
 from .problem import Problem
 from .records import ResidentRecords
+from .sampling import Participation
 
 
-def computation(problem: Objective, method: Method) -> str | None:
+def computation(problem: Objective, method: Method, participation: Participation) -> str | None:
     """What computes the messages, as a digest: the same one computes the same messages from the same records.
 
     None where that cannot be known: data sets that are asked record by record, steps that are not this library's, code
@@ -29,9 +30,10 @@ def computation(problem: Objective, method: Method) -> str | None:
         return None
     try:
         if type(problem) is FunctionProblem:
-            return code_digest(problem.functions)
+            return code_digest(problem.functions, participation)
         if type(problem) is Problem and isinstance(problem.records, ResidentRecords):
-            return code_digest(problem.model, problem.loss, problem.penalty, problem.augment, problem.transform)
+            parts = problem.model, problem.loss, problem.penalty, problem.augment, problem.transform
+            return code_digest(*parts, participation)
     except UnknownObject:
         return None
     return None

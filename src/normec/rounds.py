@@ -68,7 +68,7 @@ class Rounds:
         clip = mechanism.privacy.record_clip if mechanism is not None else None
         batches = batches_of(problem, plan)
         private = mechanism is not None
-        self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds, private)
+        self.engine = gradients.choose(engine, problem, batches, plan.draws, clip, plan.precision, plan.rounds, private)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.world, self.kept, self.own = world, kept, world.own(problem.clients)
         self.observer = Observer(problem, method, plan, self.engine, storage.history, callbacks, mechanism, world)
@@ -79,7 +79,7 @@ class Rounds:
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
         simulated = mechanism is not None and mechanism.simulated
-        self.computation = computation(problem, method) if simulated and kept else None
+        self.computation = computation(problem, method, plan.participation) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
@@ -221,7 +221,7 @@ class Rounds:
             return reason
         if method.feedback and drawn is not None:
             seed = derive_seed(self.plan.seed, "forgetting", k)
-            update.forget(method, state.memory, self._places(drawn), seed)
+            update.forget(method, state.memory, self._places(drawn), seed, self.sending.apart)
         total = torch.zeros_like(state.x) if total is None else total
         total = self._whole(total, state, count, looked_at=row is not None)
         if (row is not None or self._on_host or self.recording) and (self.world.size == 1 or self.faulty):

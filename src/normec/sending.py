@@ -12,7 +12,7 @@ from torch import Tensor
 from . import update
 from .gradients import Block
 from .measure import Faults, Meter
-from .methods import Method
+from .methods import Method, by_rows, works_by_rows
 from .observing import rows_of
 from .operators import norms
 from .run import State
@@ -39,8 +39,10 @@ class Sending:
         # The bound that the noise was calibrated for, whatever the operator says later.
         self.bound = mechanism.release.bound if mechanism is not None else method.operator.bound
         self._sparse = not math.isfinite(self.bound)
+        # Steps of the caller's own may mix the clients that they see together, for some values only.
+        self.apart = mechanism is not None and not works_by_rows(method)
         # Messages that are scaled differences need never be written out, where nobody looks at single ones.
-        self.fused = update.fits(method) and (mechanism is None or mechanism.takes_sums)
+        self.fused = update.fits(method) and not self.apart and (mechanism is None or mechanism.takes_sums)
 
     def block(self, state: State, block: Block, meter: Meter | None, released: Released) -> Tensor | str:
         """What the block adds to the round's sum, or the reason why the round cannot be made.
@@ -68,8 +70,7 @@ class Sending:
         k, method = state.round, self._method
         memory = rows_of(block, state.memory)
         memory = memory.clone() if method.feedback else memory  # a method of the caller's own may write to it
-        key = Key(Stream(self._seed, "operator"), k, block.clients)
-        message = method.message(block.grads, memory, key)
+        message = self._messages(block, memory, k)
         lengths = norms(message)
         if meter is not None:
             meter.add_messages(lengths)
@@ -91,8 +92,18 @@ class Sending:
             total = message.sum(0)
         if method.feedback:
             seed = derive_seed(self._seed, "rounding", k, int(block.clients[0]))
-            new = update.rounded(method.remember(memory, message), state.memory.dtype, seed)
+            kept = by_rows(method.remember, memory, message) if self.apart else method.remember(memory, message)
+            new = update.rounded(kept, state.memory.dtype, seed)
             state.memory[block.places.to(state.memory.device)] = new.to(state.memory.device)
             if self._mechanism is None and new.dtype != memory.dtype:  # what the memory took is what is sent
                 total = (new.to(memory) - method.idle_step(memory)).sum(0) / method.beta
         return total
+
+    def _messages(self, block: Block, memory: Tensor, round: int) -> Tensor:
+        stream = Stream(self._seed, "operator")
+
+        def made(grads: Tensor, memory: Tensor, clients: Tensor) -> Tensor:
+            return self._method.message(grads, memory, Key(stream, round, clients))
+
+        tables = block.grads, memory, block.clients
+        return by_rows(made, *tables) if self.apart else made(*tables)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import kernels
 from .gradients import Block, upload
-from .methods import CLIENT_STEPS, Method, overridden
+from .methods import CLIENT_STEPS, Method, by_rows, overridden
 from .operators import defined_by_scale, norms
 
 _TILE = 2**22  # numbers of a tile of rows: gradients and memory of a tile stay in the cache between the passes
@@ -95,14 +95,17 @@ def _update(method: Method, grads: Tensor, memory: Tensor | None, index: Tensor 
     return Sent(total, torch.cat([a for a, _ in found]), torch.cat([b for _, b in found]))
 
 
-def forget(method: Method, memory: Tensor, drawn: Tensor, seed: int) -> None:
-    """What clients that were not drawn do, in place; `drawn` on the host."""
+def forget(method: Method, memory: Tensor, drawn: Tensor, seed: int, apart: bool = False) -> None:
+    """What clients that were not drawn do, in place; `drawn` on the host. `apart`: each for itself."""
     if overridden(method, "idle_step"):
         away = torch.ones(len(memory), dtype=torch.bool)
         away[drawn] = False
         rows = away.nonzero()[:, 0].to(memory.device)
         wide = torch.float32 if memory.dtype == torch.bfloat16 else memory.dtype
-        memory[rows] = rounded(method.idle_step(memory[rows].to(wide)), memory.dtype, seed)
+        if len(rows):
+            held = memory[rows].to(wide)
+            kept = by_rows(method.idle_step, held) if apart else method.idle_step(held)
+            memory[rows] = rounded(kept, memory.dtype, seed)
         return
     if not method.decay:
         return

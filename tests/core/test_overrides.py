@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from normec.closing import _replayable
 from normec.cluster.optimizer import ClientOptimizer
 from normec.federation.terms import MethodTerms
 from normec.lab.methods import TensorNorm
+from normec.operators import Scaling
 from normec.privacy.mechanism import facts_of
 from normec.streams import Key
 
@@ -113,6 +115,57 @@ class Growing(SmoothedNorm):
         return 50 * super().scale(norm)
 
 
+@dataclass(frozen=True)
+class ByTheLongest(Scaling):
+    """Shortens all rows that it sees by the same factor, once the longest of them is past the bound."""
+
+    bound: float = 1000.0
+    lipschitz: float = math.inf
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return (self.bound / norm.max().clamp_min(self.bound)).expand_as(norm)
+
+    def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Backwards(ByTheLongest):
+    """Sends messages far past its bound, in the opposite direction."""
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return -1e6 / norm.clamp_min(1e-9)
+
+
+class Telling(Method):
+    """Its server's step uses the clients' gradient norms, which no message carries."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "seen", {})
+
+    def message(self, grad: Tensor, memory: Tensor, key: Key | None = None) -> Tensor:
+        self.seen["norm"] = grad.norm()  # type: ignore[attr-defined]
+        return super().message(grad, memory, key)
+
+    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+        direction, estimate = super().server_step(mean_message, estimate)
+        return direction * self.seen["norm"], estimate  # type: ignore[attr-defined]
+
+
+class Counting(Signs):
+    """A server with a state of its own, made of what it was given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "steps", [])
+
+    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
+        self.steps.append(mean_message.norm())  # type: ignore[attr-defined]
+        direction, estimate = super().server_step(mean_message, estimate)
+        return direction / sum(self.steps), estimate  # type: ignore[attr-defined]
+
+
 def like(kind: type[Method], **changes: Any) -> Method:
     settings = {"name": "normec", "operator": SmoothedNorm(0.1), "beta": 0.3, **changes}
     return kind(**settings)
@@ -178,6 +231,49 @@ def test_a_method_that_mixes_clients_has_no_epsilon(method: Method) -> None:
         with pytest.raises(UsageError, match="changes with the gradients of others"):
             ClientOptimizer(model.parameters(), method, 0.1, privacy=Privacy(epsilon=8), rounds=3)
     assert train(bowls(), method, lr=0.1, rounds=3).finished
+
+
+def slopes(last: float) -> Any:
+    """Clients with gradients of norm 900, and one more."""
+    return Problem.from_functions([lambda x, c=c: c * x[0] for c in (900.0, 900.0, last)], torch.zeros(3).double())
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_rows_that_are_mixed_for_some_values_only_are_never_seen_together(noise: Any) -> None:
+    """No comparison on made-up gradients shows that the other clients' messages shrink once one is long."""
+    privacy = Privacy(sigma=1e-3, noise=noise, trust="central")
+    method = Method("longest", ByTheLongest(), feedback=False)
+    sums = [3 * train(slopes(c), method, lr=1.0, rounds=1, privacy=privacy).state.estimate[0] for c in (0.0, 1e6)]
+    assert float(sums[0]) == pytest.approx(1800, abs=0.1)
+    assert float(sums[1]) == pytest.approx(2800, abs=0.1)  # one message of the bound more
+
+
+def test_the_clients_of_a_rank_are_not_seen_together_either() -> None:
+    x = nn.Parameter(torch.zeros(3))
+    method = Method("longest", ByTheLongest(), feedback=False)
+    privacy = Privacy(sigma=1e-3, noise="seeded", trust="central")
+    optimizer = ClientOptimizer([x], method, 1.0, clients=2, privacy=privacy, rounds=1)
+    for gradient in (900.0, 1e6):
+        x.grad = torch.tensor([gradient, 0.0, 0.0])
+        optimizer.add_client()
+    optimizer.step()
+    assert float(-2 * x[0]) == pytest.approx(1900, abs=0.1)
+
+
+def test_a_long_message_in_the_opposite_direction_stops_a_private_run() -> None:
+    with pytest.raises(Diverged, match="longer than its bound"):
+        train(bowls(), Method("back", Backwards(), feedback=False), lr=0.1, rounds=1, privacy=Privacy(sigma=1.0))
+
+
+def test_a_server_that_was_told_of_gradients_has_no_epsilon() -> None:
+    with pytest.raises(UsageError, match="the server's step of normec changes with gradients"):
+        train(bowls(), like(Telling), lr=0.1, rounds=3, privacy=Privacy(**SUM))
+
+
+def test_a_server_with_a_state_of_its_own_is_taken() -> None:
+    method = like(Counting)
+    assert train(bowls(), method, lr=0.1, rounds=3, privacy=Privacy(**SUM)).finished
+    assert len(method.steps) == 3  # type: ignore[attr-defined]
 
 
 def test_a_client_step_of_one_s_own_is_refused_because_nobody_calls_it(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class ClientOptimizer(Optimizer):
             self._noise.pay(self.round)
             sent, kept = self._noise.outgoing(messages, self._clients)
         wait = self.world.sum_later(torch.cat([sent, self._position().to(sent.dtype)]))
-        memory = self.method.remember(self._memory, kept)  # while the sum is made
+        memory = self._remembered(kept)  # while the sum is made
         total = wait()
         self._refuse_other_positions(total[-POSITION:])
         total = total[:-POSITION]
@@ -190,8 +190,13 @@ class ClientOptimizer(Optimizer):
         """The messages of this rank's clients, zero where one has none that may be sent; and why, client by client."""
         self._missing[self._taken :] = True
         self._taken = 0
-        key = Key(Stream(self._seed, "operator"), self.round, self._clients)
-        messages = self.method.message(self._grads, self._memory, key)
+        stream = Stream(self._seed, "operator")
+
+        def made(grads: Tensor, memory: Tensor, clients: Tensor) -> Tensor:
+            return self.method.message(grads, memory, Key(stream, self.round, clients))
+
+        tables = self._grads, self._memory.expand_as(self._grads), self._clients
+        messages = methods.by_rows(made, *tables) if self._apart else made(*tables)
         lengths = norms(messages)[:, 0]
         bound = self.method.operator.bound if self._noise is None else self._noise.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
@@ -199,6 +204,17 @@ class ClientOptimizer(Optimizer):
         faults = {place: why for place, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
         messages[list(faults)] = 0.0
         return messages, list(faults.values())
+
+    @property
+    def _apart(self) -> bool:
+        """Whether steps of the caller's own, which may mix the clients that they see together, see one at a time."""
+        return self._noise is not None and not methods.works_by_rows(self.method)
+
+    def _remembered(self, kept: Tensor) -> Tensor:
+        """The memories after a round in which clients sent, and may remember, `kept`."""
+        if not self._apart:
+            return self.method.remember(self._memory, kept)
+        return methods.by_rows(self.method.remember, self._memory.expand_as(kept), kept)
 
     def _stop(self, faults: list[str]) -> None:
         """Raise the same error on every rank, which all have seen that there is no sum."""
