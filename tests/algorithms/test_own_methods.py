@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from normec import (
     train,
 )
 from normec.algorithms.method import fused_form, recordable
+from normec.algorithms.operators import Scaling
 from normec.algorithms.registry import identity_of
 from normec.algorithms.tensor_norm import TensorNormEC
 from normec.distributed.optimizer import ClientOptimizer
@@ -271,6 +273,80 @@ def test_a_method_that_mixes_clients_has_no_epsilon(method: Method) -> None:
         with pytest.raises(UsageError, match="changes with the gradients of others"):
             ClientOptimizer(nn.Linear(2, 2).parameters(), method, 0.1, privacy=Privacy(epsilon=8), rounds=3)
     assert train(bowls(), method, lr=0.1, rounds=3).finished
+
+
+@dataclass(frozen=True)
+class ByTheLongest(Scaling):
+    """Shortens all rows that it sees by the same factor, once the longest of them is past the bound."""
+
+    bound: float = 1000.0
+    lipschitz: float = math.inf
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return (self.bound / norm.max().clamp_min(self.bound)).expand_as(norm)
+
+    def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Backwards(ByTheLongest):
+    """Sends messages far past its bound, in the opposite direction."""
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return -1e6 / norm.clamp_min(1e-9)
+
+
+class Telling(NormEC):
+    """Its server's step uses the clients' gradient norms, which no message carries."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "seen", {})
+
+    def message(self, update: Tensor, state: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
+        self.seen["norm"] = update.norm()  # type: ignore[attr-defined]
+        return super().message(update, state, key)
+
+    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        direction, estimate = super().server_step(mean_message, state)
+        return direction * self.seen["norm"], estimate  # type: ignore[attr-defined]
+
+
+def slopes(last: float) -> Any:
+    """Clients with gradients of norm 900, and one more."""
+    return Problem.from_functions([lambda x, c=c: c * x[0] for c in (900.0, 900.0, last)], torch.zeros(3).double())
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_rows_that_are_mixed_for_some_values_only_are_never_seen_together(noise: Any) -> None:
+    """No comparison on made-up gradients shows that the other clients' messages shrink once one is long."""
+    privacy = Privacy(sigma=1e-3, noise=noise, trust="central")
+    method = DPSGD(ByTheLongest())
+    sums = [3 * train(slopes(c), method, lr=1.0, rounds=1, privacy=privacy).state.estimate[0] for c in (0.0, 1e6)]
+    assert float(sums[0]) == pytest.approx(1800, abs=0.1)
+    assert float(sums[1]) == pytest.approx(2800, abs=0.1)  # one message of the bound more
+
+
+def test_the_clients_of_a_rank_are_not_seen_together_either() -> None:
+    x = nn.Parameter(torch.zeros(3))
+    privacy = Privacy(sigma=1e-3, noise="seeded", trust="central")
+    optimizer = ClientOptimizer([x], DPSGD(ByTheLongest()), 1.0, clients=2, privacy=privacy, rounds=1)
+    for gradient in (900.0, 1e6):
+        x.grad = torch.tensor([gradient, 0.0, 0.0])
+        optimizer.add_client()
+    optimizer.step()
+    assert float(-2 * x[0]) == pytest.approx(1900, abs=0.1)
+
+
+def test_a_long_message_in_the_opposite_direction_stops_a_private_run() -> None:
+    with pytest.raises(Diverged, match="longer than its bound"):
+        train(bowls(), DPSGD(Backwards()), lr=0.1, rounds=1, privacy=Privacy(sigma=1.0))
+
+
+def test_a_server_that_was_told_of_gradients_has_no_epsilon() -> None:
+    with pytest.raises(UsageError, match="the server's step of normec changes with gradients"):
+        train(bowls(), Telling(0.1, 0.3), lr=0.1, rounds=3, privacy=Privacy(**SUM))
 
 
 class WholeStep(NormEC):

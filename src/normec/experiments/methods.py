@@ -131,7 +131,9 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
 
 def _own(config: RunConfig) -> Method:
     """A method of the user's own, or of another package."""
-    given = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None} | config.method_settings
+    given = {
+        name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None
+    } | config.method_settings
     known = settings_of(config.method)
     for name in given:
         if name not in known:

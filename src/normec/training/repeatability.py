@@ -18,10 +18,11 @@ from ..problems.client_data import ResidentRecords
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
+from ..sampling.participation import Participation
 from .code_digest import UnknownObject, code_digest
 
 
-def computation(problem: Objective, method: Method) -> str | None:
+def computation(problem: Objective, method: Method, participation: Participation) -> str | None:
     """What computes the messages, as a digest: the same one computes the same messages from the same records.
 
     None where that cannot be known: data sets that are asked record by record, steps that are not this library's, code
@@ -34,9 +35,10 @@ def computation(problem: Objective, method: Method) -> str | None:
         return None
     try:
         if type(problem) is FunctionProblem:
-            return code_digest(problem.functions)
+            return code_digest(problem.functions, participation)
         if type(problem) is Problem and isinstance(problem.records, ResidentRecords):
-            return code_digest(problem.model, problem.loss, problem.penalty, problem.augment, problem.transform)
+            parts = problem.model, problem.loss, problem.penalty, problem.augment, problem.transform
+            return code_digest(*parts, participation)
     except UnknownObject:
         return None
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,26 @@ def test_code_and_functions_that_changed_make_another_release(tmp_path: Path, ki
     again(folder)
     made(folder, kind(1e-6))  # too little for the value at the start, which a checkpoint is known by
     assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
+
+
+@dataclass(frozen=True)
+class Some:
+    """A rule of the caller's own, known by its name, that draws others than before."""
+
+    without: int = field(repr=False)
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:  # noqa: ARG002
+        return torch.tensor([client for client in range(clients) if client != self.without])
+
+
+def test_a_rule_that_draws_others_makes_another_release(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rewound(folder, problem(), participation=Some(0))
+    made(folder, problem(), participation=Some(0))
+    assert releases(folder) == ONCE
+    again(folder)
+    made(folder, problem(), participation=Some(1))
+    assert releases(folder) == ONCE + REPEATED
 
 
 class Drawing(Method):
