@@ -1,8 +1,8 @@
 """Several methods on the same problem, each with the step size that suits it best.
 
 A method is named with its own settings, as in ``normec:beta=1,server_norm=false`` or ``mine.py:Mine,tau=0.1``. Each
-runs with every step size offered, and the one with the best final training loss, gradient norm or validation result is shown: test data has no
-say. Without step sizes each method takes its own.
+runs with every step size offered, and the one with the best final training loss, gradient norm or validation result is
+shown: test data has no say. Without step sizes each method takes its own.
 """
 
 from __future__ import annotations
