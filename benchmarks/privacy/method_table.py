@@ -1,9 +1,7 @@
-"""Which method serves best under the same guarantee: every method tuned alike, on validation data.
+"""A table of all methods for given data, clients, ε and splits, each tuned with the same budget.
 
-For each ε and split, every method gets the same number of settings, spread evenly over its own ranges, two seeds
-each; the best by validation accuracy is trained anew on all training records with three other seeds, and its test
-accuracy is reported. Results come as they are, and are kept: a table that was stopped goes on. Those of settings that
-are not tried any more are dropped.
+Finished cells are kept in cells.jsonl, so an interrupted table continues. Cells whose chosen setting is no longer in
+the search space are dropped.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from typing import Any
 
 from normec.system.atomic import write_atomic
 
-from . import tuned
-from .contenders import CONTENDERS
+from . import tuning
 from .page import grids
-from .work import percent
+from .records import percent
+from .search_space import SEARCH_SPACES
 
 
 def table(
@@ -33,22 +31,22 @@ def table(
     processes: int = 1,
     report: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Fill `folder` with cells.jsonl (one line a method, ε and split) and table.md."""
+    """Write cells.jsonl, with one line per method, ε and split, and table.md; returns the path of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "cells.jsonl"
     found = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
-    done = [cell for cell in found if cell["chosen"] in tuned.Effort(cell["trials"]).settings(cell["method"])]
+    done = [cell for cell in found if cell["chosen"] in tuning.TuningBudget(cell["trials"]).settings(cell["method"])]
     known = {tuple(cell[key] for key in ("method", "epsilon", "split", "trials", "data", "clients")) for cell in done}
     todo = [
         (name, {"data": data, "clients": clients, "epsilon": float(epsilon), "split": split}, trials)
         for split in splits
         for epsilon in epsilons
-        for name in CONTENDERS
+        for name in SEARCH_SPACES
         if (name, float(epsilon), split, trials, data, clients) not in known
     ]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        under_way = [pool.submit(_cell, *cell) for cell in todo]
-        for future in as_completed(under_way):
+        futures = [pool.submit(_cell, *cell) for cell in todo]
+        for future in as_completed(futures):
             cell = future.result()
             done.append(cell)
             write_atomic(kept, "".join(json.dumps(one) + "\n" for one in sorted(done, key=_order)))
@@ -59,12 +57,12 @@ def table(
     return folder / "table.md"
 
 
-def _cell(name: str, where: dict[str, Any], trials: int) -> dict[str, Any]:
+def _cell(name: str, shared: dict[str, Any], trials: int) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    return {"method": name, **where, **tuned.cell(name, where, tuned.Effort(trials))}
+    return {"method": name, **shared, **tuning.tune_and_test(name, shared, tuning.TuningBudget(trials))}
 
 
 def _order(cell: dict[str, Any]) -> tuple[Any, ...]:
-    return cell["split"], cell["epsilon"], list(CONTENDERS).index(cell["method"]), cell["trials"]
+    return cell["split"], cell["epsilon"], list(SEARCH_SPACES).index(cell["method"]), cell["trials"]
