@@ -46,7 +46,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the protocol; `figures --list` names all."),
 ]
-Scale = Annotated[str, typer.Option(help="smoke (digits, two minutes), small (a laptop, under an hour) or paper (a GPU).")]
+Scale = Annotated[str, typer.Option(help="smoke (two minutes), small (a laptop, under an hour) or paper (a GPU).")]
 Jobs = Annotated[int | None, typer.Option(help="Processes (default: one per core, one on a GPU).", show_default=False)]
 COMMITTED = Path(__file__).parent
 

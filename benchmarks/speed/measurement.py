@@ -1,7 +1,7 @@
-"""Contestants one after the other, each in a fresh process, the whole list several times over.
+"""Measure implementations one after the other, each in a new process, and repeat the whole list.
 
-A fresh process a measurement makes peak memory and start-up time true; repeating the list, and not each contestant,
-lets whatever drifts on the machine hit all alike.
+A new process per measurement makes peak memory and start-up time meaningful. The list is repeated instead of each
+implementation, so that drifts of the machine affect all implementations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import normec
 from normec.errors import UsageError, at_least, positive
 
-from .contestants import PEERS, Contestant
+from .implementations import PEERS, Implementation
 from .workloads import Case
 
 Outcome = dict[str, Any]
@@ -38,9 +38,8 @@ _FIND = (
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How long to look: `rounds` timed rounds a process or `seconds` of them, whichever ends first, in `repeats`
-    processes; a process that takes longer than `limit` seconds in all is stopped."""
+class Limits:
+    """At most `rounds` timed rounds or `seconds` per process, in `repeats` processes of at most `limit` seconds."""
 
     rounds: int = 200
     seconds: float = 5.0
@@ -54,17 +53,17 @@ class Effort:
 
 @dataclass
 class Measured:
-    """A case and what its contestants did, one outcome a process."""
+    """A case and the outcomes of its implementations, one per process."""
 
     case: Case
-    outcomes: dict[Contestant, list[Outcome]] = field(default_factory=dict)
+    outcomes: dict[Implementation, list[Outcome]] = field(default_factory=dict)
 
 
-class Arena:
-    """Where processes start: which Python, in which surroundings, with what limits."""
+class Runner:
+    """Starts processes with the right Python, environment and limits."""
 
-    def __init__(self, effort: Effort, peer_python: str | None, folder: Path) -> None:
-        self.effort, self.folder = effort, folder
+    def __init__(self, limits: Limits, peer_python: str | None, folder: Path) -> None:
+        self.limits, self.folder = limits, folder
         self.peer_python = peer_python or sys.executable
         link = folder / "package"
         link.mkdir()
@@ -73,44 +72,44 @@ class Arena:
         self._package = str(link)
         self.installed = self._installed()
 
-    def measure(self, case: Case, contestant: Contestant) -> Outcome:
-        """One process from its start to its end."""
-        if contestant.needs is not None and self.installed[contestant.needs] is None:
-            return {"status": "not installed", "reason": f"{self.peer_python} has no {contestant.needs}"}
+    def measure(self, case: Case, implementation: Implementation) -> Outcome:
+        """Measure an implementation in one process."""
+        if implementation.needs is not None and self.installed[implementation.needs] is None:
+            return {"status": "not installed", "reason": f"{self.peer_python} has no {implementation.needs}"}
         request, answer, log = (self.folder / name for name in ("request.json", "answer.json", "log.txt"))
         answer.unlink(missing_ok=True)
         started = time.time()
         asked = {
             "case": case.to_dict(),
-            "contestant": contestant.to_dict(),
-            "rounds": self.effort.rounds,
-            "seconds": self.effort.seconds,
+            "implementation": implementation.to_dict(),
+            "rounds": self.limits.rounds,
+            "seconds": self.limits.seconds,
             "started": started,
         }
         request.write_text(json.dumps(asked))
-        python = sys.executable if contestant.needs is None else self.peer_python
+        python = sys.executable if implementation.needs is None else self.peer_python
         with log.open("w") as output:
             child = subprocess.Popen(
-                [python, "-m", "benchmarks.speed.child", str(request), str(answer)],
-                env=self._surroundings(case),
+                [python, "-m", "benchmarks.speed.worker", str(request), str(answer)],
+                env=self._environment(case),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
             with _ended(child):
-                held = self._watch(child, started, whole=contestant.processes)
+                held = self._watch(child, started, whole=implementation.processes)
         found: Outcome = json.loads(answer.read_text()) if answer.exists() else {"status": "failed", "times": []}
         if found["status"] == "stopped" or not answer.exists():
-            found |= _unfinished(child.returncode, time.time() - started >= self.effort.limit, self.effort.limit, log)
-        if contestant.processes:
+            found |= _unfinished(child.returncode, time.time() - started >= self.limits.limit, self.limits.limit, log)
+        if implementation.processes:
             found["peak_bytes"] = max(held, found.get("peak_bytes", 0))
         return found
 
     def _watch(self, child: subprocess.Popen[bytes], started: float, *, whole: bool) -> int:
-        """Wait for the end or the limit; the most memory of the whole family of processes, where that is asked for."""
+        """Wait for the end or the limit; with `whole`, return the peak memory of the process and its descendants."""
         held = 0
-        while (left := started + self.effort.limit - time.time()) > 0:
+        while (left := started + self.limits.limit - time.time()) > 0:
             try:
                 child.wait(min(left, 0.5) if whole else left)
                 break
@@ -118,9 +117,9 @@ class Arena:
                 held = max(held, family_bytes(child.pid)) if whole else 0
         return held
 
-    def _surroundings(self, case: Case) -> dict[str, str]:
+    def _environment(self, case: Case) -> dict[str, str]:
         threads = {name: str(case.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-        # A cache of its own: the first compilation of a benchmark is a first compilation.
+        # An empty cache, so that the time of the first compilation is measured.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
         path = {"PYTHONPATH": self._package}
         return {**os.environ, **threads, **cache, **path}
@@ -132,39 +131,42 @@ class Arena:
             )
             found: dict[str, str | None] = json.loads(done.stdout)
         except (OSError, ValueError):
-            raise UsageError(f"{self.peer_python} is not a Python that can be asked what is installed") from None
+            raise UsageError(f"{self.peer_python} is not a working Python; give the path of one") from None
         return found
 
 
 @contextmanager
-def arena(effort: Effort, peer_python: str | None) -> Iterator[Arena]:
-    """An arena whose folder and processes are gone afterwards, also where the benchmark is told to end."""
+def runner(limits: Limits, peer_python: str | None) -> Iterator[Runner]:
+    """A runner whose folder and processes are removed at the end, also after SIGTERM."""
     alone = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)) if alone else None
     try:
         with tempfile.TemporaryDirectory(prefix="normec-bench-", ignore_cleanup_errors=True) as folder:
-            yield Arena(effort, peer_python, Path(folder))
+            yield Runner(limits, peer_python, Path(folder))
     finally:
         if alone:
             signal.signal(signal.SIGTERM, before)
 
 
-def compete(
-    place: Arena,
+def measure_all(
+    runner: Runner,
     case: Case,
-    contestants: list[Contestant],
-    say: Callable[[str], object],
+    implementations: list[Implementation],
+    log: Callable[[str], object],
     after: Callable[[Measured], object],
 ) -> tuple[Measured, bool]:
-    """The whole list, several times; whoever could not finish is not asked again. Ctrl-C ends it: then True."""
-    found = Measured(case, {contestant: [] for contestant in contestants})
+    """Measure the whole list several times; returns the outcomes and whether Ctrl-C was pressed.
+
+    An implementation that failed is not measured again.
+    """
+    found = Measured(case, {implementation: [] for implementation in implementations})
     try:
-        for repeat in range(place.effort.repeats):
-            for contestant, outcomes in found.outcomes.items():
+        for repeat in range(runner.limits.repeats):
+            for implementation, outcomes in found.outcomes.items():
                 if any(outcome["status"] != "measured" for outcome in outcomes):
                     continue
-                say(f"{case.workload}, n = {case.clients}, {case.precision}: {contestant.name}, {repeat + 1}")
-                outcomes.append(place.measure(case, contestant))
+                log(f"{case.workload}, n = {case.clients}, {case.precision}: {implementation.name}, {repeat + 1}")
+                outcomes.append(runner.measure(case, implementation))
                 after(found)
     except KeyboardInterrupt:
         return found, True
@@ -172,12 +174,12 @@ def compete(
 
 
 def family_bytes(root: int) -> int:
-    """The memory of a process and its descendants, shared pages counted once; 0 where /proc is not to be had."""
+    """The memory of a process and its descendants, with shared pages counted once; 0 without /proc."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended
             continue
         children.setdefault(parent, []).append(int(stat.parent.name))
     total, waiting = 0, [root]
@@ -196,14 +198,14 @@ def _unfinished(code: int | None, late: bool, limit: float, log: Path) -> Outcom
     if late:
         return {"status": "stopped", "reason": f"stopped after {limit:g} s"}
     if code == -signal.SIGKILL:
-        return {"status": "failed", "reason": "killed, as the system does when memory runs out"}
-    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return {"status": "failed", "reason": (said or [f"ended with code {code}"])[-1][:300]}
+        return {"status": "failed", "reason": "killed, probably because memory ran out"}
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return {"status": "failed", "reason": (lines or [f"ended with code {code}"])[-1][:300]}
 
 
 @contextmanager
 def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Nothing of the child's family outlives the block."""
+    """Kill the process group of the child at the end of the block."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What a user would write by hand: a loop over clients in plain PyTorch, lists of tensors, no library."""
+"""The method as a user would write it by hand: a loop over clients in plain PyTorch with lists of tensors."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from .clock import Clock, drive
-from .workloads import ALPHA, BETA, LR, Material
+from .clock import Clock, run_rounds
+from .workloads import ALPHA, BETA, LR, WorkloadData
 
 
-def run(material: Material, clock: Clock) -> str:
-    case = material.case
-    model, loss = material.built.model.to(case.device), material.built.loss
+def run(data: WorkloadData, clock: Clock) -> str:
+    case = data.case
+    model, loss = data.built.model.to(case.device), data.built.loss
     parameters = list(model.parameters())
     memories = [[torch.zeros_like(p) for p in parameters] for _ in range(case.clients)]
     estimate = [torch.zeros_like(p) for p in parameters]
 
     def once() -> None:
         total = [torch.zeros_like(p) for p in parameters]
-        for client in material.draw():
-            inputs, targets = material.client_batch(client)
+        for client in data.draw():
+            inputs, targets = data.client_batch(client)
             model.zero_grad()
             loss(model(inputs), targets).backward()
             with torch.no_grad():
@@ -39,7 +39,7 @@ def run(material: Material, clock: Clock) -> str:
             for p, e in zip(parameters, estimate, strict=True):
                 p.sub_(scale * e)
 
-    drive(once, clock)
+    run_rounds(once, clock)
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The real command, its processes and its refusals."""
+"""The command, its processes and its error messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import venv
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,14 +15,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.speed.contestants import Contestant
-from benchmarks.speed.measure import Effort, arena, compete
+from benchmarks.speed.commands import app
+from benchmarks.speed.implementations import Implementation
+from benchmarks.speed.measurement import Limits, measure_all, runner
 from benchmarks.speed.workloads import Case
 from normec.cli.app import run
 
-from ...cli.command import COMMAND, ENVIRONMENT, end_with_us, normec
+from ...cli.command import ENVIRONMENT, end_with_us
 from ...support.waiting import LIMIT, wait_for
 
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = [sys.executable, "-m", "benchmarks.speed"]
 PATIENT = ("--seconds", "1e6", "--limit", "1e6")  # a slow machine makes as many rounds as a fast one
 SMALL = ("--workload", "logistic", "--n", "50", "--rounds", "3", "--repeats", "1", "--threads", "1", *PATIENT)
 CASE = {"workload", "clients", "drawn", "batch", "device", "precision", "floor", "passes", "ours", "rows"}
@@ -32,16 +36,23 @@ ROW = {
 }
 
 
+def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+
+
 @pytest.mark.slow
 def test_all_fields_and_consistent_ratios(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     venv.create(bare)
     python = str(bare / "bin" / "python")
     some = ("--floors", "eager,one-thread", "--engines", "linear", "--peers", "pfl", "--peer-python", python)
-    done = normec("bench", *SMALL, *some, "--out", "bench", "--json", cwd=tmp_path)
+    done = measure(*SMALL, *some, "--out", str(tmp_path / "bench"), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["effort"] == {"rounds": 3, "seconds": 1e6, "repeats": 1, "limit": 1e6}
+    assert found["limits"] == {"rounds": 3, "seconds": 1e6, "repeats": 1, "limit": 1e6}
     assert found["machine"]["threads"] == 1
     (case,) = found["cases"]
     assert set(case) == CASE
@@ -68,12 +79,12 @@ def test_all_fields_and_consistent_ratios(tmp_path: Path) -> None:
     assert (tmp_path / "bench" / "cost.png").exists()
 
 
-def test_a_contestant_that_is_too_slow_is_stopped_and_one_that_fails_says_why() -> None:
+def test_a_slow_implementation_is_stopped_and_a_failing_one_has_a_reason() -> None:
     case = Case("mlp", 2)
-    with arena(Effort(rounds=3, limit=1e-6), None) as place:
-        assert place.measure(case, Contestant("naive"))["reason"] == "stopped after 1e-06 s"
-    with arena(Effort(rounds=3, limit=LIMIT), None) as place:
-        failed = place.measure(Case("mlp", 2, device="nowhere"), Contestant("naive"))
+    with runner(Limits(rounds=3, limit=1e-6), None) as started:
+        assert started.measure(case, Implementation("hand-written"))["reason"] == "stopped after 1e-06 s"
+    with runner(Limits(rounds=3, limit=LIMIT), None) as started:
+        failed = started.measure(Case("mlp", 2, device="nowhere"), Implementation("hand-written"))
         assert failed["status"] == "failed"
         assert "nowhere" in failed["reason"]
         assert "\n" not in failed["reason"]
@@ -103,7 +114,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["bench", "--out", "folder", *arguments]) == 2
+    assert run(["--out", "folder", *arguments], app) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
@@ -113,25 +124,24 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_the_list_is_repeated_and_who_could_not_run_is_not_asked_again() -> None:
-    said: list[str] = []
-    contestants = [Contestant("passes"), Contestant("engine", "linear")]
-    with arena(Effort(rounds=1, repeats=2, limit=LIMIT), None) as place:
-        found, interrupted = compete(place, Case("mlp", 2), contestants, said.append, lambda _: None)
+def test_the_list_is_repeated_and_what_could_not_run_is_not_measured_again() -> None:
+    lines: list[str] = []
+    implementations = [Implementation("passes"), Implementation("engine", "linear")]
+    with runner(Limits(rounds=1, repeats=2, limit=LIMIT), None) as started:
+        found, interrupted = measure_all(started, Case("mlp", 2), implementations, lines.append, lambda _: None)
     assert not interrupted
-    names = [line.split(": ")[1] for line in said]
+    names = [line.split(": ")[1] for line in lines]
     assert names == ["memory passes, 1", "normec, linear, 1", "memory passes, 2"]
-    refused = found.outcomes[contestants[1]][-1]
+    refused = found.outcomes[implementations[1]][-1]
     assert refused["status"] == "does not apply"
     assert "linear engine is for" in refused["reason"]
 
 
 @pytest.mark.slow
-def test_told_to_end_it_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+def test_after_sigterm_no_process_and_no_folder_is_left(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     arguments = [
-        "bench",
         "--workload",
         "mlp",
         "--n",
@@ -142,13 +152,14 @@ def test_told_to_end_it_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     ]
     process = subprocess.Popen(
         [*COMMAND, *arguments, "--threads", "1"],
+        cwd=ROOT,
         env={**ENVIRONMENT, "TMPDIR": str(scratch)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         preexec_fn=end_with_us,
     )
     try:
-        wait_for(lambda: list(scratch.glob("normec-bench-*/answer.json")), "the first contestant's first answer")
+        wait_for(lambda: list(scratch.glob("normec-bench-*/answer.json")), "the first answer")
         request = next(scratch.glob("normec-bench-*/request.json"))
         process.terminate()
         assert process.wait(LIMIT) == 128 + signal.SIGTERM
@@ -166,11 +177,11 @@ def command_lines() -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_ranks_against_one_process(tmp_path: Path) -> None:
+def test_ranks_against_one_process() -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("two ranks need two cores")
     small = ("--workload", "mlp", "--n", "20", "--repeats", "1", "--rounds", "2", *PATIENT)
-    done = normec("bench", "--ranks", "2", *small, "--json", cwd=tmp_path)
+    done = measure("--ranks", "2", *small, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["speedup"] == pytest.approx(found["alone"] / found["spread"])

@@ -1,4 +1,4 @@
-"""Our engines: whole rounds of `normec.train`, from the drawing of batches to the server's step."""
+"""The engines of normec: whole rounds of `normec.train`, from the selection of batches to the server's step."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import normec
 from normec.system.heap import keep_freed_memory
 
 from .clock import Clock
-from .workloads import ALPHA, BETA, LR, Case, Material
+from .workloads import ALPHA, BETA, LR, Case, WorkloadData
 
 
-class _Enough(Exception):  # noqa: N818  (not an error: how a run that has been measured ends)
+class _Enough(Exception):  # noqa: N818  (ends a run that has been measured; not an error)
     pass
 
 
-class _Ticks(normec.Callback):
+class _ClockCallback(normec.Callback):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
@@ -22,19 +22,19 @@ class _Ticks(normec.Callback):
             raise _Enough
 
 
-def run(material: Material, clock: Clock, engine: str) -> str:
-    """NormEC without noise; no rows of history but the first. The heap is as the `normec` command has it."""
+def run(data: WorkloadData, clock: Clock, engine: str) -> str:
+    """NormEC without noise and with a single row of history; freed memory is kept, as in the `normec` command."""
     keep_freed_memory()
-    case = material.case
-    _train(material.problem(), normec.NormEC(ALPHA, BETA), case, clock, engine=engine, batch=case.spec.batch)
+    case = data.case
+    _train(data.problem(), normec.NormEC(ALPHA, BETA), case, clock, engine=engine, batch=case.spec.batch)
     return ""
 
 
-def per_record(material: Material, clock: Clock) -> str:
-    """Every record's gradient clipped, noise on the sum: what Opacus is for. Full gradients of `batch` records."""
-    case = material.case
+def per_record(data: WorkloadData, clock: Clock) -> str:
+    """DP-SGD with record-level clipping, as in Opacus, with full gradients of `batch` records."""
+    case = data.case
     privacy = normec.Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="central")
-    problem = material.problem(case.spec.batch)
+    problem = data.problem(case.spec.batch)
     _train(problem, normec.DPSGD(normec.Clip(1.0)), case, clock, privacy=privacy)
     return "GroupNorm" if case.images else ""
 
@@ -54,17 +54,17 @@ def _train(
             problem,
             method,
             lr=LR,
-            rounds=clock.most,
+            rounds=clock.max_rounds,
             batch_size=batch,
             participation=normec.FixedSize(case.drawn) if case.drawn < case.clients else None,
             privacy=privacy,
-            log_every=clock.most,
-            evaluate_every=clock.most,
+            log_every=clock.max_rounds,
+            evaluate_every=clock.max_rounds,
             device=case.device,
             engine=engine,
             precision=case.precision,
-            callbacks=[_Ticks(clock)],
+            callbacks=[_ClockCallback(clock)],
         )
     except _Enough:
         return
-    raise RuntimeError("training ended before the clock had seen enough rounds")
+    raise RuntimeError("training ended before enough rounds were timed")

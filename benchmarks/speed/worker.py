@@ -1,6 +1,6 @@
-"""One contestant in a process of its own: `python -m benchmarks.speed.child REQUEST ANSWER`, two JSON files.
+"""Measure one implementation in its own process: `python -m benchmarks.speed.worker REQUEST ANSWER`, two JSON files.
 
-The answer is written anew as rounds go by, so that a contestant stopped for its slowness has not run in vain.
+The answer is updated while rounds run, so that an implementation that is stopped at the time limit has results as well.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def main(request: Path, answer: Path) -> None:
     import torch
 
     from .clock import Clock
-    from .contestants import Contestant
+    from .implementations import Implementation
     from .workloads import Case
 
-    case, contestant = Case(**asked["case"]), Contestant(**asked["contestant"])
+    case, implementation = Case(**asked["case"]), Implementation(**asked["implementation"])
     torch.set_num_threads(case.threads)
     on_gpu = case.device != "cpu"
-    facts: dict[str, Any] = {"status": "stopped", "versions": _versions(contestant.needs)}
+    facts: dict[str, Any] = {"status": "stopped", "versions": _versions(implementation.needs)}
     making = 0.0
 
     def report() -> None:
         facts["times"] = clock.times
-        if clock.first is not None:
-            facts["start_up"] = clock.first - asked["started"] - making
+        if clock.first_round_end is not None:
+            facts["start_up"] = clock.first_round_end - asked["started"] - making
         facts["peak_bytes"] = _peak()
         facts["waited"] = _waited() / (time.time() - asked["started"])
         facts["device_bytes"] = torch.cuda.max_memory_allocated() if on_gpu else None
@@ -46,34 +46,34 @@ def main(request: Path, answer: Path) -> None:
     clock = Clock(asked["rounds"], asked["seconds"], wait=wait, block=5 if on_gpu else 1, report=report)
     try:
         began = time.time()
-        material = contestant.material(case)
+        data = implementation.data(case)
         making = time.time() - began
-        facts["note"] = contestant.run(material, clock)
+        facts["note"] = implementation.run(data, clock)
         facts["status"] = "measured"
     except UsageError as error:
         facts |= {"status": "does not apply", "reason": str(error)}
-    except Exception as error:  # whatever another library raises: it is a line of the table, not our end
-        facts |= {"status": "failed", "reason": _said(error)}
+    except Exception as error:  # an error of another library is a row of the table
+        facts |= {"status": "failed", "reason": _message(error)}
     report()
     sys.stdout.flush()
-    os._exit(0)  # what a library does at its exit is not waited for
+    os._exit(0)  # do not wait for the exit handlers of libraries
 
 
-def _said(error: BaseException) -> str:
-    """The first cause of an error, in one line."""
+def _message(error: BaseException) -> str:
+    """The first cause of an error in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _confine(threads: int) -> None:
-    """Every contestant gets the same cores, whatever it uses to find out how many there are."""
+    """Restrict the process to the same cores for every implementation."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def _peak() -> int:
-    """The most memory this process held. ru_maxrss would count what it was forked from."""
+    """Peak memory of this process; ru_maxrss would include that of its parent before exec."""
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
@@ -83,7 +83,7 @@ def _peak() -> int:
 
 
 def _waited() -> float:
-    """Seconds that the main thread was ready but had no core: others were using the machine. 0 where none tells."""
+    """Seconds in which the main thread was ready but had no core, because other processes used it; 0 if unknown."""
     path = Path("/proc/self/schedstat")
     return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0
 

@@ -1,4 +1,4 @@
-"""normec bench: what a round costs, beside a floor, a hand-written loop and other libraries."""
+"""The command: measure whole rounds and print the tables."""
 
 from __future__ import annotations
 
@@ -12,74 +12,81 @@ import typer
 
 from normec.cli import options as o
 
+app = typer.Typer(name="python -m benchmarks.speed", rich_markup_mode=None, pretty_exceptions_enable=False)
 
+
+@app.command()
 def bench(
     workload: Annotated[
         str | None,
-        typer.Option(metavar="NAME[,NAME…]", help="resnet20, mlp, logistic (all by default).", show_default=False),
+        typer.Option(metavar="NAME[,NAME…]", help="resnet20, mlp, logistic (default: all).", show_default=False),
     ] = None,
     n: Annotated[
         str | None,
-        typer.Option("--n", metavar="N[,N…]", help="Numbers of clients, instead of the usual.", show_default=False),
+        typer.Option("--n", metavar="N[,N…]", help="Numbers of clients (default: by workload).", show_default=False),
     ] = None,
     engines: Annotated[
-        str | None, typer.Option(metavar="NAME[,NAME…]", help="Engines of ours (all).", show_default=False)
+        str | None, typer.Option(metavar="NAME[,NAME…]", help="Engines of normec (default: all).", show_default=False)
     ] = None,
     peers: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME[,NAME…]", help="pfl, flower, jax, opacus, or none (all that are there).", show_default=False
+            metavar="NAME[,NAME…]", help="pfl, flower, jax, opacus, or none (default: all).", show_default=False
         ),
     ] = None,
     floors: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME[,NAME…]", help="Ways to run one batch; compiling is slow (all).", show_default=False
+            metavar="NAME[,NAME…]", help="Variants of the floor; compiling is slow (default: all).", show_default=False
         ),
     ] = None,
     peer_python: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="The Python that has them, if it is another one.", show_default=False),
+        typer.Option(metavar="PATH", help="The Python that has the other libraries.", show_default=False),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Timed rounds a process, at most.")] = 200,
-    seconds: Annotated[float, typer.Option(help="Time for them, at most.")] = 5.0,
-    repeats: Annotated[int, typer.Option(help="How often the whole list is run.")] = 3,
-    limit: Annotated[float, typer.Option(help="Seconds until a contestant is stopped.")] = 300.0,
-    threads: Annotated[int | None, typer.Option(help="Cores a contestant gets (all).", show_default=False)] = None,
+    rounds: Annotated[int, typer.Option(help="Maximal number of timed rounds per process.")] = 200,
+    seconds: Annotated[float, typer.Option(help="Maximal time for them.")] = 5.0,
+    repeats: Annotated[int, typer.Option(help="Number of passes over the whole list.")] = 3,
+    limit: Annotated[float, typer.Option(help="Seconds after which an implementation is stopped.")] = 300.0,
+    threads: Annotated[
+        int | None, typer.Option(help="Cores of an implementation (default: all).", show_default=False)
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME[,NAME…]", help="float32, tf32, bf16 (float32 on the CPU, else all).", show_default=False
+            metavar="NAME[,NAME…]",
+            help="float32, tf32, bf16 (default: float32 on the CPU, else all).",
+            show_default=False,
         ),
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(help="Instead: so many ranks, a core each, against one process on one.", show_default=False),
+        typer.Option(help="Instead compare this many ranks, with a core each, with one process.", show_default=False),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json and cost.png.", show_default=False)] = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> int:
-    """Measure whole rounds: time, ratios to the floor, peak memory, start-up.
+    """Measure whole rounds: time, ratios to the floor, peak memory and start-up time.
 
-    Every contestant runs in a process of its own, on the same cores, one after the other, and the list is repeated.
-    See docs/performance.md for what each row means.
+    The implementations run one after the other on the same cores, each in its own process, and the list is repeated.
+    docs/performance.md explains the rows.
     """
-    say = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+    log = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     if ranks is not None:
-        return _ranks(workload or "resnet20", n, ranks, repeats, min(rounds, 10), say, as_json)
-    from . import measure, session
+        return _ranks(workload or "resnet20", n, ranks, repeats, min(rounds, 10), log, as_json)
+    from . import measurement, session
 
     summary = session.run(
         session.cases(_split(workload), _numbers(n), device, _split(precision), threads),  # type: ignore[arg-type]
-        measure.Effort(rounds, seconds, repeats, limit),
+        measurement.Limits(rounds, seconds, repeats, limit),
         engines=_split(engines),
         peers=[] if peers == "none" else _split(peers),
         floors=_split(floors),
         peer_python=peer_python,
         out=out,
-        say=say,
+        log=log,
     )
     if as_json:
         print(json.dumps(summary))
@@ -91,23 +98,23 @@ def bench(
 
 
 def _ranks(
-    workload: str, n: str | None, ranks: int, repeats: int, rounds: int, say: Callable[[str], None], as_json: bool
+    workload: str, n: str | None, ranks: int, repeats: int, rounds: int, log: Callable[[str], None], as_json: bool
 ) -> int:
     from . import ranks as by_ranks
     from . import session
 
     case = session.cases([workload], _numbers(n), "cpu", None, 1)[0]
-    found = by_ranks.run(case, ranks, repeats, rounds, say)
+    found = by_ranks.run(case, ranks, repeats, rounds, log)
     if as_json:
         print(json.dumps(found))
         return 0
-    print(f"one process on one core  {found['alone']:.3f} s a round, {case.workload}, {case.clients} clients")
+    print(f"one process on one core  {found['alone']:.3f} s per round, {case.workload}, {case.clients} clients")
     print(
-        f"{ranks} ranks, a core each     {found['spread']:.3f} s a round: {found['speedup']:.2f} times the throughput"
+        f"{ranks} ranks, a core each     {found['spread']:.3f} s per round: {found['speedup']:.2f} times the throughput"
     )
     print(f"all-reduce of 4d bytes   {1e3 * found['all_reduce']:.2f} ms, d = {found['dimension']:,}")
     many = ", ".join(f"{ranks} ranks {1e3 * seconds:.0f} ms" for ranks, seconds in found["projected"].items())
-    print(f"on paper, a client a rank and a ring of 25 Gbit/s with 50 µs a step: {many} a round")
+    print(f"estimated with one client per rank and a ring of 25 Gbit/s with 50 µs per step: {many} per round")
     return 0
 
 
@@ -120,7 +127,7 @@ def _numbers(text: str | None) -> list[int] | None:
 
     parts = _split(text)
     if parts is not None and not all(part.isdecimal() for part in parts):
-        raise UsageError(f"n must be whole numbers with commas between, got {text!r}")
+        raise UsageError(f"n must be whole numbers separated by commas, got {text!r}")
     return [int(part) for part in parts] if parts is not None else None
 
 
@@ -135,14 +142,14 @@ def _show(summary: dict[str, Any]) -> None:
         lines, remarks = [], []
         for row in case["rows"]:
             waited = row["waited"] or 0
-            said = [
+            parts = [
                 row["note"],
                 row["status"] if row["status"] != "measured" else None,
                 row["reason"],
                 f"waited {100 * waited:.0f} % of its time for a core" if waited > 0.05 else None,
             ]
-            if any(said):
-                remarks.append(f"  {row['name']}: {', '.join(part for part in said if part)}")
+            if any(parts):
+                remarks.append(f"  {row['name']}: {', '.join(part for part in parts if part)}")
             if row["seconds"] is None:
                 continue
             held = row["peak_bytes"] if case["device"] == "cpu" else row["device_bytes"]
@@ -156,7 +163,7 @@ def _show(summary: dict[str, Any]) -> None:
                     f"{row['start_up'][0]:.1f}",
                 ]
             )
-        title = f"{case['workload']}: {case['clients']:,} clients, {case['drawn']:,} a round, batch {case['batch']}"
+        title = f"{case['workload']}: {case['clients']:,} clients, {case['drawn']:,} per round, batch {case['batch']}"
         show(lines, columns, title=f"{title}, {case['device']}, {case['precision']}")
         print("\n".join(remarks))
     machine = summary["machine"]
