@@ -101,7 +101,8 @@ def pages(
 
 
 def _numbers(text: str) -> list[float]:
-    from normec.errors import UsageError, positive
+    from normec import UsageError
+    from normec.errors import positive
 
     try:
         found = [float(part) for part in text.split(",")]

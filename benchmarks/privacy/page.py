@@ -17,7 +17,7 @@ from .studies import STUDIES, Condition, Study
 from .trial import DIAGNOSTICS
 from .tuning import TuningBudget
 
-RECORDS = "records"  # the folder of the records, CSV files and pictures, beside README.md
+RECORDS = "records"  # the folder of the records, CSV files and pictures, next to README.md
 OFTEN = 0.75  # the share of choices at an end of a range from which on a method is named
 INTRODUCTION = (
     "Which method is best under a true guarantee? Every client is protected against a server that sees only sums "

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from normec import __version__
-from normec.errors import UsageError, at_least, nearest
+from normec import UsageError, __version__
+from normec.errors import at_least, nearest
 from normec.experiments import build, runs
 
 from . import tuning

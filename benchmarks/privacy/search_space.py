@@ -91,8 +91,8 @@ def settings(space: SearchSpace, count: int, rounds: Sequence[int] = ROUNDS, see
         """The rank of each value, for settings in the order of their step sizes."""
         found = {name: chance.sample(range(count), count) for name in ranges} | {"lr": list(range(count))}
         for name, values in choices.items():
-            dealt = [chance.sample(range(len(values)), len(values)) for _ in range(-(-count // len(values)))]
-            found[name] = list(itertools.chain(*dealt))[:count]
+            groups = [chance.sample(range(len(values)), len(values)) for _ in range(-(-count // len(values)))]
+            found[name] = list(itertools.chain(*groups))[:count]
         return found
 
     best = max((orders() for _ in range(_DRAWS)), key=lambda order: _nearest(list(order.values())))

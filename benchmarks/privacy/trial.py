@@ -10,18 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normec import gradients
-from normec.algorithms.methods import Method
+from normec import Diverged, Method, Problem, Run, gradients
 from normec.algorithms.operators import normalise, norms
-from normec.errors import Diverged
 from normec.experiments import build, methods
 from normec.experiments.config import RunConfig, make
 from normec.problems.client_data import Records
-from normec.problems.problem import Problem
 from normec.training import interleaved
 from normec.training.loop import Rounds
 from normec.training.observer import copied
-from normec.training.run import Plan, Run
+from normec.training.run import Plan
 from normec.training.train import prepare, ready
 
 Measurement = dict[str, Any]

@@ -123,7 +123,7 @@ def _split(text: str | None) -> list[str] | None:
 
 
 def _numbers(text: str | None) -> list[int] | None:
-    from normec.errors import UsageError
+    from normec import UsageError
 
     parts = _split(text)
     if parts is not None and not all(part.isdecimal() for part in parts):

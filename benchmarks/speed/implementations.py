@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from normec.errors import UsageError, one_of
+from normec import UsageError
+from normec.errors import one_of
 from normec.gradients.choice import ENGINES
 from normec.gradients.precision import autocast, products
 

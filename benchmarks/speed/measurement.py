@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import normec
-from normec.errors import UsageError, at_least, positive
+from normec import UsageError
+from normec.errors import at_least, positive
 
 from .implementations import PEERS, Implementation
 from .workloads import Case

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 import normec
+from normec import UsageError
 from normec.distributed import join
 from normec.distributed.launch import launch
 from normec.distributed.process_group import launched
-from normec.errors import UsageError, at_least
+from normec.errors import at_least
 from normec.system.heap import keep_freed_memory
 from normec.system.parent import tie_to_parent
 from normec.training.communicator import World

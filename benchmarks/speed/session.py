@@ -10,7 +10,8 @@ from typing import Any, get_args
 
 import torch
 
-from normec.errors import UsageError, one_of
+from normec import UsageError
+from normec.errors import one_of
 from normec.gradients.precision import Precision
 from normec.system.atomic import write_atomic
 

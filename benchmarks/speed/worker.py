@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from normec.errors import UsageError
+from normec import UsageError
 from normec.system.atomic import write_atomic
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from normec.errors import UsageError, at_least, one_of
+from normec import Problem, UsageError
+from normec.errors import at_least, one_of
 from normec.gradients.precision import PRECISIONS, Precision
 from normec.models import Built, build
-from normec.problems.problem import Problem
 
 # Every implementation with error feedback runs NormEC(ALPHA, BETA) with server normalisation.
 ALPHA, BETA, LR = 0.01, 0.1, 0.01

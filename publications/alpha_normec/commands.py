@@ -149,7 +149,7 @@ def figures(
     """
     from dataclasses import replace
 
-    from normec.errors import UsageError
+    from normec import UsageError
 
     from . import plan, records, runner
     from .figures import catalogue

@@ -50,7 +50,7 @@ class Axes:
 
 
 def curves(path: Path, lines: Sequence[Line], styles: Mapping[str, Any], note: str) -> None:
-    """Training loss beside test accuracy."""
+    """Training loss and test accuracy, side by side."""
 
     def draw(sheet: Any, axes: Any) -> None:
         _curves(sheet, axes, lines, styles)

@@ -121,7 +121,7 @@ class Cell:
 
     @property
     def paper(self) -> float | None:
-        """The accuracy in percent that the paper's tables print at this point, whatever the reading."""
+        """The accuracy in percent that the paper's tables print at this point, for every reading."""
         entry = printed(self.method, self.beta)
         usual = self.alpha is None or self.alpha == Protocol.model_fields["alpha"].default
         return entry.accuracy if entry is not None and entry.lr == self.lr and usual else None

@@ -14,15 +14,14 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from normec import models
+from normec import Privacy, UsageError, models
 from normec.data.entries import ENTRIES
 from normec.data.folders import locate, missing
-from normec.errors import UsageError, nearest, one_of
+from normec.errors import nearest, one_of
 from normec.experiments import build
 from normec.experiments.config import make as make_config
 from normec.privacy.records import Sensitivity
 from normec.privacy.release import Release, paper_sigma
-from normec.privacy.statement import Privacy
 from normec.sampling.participation import rounds_of
 
 

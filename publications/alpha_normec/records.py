@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from normec.errors import UsageError
+from normec import UsageError
 from normec.experiments.sweep import Outcome
 from normec.system.atomic import write_atomic
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from normec.errors import UsageError
+from normec import UsageError
 
 from ..clock import Clock, run_rounds
 from ..workloads import ALPHA, BETA, LR, Case, WorkloadData

@@ -105,10 +105,10 @@ def make(figure: Figure, results: Results, folder: Path) -> Made:
     write_atomic(path.with_suffix(".csv"), to_csv(drawn.rows))
     files = [path.with_suffix(suffix) for suffix in (".png", ".pdf", ".json", ".csv")]
     if compared:
-        beside = [folder / f"{figure.name}-compared{suffix}" for suffix in (".md", ".csv")]
-        write_atomic(beside[0], _markdown(figure, results, drawn))
-        write_atomic(beside[1], to_csv(compared))
-        files += beside
+        tables = [folder / f"{figure.name}-compared{suffix}" for suffix in (".md", ".csv")]
+        write_atomic(tables[0], _markdown(figure, results, drawn))
+        write_atomic(tables[1], to_csv(compared))
+        files += tables
     return Made(figure, files, drawn.compared)
 
 
@@ -120,8 +120,8 @@ def index(figures: Sequence[Figure], folder: Path) -> Path:
         if not path.exists():
             continue
         content = json.loads(path.read_text(encoding="utf-8"))
-        beside = f"{figure.name}-compared.md"
-        compared = f", [compared with the paper]({beside})" if (folder / beside).exists() else ""
+        table = f"{figure.name}-compared.md"
+        compared = f", [compared with the paper]({table})" if (folder / table).exists() else ""
         lines += [
             f"## {figure.name}",
             f"{figure.shows}. {content['setting']}.",

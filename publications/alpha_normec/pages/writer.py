@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from normec.errors import UsageError
+from normec import UsageError
 from normec.experiments.tables import Row, to_csv, to_markdown
 from normec.system.atomic import write_atomic
 
