@@ -178,6 +178,9 @@ def figures(
         return 1
     out = out if out is not None else folders.runs / "figures"
     results = Results(base, records.read(folders.results, plan.plan(base), folders.skip_others))
+    without = [cell for cell in cells if not any(loss is not None for loss in results.curve(cell).loss)]
+    if without and not quiet:
+        print(f"{len(without)} of {len(cells)} records have no training loss; figures leave it out", file=sys.stderr)
     _show_figures(catalogue.draw(chosen, results, out), out, as_json)
     return 0
 

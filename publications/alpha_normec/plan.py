@@ -234,7 +234,7 @@ def _cell(
     alpha: float | None = None,
     full_length: bool = False,
 ) -> Cell:
-    short, rows = method.private and not full_length, 1 if part in ("private", "alpha") else 10
+    short, rows = method.private and not full_length, 1 if base.few_logs and part in ("private", "alpha") else 10
     config = configure(base, method, beta, lr, alpha, short=short, rows=rows)
     entry = printed(method, beta)
     words = [part, *([reading] if reading != TABLES else []), method.slug, f"beta-{beta:g}"]

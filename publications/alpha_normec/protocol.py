@@ -100,6 +100,11 @@ class Protocol(BaseModel):
     )
     short_server_norm: bool = _open(True, "server normalisation in fig-dp-150")
     precision: Literal["float32", "tf32", "bf16"] = _open("bf16", "arithmetic of gradients")
+    few_logs: bool = _said(
+        True,
+        "log losses once per evaluation in the parts private and alpha, as in the committed records; they then have no "
+        "training loss where a round is not evaluated",
+    )
     device: str = _said("auto", "auto, cpu, cuda, cuda:1 …")
 
     @property
@@ -119,6 +124,7 @@ SCALES: Mapping[str, Mapping[str, Any]] = {
         "private_lrs": (0.01, 0.1, 1.0),
         "choose": "validation",
         "precision": "float32",
+        "few_logs": False,
         "device": "cpu",
     },
     "small": {
@@ -132,6 +138,7 @@ SCALES: Mapping[str, Mapping[str, Any]] = {
         "private_lrs": (0.001, 0.01, 0.1, 1.0),
         "choose": "validation",
         "precision": "tf32",
+        "few_logs": False,
     },
     "paper": {},
 }
