@@ -36,7 +36,9 @@ Names = Annotated[
 ]
 Folder = Annotated[
     Path | None,
-    typer.Option(help="Folder of the records and pages (default: the committed one).", show_default=False),
+    typer.Option(
+        help="Folder of the records and pages (default: committed at paper scale, else RUNS).", show_default=False
+    ),
 ]
 Runs = Annotated[
     Path | None,
