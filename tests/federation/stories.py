@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 
 from normec import DPSGD, Clip21, Method, NormEC, Privacy, SmoothedNorm
+from normec.algorithms.method import MEMORY, Steps
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import FILE, read_releases
 from normec.federation.protocol.client_work import Work
 from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.method_checks import keeps_rows
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
-from normec.federation.protocol.reconciling import agree, forgotten
+from normec.federation.protocol.reconciling import agree, idled
 from normec.federation.protocol.terms import PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply, Request, to_fields
 
@@ -212,23 +214,25 @@ class Story:
     def check(self) -> None:
         """What holds after every round: ĝ = mean g_i, every round has its row, every message is counted once."""
         state, seats = self.server.state.run, self.server.state.seats
-        if self.method.feedback and (self.privacy is None or self.privacy.trust == "local"):
+        if state.clients and (self.privacy is None or self.privacy.trust == "local"):
             torch.testing.assert_close(state.estimate, state.memory.mean(0), rtol=1e-9, atol=1e-9)
         assert [row["round"] for row in self.server.storage.history] == list(range(state.round))
         assert sum(seat.accepted for seat in seats.values()) == state.messages
 
     def check_parties(self) -> None:
         """Each party's memory is the server's row of it, and no account is short of what left."""
-        rows = self.server.state.run.memory
+        x = self.server.state.run.x
+        steps, rows = Steps(self.method, torch.zeros_like(x)), self.server.state.run.clients
+        assert bool(rows) == keeps_rows(steps)
         for number, (node, request) in enumerate(self.server.requests().items()):
             state = party_state.load(party_state.path_of(self.home(node), self.server.run, node))
             assert state is not None
-            agreed = agree(state, request, self.method)
+            agreed = agree(state, request, steps)
             assert agreed is not None
             assert agreed.accepted == self.server.state.seats[node].accepted
-            if self.privacy is None or self.privacy.memory == "noisy" or self.privacy.trust == "central":
-                own = forgotten(self.method, agreed, request.round)
-                torch.testing.assert_close(own, rows[number], rtol=1e-12 if self.method.decay else 0, atol=0)
+            if rows and (self.privacy is None or self.privacy.memory == "noisy" or self.privacy.trust == "central"):
+                own = idled(steps, agreed, request.round, x)[MEMORY][0]
+                torch.testing.assert_close(own, rows[MEMORY][number], rtol=0 if steps.stands_still else 1e-12, atol=0)
             if self.privacy is not None:
                 assert read_releases(self.home(node)).count("story", node) >= len(self.left[node])
 

@@ -215,7 +215,7 @@ def test_aimed_messages_add_up_to_no_more_than_stated(decay: float) -> None:
         message = 0.999 * longest * (part * u - math.copysign(math.sqrt(1 - part**2), across) * w)
         assert limits.broken_by(message, row if k else None) is None
         total += float(message @ u)
-        row = method.remember(torch.from_numpy(row), torch.from_numpy(message)).numpy()
+        row = method.follow(torch.from_numpy(row), torch.from_numpy(message)).numpy()
         largest = max(largest, float(np.linalg.norm(row)))
     kept, without = 1 - decay, math.sqrt(rounds) * longest + rounds * along
     if decay:

@@ -72,7 +72,11 @@ def name_of(method: Method) -> str:
 
 def build(name: str, spec: Mapping[str, Any]) -> Method:
     """The method of a class with the settings of a `spec`; raises `UsageError` where they make none."""
-    kind = find(name)
+    return build_class(find(name), spec, name)
+
+
+def build_class(kind: type[Method], spec: Mapping[str, Any], name: str) -> Method:
+    """The method of a class with the settings of a `spec`; `name` is what errors call the class."""
     settings = {key: build_operator(value) for key, value in spec.items()}
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     try:

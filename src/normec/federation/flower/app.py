@@ -1,6 +1,6 @@
 """The two ends of a federation as Flower apps, made of what the user wrote: a model, a loss and data.
 
-    from normec.federation.app import client_app, server_app
+    from normec.federation.flower.app import client_app, server_app
     app = server_app(task)      # `task`: a module or object with model(), loss(outputs, targets), data(i, n), test()
 
 Everything about a party's privacy is decided by the party: its folder and its policy come from its own command line
