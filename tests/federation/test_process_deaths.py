@@ -20,7 +20,7 @@ HANG = 120.0  # seconds; only a hang reaches it
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from normec.federation.processes import Processes
+from normec.federation.local.processes import Processes
 with Processes(Path(sys.argv[1])) as processes:
     processes.start("child", [sys.executable, sys.argv[2]], {"SAY": sys.argv[3]})
     time.sleep(600)

@@ -44,9 +44,6 @@ class Seat:
     drops: int = 0
     faults: int = 0
 
-    def __post_init__(self) -> None:
-        self.lives = max(self.lives, len(self.tokens))  # a checkpoint of an earlier version counts by tokens alone
-
     def record(self, row: Array | None) -> Record:
         last = self.tokens[-1] if self.tokens else ""
         return Record(self.accepted, self.since, self.digest, self.dropped, self.lost, last, row)
