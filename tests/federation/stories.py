@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from normec import DPSGD, Clip21, Method, NormEC, Privacy, SmoothedNorm
+from normec.algorithms import registry
 from normec.algorithms.method import MEMORY, Steps
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import FILE, read_releases
@@ -35,12 +36,13 @@ from .village import plan
 
 DIMENSION = 5
 NODES = ["a", "b", "c"]
+OWN_METHOD = f"{Path(__file__).with_name('methods') / 'my_method.py'}:Clip21SGDM"
 POLICY = Policy(
     epsilon=1e6,
     least_sigma=1e-3,
     allow_without_noise=True,
     trusts=["local", "central"],
-    methods=["normec", "clip21", "dpsgd"],
+    methods=["normec", "clip21", "dpsgd", OWN_METHOD],
 )
 
 NOISY = Privacy(sigma=0.5, noise="secure", memory="noisy")
@@ -50,6 +52,7 @@ SETTINGS: dict[str, tuple[Method, Privacy | None]] = {
     "noisy memory that forgets": (NormEC(0.1, 0.5, decay=0.1), NOISY),
     "clean memory": (Clip21(0.5), Privacy(sigma=0.5, noise="secure", memory="clean")),
     "central": (NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", trust="central")),
+    "a method of one's own": (registry.build(OWN_METHOD, {}), NOISY),
     "no memory": (DPSGD(SmoothedNorm(0.1), momentum=0.5), Privacy(sigma=0.5, noise="secure")),
 }
 
@@ -100,6 +103,7 @@ class Story:
     method: Method
     privacy: Privacy | None = None
     minimum: int = 1
+    policy: Policy = POLICY
     left: dict[str, set[str]] = field(default_factory=lambda: {node: set() for node in NODES})
     asked: list[Request] = field(default_factory=list)
     flying: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -140,7 +144,7 @@ class Story:
 
     def carry(self, request: Request, point: int | None = None) -> None:
         node = request.node
-        party = Party(self.home(node), POLICY, Quadratic(), node=node)
+        party = Party(self.home(node), self.policy, Quadratic(), node=node)
         try:
             with dying(10**9 if point is None else point):
                 answer = party.answer(to_fields(request))
@@ -176,7 +180,7 @@ class Story:
             (self.home(node) / name).unlink(missing_ok=True)
         request = self.server.requests().get(node)
         if request is not None and spent:
-            answer = Party(self.home(node), POLICY, Quadratic(), node=node).answer(request)
+            answer = Party(self.home(node), self.policy, Quadratic(), node=node).answer(request)
             assert isinstance(answer, Refusal)
             assert answer.reason == "failed"
         self.wipe(node)
