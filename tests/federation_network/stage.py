@@ -16,13 +16,15 @@ from torch import Tensor
 
 import normec
 import normec.data
+from normec.algorithms.method import MEMORY, Steps, Tables
 from normec.experiments import methods
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.settings import read
 from normec.federation.local.run import Asked, Federation, app_config
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
-from normec.federation.protocol.party import forgotten
+from normec.federation.protocol.party_state import PartyState
+from normec.federation.protocol.reconciling import idled
 from normec.storage.history import History
 
 from ..support.waiting import wait_for
@@ -152,25 +154,29 @@ class Stage:
         kept, facts = self.server(name), self.facts(name)
         method = self.method(self.config, len(kept["x"]))
         if self.config.get("trust") != "central":  # there the server's own noise is in ĝ, and in nobody's memory
-            torch.testing.assert_close(kept["memory"].mean(0), kept["estimate"], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(kept["client.memory"].mean(0), kept["server.estimate"], rtol=1e-4, atol=1e-6)
         assert [row["round"] for row in self.rows(name)] == list(range(len(self.rows(name))))
         assert facts["messages"] == sum(seat["accepted"] for seat in facts["seats"].values())
         for i in range(PARTIES):
             party, seat = facts["identity"]["parties"][i], facts["seats"][facts["identity"]["parties"][i]]
             own = party_state.load(party_state.path_of(self.federation.folder(i), f"{name}~{facts['number']}", party))
             assert own is not None, f"party {i} has no state of {name}"
-            if own.memory is not None:
-                end = facts["round"]
-                if own.accepted < seat["accepted"]:  # the server has taken it, the party has not heard of it yet
-                    assert own.pending is not None
-                    assert own.pending.digest == seat["digest"]
-                    memory = method.remember(forgotten(method, own, seat["since"] - 1), own.pending.taken)
-                    memory = memory * (1 - method.decay) ** (end - seat["since"])
-                else:
-                    memory = forgotten(method, own, end)
-                torch.testing.assert_close(memory, kept["memory"][i], rtol=1e-4, atol=1e-6)
+            if own.client is not None:
+                state = self._at_the_end(method, own, seat, facts["round"], kept["x"])
+                torch.testing.assert_close(state[MEMORY][0], kept["client.memory"][i], rtol=1e-4, atol=1e-6)
             if self.summary(name)["privacy"] is not None:
                 assert read_releases(self.federation.folder(i)).count(name) >= len(self.left(i, name))
+
+    @staticmethod
+    def _at_the_end(method: normec.Method, own: PartyState, seat: dict[str, Any], end: int, x: Tensor) -> Tables:
+        """A party's state after the last round, by the method's own functions."""
+        steps = Steps(method, torch.zeros_like(x))
+        if own.accepted == seat["accepted"]:
+            return idled(steps, own, end, x)
+        assert own.pending is not None  # the server has taken it, the party has not heard of it yet
+        assert own.pending.digest == seat["digest"]
+        draft = steps.absent(own.pending.draft, seat["since"] - 1 - own.since)
+        return steps.absent(steps.commit(draft, own.pending.taken[None]), end - seat["since"])
 
     def left(self, i: int, name: str) -> set[str]:
         """Digests of all messages of a run that a party ever began to send."""

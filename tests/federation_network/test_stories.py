@@ -49,7 +49,7 @@ def test_same_trajectory_as_in_one_process(stage: Stage) -> None:
     method = normec.NormEC(alpha=0.01, beta=0.1)
     run = normec.train(stage.problem(), method, lr=0.3, rounds=ROUNDS, batch_size=32, seed=5, evaluate_every=1)
     torch.testing.assert_close(stage.server("plain")["x"], run.x, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(stage.server("plain")["memory"], run.state.memory, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(stage.server("plain")["client.memory"], run.state.memory, rtol=1e-4, atol=1e-6)
     assert [row["test_loss"] for row in stage.rows("plain")] == pytest.approx(run.history["test_loss"], rel=1e-4)
     assert stage.summary("plain")["status"] == "finished"
     assert (stage.out("plain") / "report.html").exists()
@@ -133,7 +133,7 @@ def test_malformed_messages_of_every_kind_change_nothing_and_hold_nobody_up(stag
     facts, kept = stage.facts("hostile"), stage.server("hostile")
     names = facts["identity"]["parties"]
     assert [facts["seats"][name]["accepted"] for name in names] == [rounds] * PARTIES + [0] * len(KINDS)
-    assert not kept["memory"][PARTIES:].any()
+    assert not kept["client.memory"][PARTIES:].any()
     journal = read_journal(stage.out("hostile") / "events.jsonl")
     dropped = {line["party"]: line["why"] for line in journal if line["event"] == "dropped"}
     who = dict(zip(KINDS, names[PARTIES:], strict=True))
