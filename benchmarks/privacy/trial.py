@@ -19,7 +19,7 @@ from normec.experiments.config import RunConfig, make
 from normec.problems.client_data import Records
 from normec.problems.problem import Problem
 from normec.training import interleaved as fleet
-from normec.training.loop import Rounds
+from normec.training.loop import TrainingLoop
 from normec.training.observer import copied
 from normec.training.run import Plan, Run
 from normec.training.train import prepare, ready
@@ -61,7 +61,7 @@ class _Begun:
     trial: Trial
     problem: Problem
     method: Method
-    rounds: Rounds
+    rounds: TrainingLoop
 
     @classmethod
     def of(cls, trial: Trial) -> _Begun:
@@ -131,25 +131,25 @@ def _anatomy(problem: Problem, method: Method, run: Run, plan: Plan) -> Found:
     """
     state, n, seed = run.state, problem.clients, 0
     engine = gradients.choose("auto", problem, None, seed, precision=plan.precision)
-    direction = normalise(state.estimate) if method.server_norm else state.estimate
+    direction = normalise(state.estimate) if getattr(method, "server_norm", False) else state.estimate
     before = state.x + plan.step_size(state.round - 1) * direction
     slope, earlier, away = torch.zeros_like(state.x), torch.zeros_like(state.x), 0.0
     for block in engine.blocks(before, copied(state.buffers), state.round, full=True):
         earlier += block.grads.sum(0) / n
     for block in engine.blocks(state.x, copied(state.buffers), state.round, full=True):
         slope += block.grads.sum(0) / n
-        if method.feedback:
+        if state.clients:
             away += float(norms(block.grads - state.memory[block.rows].to(block.grads)).sum())
     sigma = run.privacy.sigma if run.privacy is not None else 0.0
-    if method.feedback:
+    if state.clients:
         noise = float(torch.linalg.vector_norm(state.estimate - state.memory.mean(0)))
     else:
-        p = method.momentum
+        p, beta = (getattr(method, name, default) for name, default in (("momentum", 0.0), ("beta", 1.0)))
         rounds = (1 - p ** (2 * state.round)) / (1 - p**2)
-        noise = method.beta * sigma * math.sqrt(rounds * len(state.x) / n)
+        noise = beta * sigma * math.sqrt(rounds * len(state.x) / n)
     found = {"gradient": float(norms(slope)), "estimate": float(norms(state.estimate)), "noise": noise}
     found |= {"cosine": _cosine(slope, state.estimate), "turn": _cosine(slope, earlier)}
-    if method.feedback:
+    if state.clients:
         found["memory_error"] = away / n
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -11,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normec import DPSGD, EF21, GD, Clip, Clip21, Identity, Method, NormEC, RandK, SmoothedNorm, TopK, UsageError
+from normec import DPSGD, EF21, GD, Clip, Clip21, ErrorFeedback, Identity, Method, NormEC, RandK, SmoothedNorm, TopK
+from normec.algorithms import registry
+from normec.algorithms.error_feedback import ErrorFeedbackScheme
+from normec.errors import UsageError
 from normec.sampling.random_streams import Key, Stream
 
 METHODS = {
@@ -37,16 +41,17 @@ def normal(seed: int, *shape: int) -> Tensor:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 6), d=st.integers(2, 9))
 def test_the_estimate_stays_the_mean_memory(method: Method, seed: int, n: int, d: int) -> None:
-    memory = normal(seed, n, d) if method.feedback else torch.zeros(n, d, dtype=torch.float64)
+    feedback = isinstance(method, ErrorFeedbackScheme)
+    memory = normal(seed, n, d) if feedback else torch.zeros(n, d, dtype=torch.float64)
     estimate = velocity = memory.mean(0)
     for k in range(8):
         key = Key(Stream(0, "operator"), k, torch.arange(n))
         message, memory = method.client_step(normal(seed + k, n, d), memory, key)
         direction, estimate = method.server_step(message.mean(0), estimate)
-        velocity = method.momentum * velocity + method.beta * message.mean(0)
-        expected = memory.mean(0) if method.feedback else velocity
+        velocity = getattr(method, "momentum", 0.0) * velocity + method.beta * message.mean(0)  # type: ignore[attr-defined]
+        expected = memory.mean(0) if feedback else velocity
         assert torch.allclose(estimate, expected, rtol=0, atol=1e-13)
-        if method.server_norm:
+        if getattr(method, "server_norm", False):
             assert float(direction.norm()) == pytest.approx(1, abs=1e-12)
             assert float(direction @ estimate) == pytest.approx(float(estimate.norm()), rel=1e-12)
         else:
@@ -94,20 +99,22 @@ def test_a_zero_estimate_normalises_to_no_step() -> None:
 
 def test_a_client_not_drawn_keeps_or_forgets() -> None:
     memory = normal(1, 2, 3)
-    assert torch.equal(NormEC(0.1, 0.1).idle_step(memory), memory)
-    assert torch.allclose(Clip21(0.1, decay=0.25).idle_step(memory), 0.75 * memory, rtol=1e-15)
+    assert torch.equal(NormEC(0.1, 0.1).absent(memory), memory)
+    assert torch.allclose(Clip21(0.1, decay=0.25).absent(memory), 0.75 * memory, rtol=1e-15)
+    assert torch.allclose(Clip21(0.1, decay=0.25).absent(memory, 3), 0.75**3 * memory, rtol=1e-15)
 
 
 def test_constructors_state_the_paper_s_choices() -> None:
-    facts = {m: (m.operator, m.beta, m.feedback, m.server_norm, m.decay) for m in METHODS.values()}
-    assert facts[METHODS["normec"]] == (SmoothedNorm(0.1), 0.3, True, True, 0.0)
-    assert facts[METHODS["normec-plain"]] == (SmoothedNorm(0.0), 2.0, True, False, 0.0)
-    assert facts[METHODS["normec-decay"]] == (SmoothedNorm(0.1), 0.3, True, True, 0.2)
-    assert facts[METHODS["clip21"]] == (Clip(0.4), 1.0, True, False, 0.0)
-    assert facts[METHODS["ef21-top"]] == (TopK(2), 1.0, True, False, 0.0)
-    assert facts[METHODS["dpsgd-norm"]] == (SmoothedNorm(0.1), 0.5, False, False, 0.0)
-    assert facts[METHODS["gd"]] == (Identity(), 1.0, False, False, 0.0)
-    bounds = {name: m.operator.bound for name, m in METHODS.items()}
+    names = ("operator", "beta", "server_norm", "decay")
+    facts = {key: tuple(getattr(m, name, None) for name in names) for key, m in METHODS.items()}
+    assert facts["normec"] == (SmoothedNorm(0.1), 0.3, True, 0.0)
+    assert facts["normec-plain"] == (SmoothedNorm(0.0), 2.0, False, 0.0)
+    assert facts["normec-decay"] == (SmoothedNorm(0.1), 0.3, True, 0.2)
+    assert facts["clip21"] == (Clip(0.4), 1.0, False, 0.0)
+    assert facts["ef21-top"] == (TopK(2), 1.0, False, 0.0)
+    assert facts["dpsgd-norm"] == (SmoothedNorm(0.1), 0.5, None, None)
+    assert facts["gd"] == (Identity(), 1.0, None, None)
+    bounds = {name: m.bound for name, m in METHODS.items()}
     assert bounds["normec"] == 1
     assert bounds["clip21"] == 0.4
     assert bounds["ef21-top"] == bounds["gd"] == math.inf
@@ -119,18 +126,28 @@ def test_a_method_cannot_be_changed() -> None:
         method.beta = 5.0  # type: ignore[misc]
 
 
-def test_forgetting_needs_a_memory() -> None:
-    with pytest.raises(UsageError, match="decay needs a memory"):
-        Method("mine", Clip(1.0), feedback=False, decay=0.1)
+@pytest.mark.parametrize("wrong", [-0.1, 1.0, math.nan])
+def test_settings_out_of_range_are_refused(wrong: float) -> None:
+    for make in (
+        lambda: NormEC(0.1, 0.1, decay=wrong),
+        lambda: Clip21(0.1, decay=wrong),
+        lambda: ErrorFeedback(Clip(1.0), decay=wrong),
+        lambda: DPSGD(Clip(1.0), momentum=wrong),
+    ):
+        with pytest.raises(UsageError, match=r"must lie in \[0, 1\)"):
+            make()
+    with pytest.raises(UsageError, match="alpha must be >= 0"):
+        NormEC(-1.0, 0.1)
+    with pytest.raises(UsageError, match="tau must be > 0"):
+        Clip21(0.0)
 
 
-def test_a_method_without_momentum_is_known_as_before_there_was_any() -> None:
-    """Runs, their noise and their checkpoints go by this."""
-    known = "Method(name='dpsgd', operator=Clip(tau=0.5), beta=1.0, feedback=False, server_norm=False, decay=0.0"
-    assert repr(DPSGD(Clip(0.5))) == f"{known})"
-    assert repr(DPSGD(Clip(0.5), momentum=0.9)) == f"{known}, momentum=0.9)"
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_a_method_is_made_again_from_its_name_and_its_spec(method: Method) -> None:
+    spec = json.loads(json.dumps(method.spec()))
+    assert registry.build(registry.name_of(method), spec) == method
 
 
-def test_momentum_has_no_place_beside_memories() -> None:
-    with pytest.raises(UsageError, match="momentum would part ĝ from the memories' mean; mine has error feedback"):
-        Method("mine", Clip(1.0), momentum=0.9)
+def test_no_two_methods_are_known_alike() -> None:
+    known = [registry.identity_of(method) for method in METHODS.values()]
+    assert len(set(known)) == len(known)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from normec.algorithms.error_feedback import NormEC
-from normec.algorithms.tensor_norm import TensorNorm
+from normec.algorithms.tensor_norm import TensorNormEC
 from normec.errors import UsageError
 from normec.experiments import build, methods
 from normec.experiments.config import make
@@ -18,23 +18,23 @@ SIZES = (4, 1, 3)
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_each_tensor_has_length_one_or_zero(in_place: bool) -> None:
-    method = TensorNorm.of(NormEC(0.1, 0.5), SIZES, in_place)
+    method = TensorNormEC(0.1, 0.5, sizes=SIZES, in_place=in_place)
     draw = np.random.default_rng(0)
-    estimate, told = np.zeros(8), torch.zeros(8, dtype=torch.float64)
+    estimate, found = np.zeros(8), torch.zeros(8, dtype=torch.float64)
     for _ in range(5):
         mean = draw.normal(size=8)
         mean[4] = 0.0  # the tensor of one number stays at zero: 0/0 = 0
-        direction, told = method.server_step(torch.from_numpy(mean), told)
+        direction, found = method.server_step(torch.from_numpy(mean), found)
         estimate = estimate + 0.5 * mean
         parts = [part / np.linalg.norm(part) if part.any() else part for part in np.split(estimate, [4, 5])]
         np.testing.assert_allclose(direction.numpy(), np.concatenate(parts), atol=1e-12)
         if in_place:
             estimate = np.concatenate(parts)
-        np.testing.assert_allclose(told.numpy(), estimate, atol=1e-12)
+        np.testing.assert_allclose(found.numpy(), estimate, atol=1e-12)
 
 
 def test_clients_do_what_they_do_without_it() -> None:
-    plain, other = NormEC(0.1, 0.5), TensorNorm.of(NormEC(0.1, 0.5), SIZES)
+    plain, other = NormEC(0.1, 0.5), TensorNormEC(0.1, 0.5, sizes=SIZES)
     grad, memory = torch.randn(3, 8), torch.randn(3, 8)
     for ours, theirs in zip(other.client_step(grad, memory), plain.client_step(grad, memory), strict=True):
         assert torch.equal(ours, theirs)
@@ -42,7 +42,7 @@ def test_clients_do_what_they_do_without_it() -> None:
 
 def test_sizes_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(UsageError, match="add up to the 7 parameters, got 8"):
-        TensorNorm.of(NormEC(0.1, 0.5), SIZES).server_step(torch.ones(7), torch.ones(7))
+        TensorNormEC(0.1, 0.5, sizes=SIZES).server_step(torch.ones(7), torch.ones(7))
 
 
 @pytest.mark.parametrize("way", ["by-tensor", "in-place"])

@@ -116,6 +116,24 @@ def test_an_epsilon_that_its_ledger_does_not_bear_out_is_not_shown(
         assert "ledger.jsonl" in said
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["no ledger", "another epsilon in the rows"])
+def test_rows_alone_bear_no_epsilon_out(copied: Path, kept: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without summary and checkpoint only the rows speak of an ε, and a ledger that is there knows better."""
+    (copied / "summary.json").unlink()
+    shutil.rmtree(copied / "checkpoint")
+    rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    paid = rows[-1]["epsilon"]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps({**row, "epsilon": 0.5}) + "\n" for row in rows))
+    if kept:
+        capsys.readouterr()
+        assert command(["results", str(copied), "--each", "--format", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["epsilon"] == paid
+        return
+    removed("ledger.jsonl", "ledger.jsonl.head")(copied)
+    for words in (["report", str(copied)], ["results", str(copied.parent), "--each", "--format", "csv"]):
+        assert "ledger.jsonl" in refused(capsys, *words)
+
+
 def test_a_copy_that_nobody_touched_is_shown(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["train", *WORDS, "--out", str(copied)], ["report", str(copied)], ["results", str(copied)]):
         assert command(words) == 0, capsys.readouterr()
@@ -127,6 +145,17 @@ def test_a_finished_run_whose_checkpoint_was_removed_is_still_shown(
     shutil.rmtree(copied / "checkpoint")
     for words in (["train", *WORDS, "--out", str(copied)], ["report", str(copied)], ["results", str(copied)]):
         assert command(words) == 0, capsys.readouterr()
+
+
+def test_rows_alone_do_not_bear_out_an_epsilon(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that could speak against the rows is gone: summary, checkpoint and ledger."""
+    removed("summary.json", "ledger.jsonl", "ledger.jsonl.head")(copied)
+    shutil.rmtree(copied / "checkpoint")
+    for said in (
+        refused(capsys, "report", str(copied)),
+        refused(capsys, "results", str(copied.parent), "--each", "--format", "csv"),
+    ):
+        assert "ledger.jsonl is missing" in said
 
 
 UNREADABLE = {

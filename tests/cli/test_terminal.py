@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normec.cli import results, tables
+from normec.cli import compare, results, tables, train
 from normec.cli.progress import describe
 from normec.experiments import config, runs
 from normec.storage.history import NOT_COVERED
@@ -33,6 +33,22 @@ def test_rows_of_private_runs_say_what_is_not_covered() -> None:
     assert len(noted) == 1
     assert NOT_COVERED in noted[0]
     assert results.notes_on([{"loss": 0.5, "epsilon": None}, {"loss": None, "epsilon": 8.0}]) == []
+
+
+@pytest.mark.parametrize("epsilon", [3.110107668399108, 12.340001, 0.00050001, 104.4])
+def test_no_epsilon_is_printed_smaller_than_it_is(epsilon: float, capsys: pytest.CaptureFixture[str]) -> None:
+    spent = {"epsilon": epsilon, "delta": 1e-5, "sigma": 1.0, "is_target": True}
+    measured = {"method": "normec", "status": "finished", "epsilon": epsilon, "lr": 1.0, "accuracy": 0.5}
+    measured |= {"loss": None, "grad_norm": None, "memory_error": None, "bytes": 1.0, "seconds": 1.0}
+    compare.show_rows([measured])
+    printed = [
+        train.privacy_line(spent).split()[2],
+        describe({"epsilon": epsilon}).split()[1],
+        results._measured({"epsilon": epsilon}, "epsilon"),
+        capsys.readouterr().out.splitlines()[3].split("│")[2],
+    ]
+    assert [float(text) for text in printed] == pytest.approx([epsilon] * 4, rel=1e-3)
+    assert min(map(float, printed)) >= epsilon
 
 
 @pytest.mark.slow

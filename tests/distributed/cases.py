@@ -11,7 +11,22 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import normec
-from normec import DPSGD, EF21, GD, Clip, Clip21, FixedSize, Method, NormEC, Privacy, Problem, RandK, Run, TopK
+from normec import (
+    DPSGD,
+    EF21,
+    GD,
+    Clip,
+    Clip21,
+    ErrorFeedback,
+    FixedSize,
+    Method,
+    NormEC,
+    Privacy,
+    Problem,
+    RandK,
+    Run,
+    TopK,
+)
 from normec.algorithms.operators import SmoothedNorm
 from normec.training.communicator import World
 
@@ -63,7 +78,7 @@ CASES = {
     "gd": Case(GD(), "mlp"),
     "batchnorm": Case(NormEC(0.1, 0.3), "batchnorm", {"batch_size": 4}),
     "private, sums": Case(NormEC(0.1, 0.3), how={"privacy": SEEDED}),
-    "private, sums of sparse messages": Case(Method("mine", Clip(0.5), feedback=True), how={"privacy": SEEDED}),
+    "private, sums of sparse messages": Case(ErrorFeedback(Clip(0.5)), how={"privacy": SEEDED}),
     "private, each alone": Case(
         NormEC(0.1, 0.3),
         how={"privacy": Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="local")},

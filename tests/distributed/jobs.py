@@ -15,8 +15,7 @@ from torch import nn
 
 import normec
 from normec import distributed as cluster
-from normec.algorithms.method import Method
-from normec.algorithms.error_feedback import NormEC
+from normec.algorithms.error_feedback import ErrorFeedback, NormEC
 from normec.algorithms.operators import Clip
 from normec.errors import Diverged, UsageError
 from normec.privacy import Privacy
@@ -30,7 +29,7 @@ SECURE = Privacy(sigma=1e-3, delta=1e-5, unit="client", relation="zero-out", tru
 
 
 def tensors(run: Run, world: World) -> dict[str, torch.Tensor]:
-    table = world.collect(run.state.memory, CLIENTS) if run.method.feedback else None
+    table = world.collect(run.state.memory, CLIENTS) if run.state.clients else None
     held = {"x": run.x, "estimate": run.state.estimate}
     return held | ({"memory": table} if table is not None else {})
 
@@ -81,7 +80,7 @@ def mistakes(world: World, folder: Path) -> None:
     attempt("few", lambda: _train_few(world))
     attempt("nan", lambda: _train_nan(world, engine="loop"))
     attempt("nan, private", lambda: _train_nan(world, engine="loop", privacy=SEEDED))
-    attempt("long", lambda: Case(Method("mine", TooLong(1.0))).train(world))
+    attempt("long", lambda: Case(ErrorFeedback(TooLong(1.0))).train(world))
     attempt("file", lambda: Case(NormEC(0.1, 0.3)).train(world, out=folder / "a file"))
     if dist.is_initialized():
         attempt("method", lambda: cluster.NormEC(nn.Linear(2, 2).parameters(), 0.1, 0.1, 0.1 + world.rank))

@@ -19,10 +19,9 @@ from torch.nn import functional as F
 
 from normec import Privacy, SmoothedNorm
 from normec import distributed as cluster
-from normec.algorithms.method import Method
+from normec.algorithms.error_feedback import ErrorFeedback
 from normec.distributed import ClientOptimizer
-from normec.errors import Diverged, UsageError
-from normec.errors import BudgetSpent
+from normec.errors import BudgetSpent, Diverged, UsageError
 
 from ..support.waiting import LIMIT
 from .cases import data
@@ -159,7 +158,7 @@ def _one_step(factor: float | None, operator: SmoothedNorm | None = None) -> Non
     torch.manual_seed(0)
     net = nn.Linear(4, 3)
     before = flat(net)
-    optimizer = ClientOptimizer(net.parameters(), Method("mine", operator or SmoothedNorm(0.1), 0.1), 0.1)
+    optimizer = ClientOptimizer(net.parameters(), ErrorFeedback(operator or SmoothedNorm(0.1), 0.1), 0.1)
     if factor is not None:
         (factor * net(torch.ones(1, 4)).sum()).backward()
     try:

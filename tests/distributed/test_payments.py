@@ -17,9 +17,8 @@ import normec
 from normec import Privacy, SmoothedNorm
 from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
-from normec.errors import UsageError
+from normec.errors import BudgetSpent, UsageError
 from normec.privacy import gaussian
-from normec.errors import BudgetSpent
 from normec.problems.functions import FunctionProblem
 from normec.training.train import prepare
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from normec import Clip, Privacy
 from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
-from normec.errors import UsageError
-from normec.errors import BudgetSpent
+from normec.errors import BudgetSpent, UsageError
 
 GIVEN: dict[str, Any] = {"sigma": 5.0, "noise": "seeded", "trust": "secure-sum", "relation": "zero-out"}
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,13 @@ def test_mean_and_spread_over_seeds(tmp_path: Path) -> None:
     none = rows[0.2, 4.0]
     assert (none["finished"], none["diverged"], none["validation_accuracy"]) == (0, 2, None)
     assert "seed" not in row
+
+
+def test_epsilon_over_seeds_is_the_largest(tmp_path: Path) -> None:
+    """A run that was killed has paid for a round twice; a mean would promise more than it keeps."""
+    found = results.collect([leave(tmp_path / str(seed), seed=seed) for seed in range(3)]).records
+    spent = [replace(one, paid=epsilon) for one, epsilon in zip(found, (2.0, 3.0, 2.0), strict=True)]
+    assert results.over_seeds(spent)[0]["epsilon"] == 3.0
 
 
 def test_the_step_size_is_chosen_on_validation_data_by_the_mean_over_seeds(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_ctrl_c_is_honoured_after_the_round(how: dict[str, Any], tmp_path: Path)
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from normec.lab import grid, sweep
+from normec.experiments import grid, sweep
 
 asked = grid.expand({"private": False, "clients": 10, "rounds": 5, "grid": {"beta": [0.1, 0.3, 1.0]}}).cells
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)

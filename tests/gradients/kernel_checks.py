@@ -14,11 +14,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from normec import DPSGD, GD, Clip, Clip21, Identity, Method, NormEC, kernels
+from normec import DPSGD, GD, Clip, Clip21, ErrorFeedback, Identity, NormEC, kernels
 from normec.gradients import Block
 from normec.gradients.precision import products
 from normec.training import fused_update as update
 
+from ..support.forms import form
 from . import image_checks, norm_checks, pool_checks, tile_checks
 from .cases import BATCH, engines, everything, problem
 from .nearness import LAST, framed, near, untouched
@@ -63,7 +64,7 @@ METHODS = (
     NormEC(0.5, 0.4),
     NormEC(0.0, 0.4, decay=0.1),
     Clip21(2.0),
-    Method("identity", Identity(), beta=0.7, decay=0.5),
+    ErrorFeedback(Identity(), beta=0.7, decay=0.5),
     DPSGD(Clip(2.0)),
     GD(),
 )
@@ -80,11 +81,11 @@ def check_update(device: str) -> None:
                 for dtype in (torch.float32, torch.bfloat16):
                     memory, losses = table.to(dtype), grads.new_zeros(count)
                     before = memory.double()
-                    sent = update.scaled(method, Block.of(clients, grads.clone(), losses), memory, 5)
+                    sent = update.scaled(form(method), Block.of(clients, grads.clone(), losses), memory, 5)
                     rows = clients.to(device)
                     messages, after = method.client_step(grads.double(), before[rows])
                     what = (method.name, count, dtype)
-                    if method.feedback and dtype == torch.bfloat16:  # what the memories took is what is sent
+                    if form(method).memory and dtype == torch.bfloat16:  # what the memories took is what is sent
                         messages_sum = (memory[rows].double() - (1 - method.decay) * before[rows]).sum(0) / method.beta
                     else:
                         messages_sum = messages.sum(0)
@@ -93,7 +94,7 @@ def check_update(device: str) -> None:
                     others = torch.ones(2 * count, dtype=torch.bool, device=device)
                     others[rows] = False
                     assert torch.equal(memory[others].double(), before[others]), what
-                    if method.feedback:
+                    if form(method).memory:
                         near(memory[rows], after, 1e-6 if dtype == torch.float32 else 5e-3, ("memory", *what))
                         away = (grads.double() - before[rows]).norm(dim=1, keepdim=True)
                         near(sent.distances, away, 1e-5, ("distances", *what))
@@ -103,11 +104,11 @@ def check_rounding(device: str) -> None:
     """To one of the two neighbours, right on average, by the seed; what is broken stays so."""
     memory = torch.full((33, 1000), 1.0, dtype=torch.bfloat16, device=device)
     grads = torch.full((33, 1000), 1.0 + 2**-9, device=device)  # a quarter of the way to the next one up
-    method, rows = Method("identity", Identity()), torch.arange(33)
+    method, rows = ErrorFeedback(Identity()), torch.arange(33)
     found = []
     for seed in (1, 1, 2):
         held = memory.clone()
-        update.scaled(method, Block.of(rows, grads.clone(), grads.new_zeros(33)), held, seed)
+        update.scaled(form(method), Block.of(rows, grads.clone(), grads.new_zeros(33)), held, seed)
         up = held.float() == 1 + 2**-7
         assert ((held.float() == 1) | up).all()
         assert abs(float(up.double().mean()) - 0.25) < 5 * (0.25 * 0.75 / 33000) ** 0.5
@@ -118,7 +119,7 @@ def check_rounding(device: str) -> None:
     for bits in (0x7FFFFFFF, 0x7FC00000, -1):
         broken = torch.full((33, 1000), bits, dtype=torch.int32, device=device).view(torch.float32)
         held = memory.clone()
-        update.scaled(method, Block.of(rows, broken, grads.new_zeros(33)), held, 1)
+        update.scaled(form(method), Block.of(rows, broken, grads.new_zeros(33)), held, 1)
         assert held.isnan().all()
 
 

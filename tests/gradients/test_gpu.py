@@ -24,13 +24,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import Callback, Clip21, FixedSize, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, models, train
+from normec import (
+    Callback,
+    Clip21,
+    ErrorFeedback,
+    FixedSize,
+    NormEC,
+    Privacy,
+    Problem,
+    Run,
+    SmoothedNorm,
+    models,
+    train,
+)
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients import Block
 from normec.gradients.precision import products
 from normec.training import fused_update as update
 from normec.training.train import prepare, ready
 
+from ..support.forms import form
 from ..support.runs import StopAt, same
 from ..training import graphed_round_checks as closing_checks
 from . import engine_checks, kernel_checks
@@ -110,13 +123,13 @@ def check_closing() -> None:
 
     of = problem("norms", DEVICE, torch.float32, EQUAL_SIZES)
     options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "batch_size": BATCH, "engine": "shared", **QUIET}
-    under_way = prepare(of, Method("waits", Waits(0.1), 0.3), **options)
+    under_way = prepare(of, ErrorFeedback(Waits(0.1), 0.3), **options)
     assert not under_way.closing.able
     under_way.closing.able = True  # one that waits would not be recorded even so
     with lines() as said, ready("tf32"):
         waiting = under_way.run()
     assert said == ["no CUDA graph for the update: it waits for the device"], said
-    assert torch.equal(waiting.x, train(of, Method("plain", SmoothedNorm(0.1), 0.3), **options).x)
+    assert torch.equal(waiting.x, train(of, ErrorFeedback(SmoothedNorm(0.1), 0.3), **options).x)
 
 
 class NoWaiting(Callback):
@@ -277,7 +290,7 @@ def check_the_update_s_memory() -> None:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        update.scaled(NormEC(0.1, 0.3, decay=0.1), block, memory, 0)
+        update.scaled(form(NormEC(0.1, 0.3, decay=0.1)), block, memory, 0)
         extra = torch.cuda.max_memory_allocated() - before
         assert extra < 8 * dim * 4, f"{extra / dim / 4:.0f} vectors"
 

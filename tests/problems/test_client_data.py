@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from normec import UsageError
-from normec.problems.client_data import FetchedRecords, ResidentRecords, gather
+from normec.problems.client_data import FetchedRecords, ResidentRecords, gather, origins
 
 
 def table(rows: int, seed: int = 0) -> TensorDataset:
@@ -169,3 +169,16 @@ def test_the_digest_sees_where_a_client_ends(whole: TensorDataset | None) -> Non
         return [TensorDataset(x[:at], y[:at]), TensorDataset(x[at:], y[at:])]
 
     assert gather(cut(5)).digest() != gather(cut(12)).digest()
+
+
+def test_a_record_is_known_by_where_it_lies() -> None:
+    """However it is reached: by a subset, a subset of one, a view of the same tensors, or counted from the end."""
+    inputs, targets = base.tensors
+    third = Subset(base, [3])
+    for same in (Subset(Subset(base, [9, 3]), [1]), Subset(base, [-17]), TensorDataset(inputs[3:4], targets[3:4])):
+        assert torch.equal(origins([same]), origins([third]))
+    for other in (Subset(base, [4]), TensorDataset(inputs[3:4].clone(), targets[3:4]), Subset(Plain(base), [3])):
+        assert not torch.equal(origins([other]), origins([third]))
+    found = {name: origins(clients) for name, clients in CLIENTS.items()}
+    repeated = [name for name, numbers in found.items() if len(numbers.unique()) < len(numbers)]
+    assert repeated == ["subset of subset", "shared records"]  # the tenth record, by two ways

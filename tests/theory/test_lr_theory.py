@@ -27,7 +27,7 @@ def test_train_takes_the_step_size_of_the_theory_and_the_theorem_holds() -> None
     assert torch.equal(run.x, same.x)
     constants = th.constants_of(problem())
     # With the first gradients as memories any R > 0 will do; take the one for which γ is the largest allowed.
-    R = gamma * constants.L_max * method.operator.alpha / (method.beta - gamma * constants.L_max)  # type: ignore[attr-defined]
+    R = gamma * constants.L_max * method.alpha / (method.beta - gamma * constants.L_max)  # type: ignore[attr-defined]
     bound = th.theorem1(
         L=constants.L,
         L_max=constants.L_max,

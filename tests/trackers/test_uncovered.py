@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from normec.storage.history import NOT_COVERED, UNNOISED
 from normec.trackers import TensorBoard, Tracker
 
@@ -19,8 +21,15 @@ class Kept(Tracker):
     def log(self, values: dict[str, float], round: int) -> None:  # noqa: ARG002
         self.names |= values.keys()
 
-    def finish(self, status: str, error: str | None) -> None:
-        """Nothing is open."""
+    def finish(self, status: str, error: str | None) -> None:  # noqa: ARG002
+        self.error = error
+
+
+class Fails(Kept):
+    """Ends the run after its first round, as a record that a model cannot take would."""
+
+    def round(self, round: int) -> None:  # noqa: ARG002
+        raise KeyError("Jane Doe")
 
 
 def test_a_private_run_sends_only_what_the_guarantee_covers(tmp_path: Path) -> None:
@@ -43,3 +52,11 @@ def test_a_run_without_privacy_keeps_its_names(tmp_path: Path) -> None:
     kept = Kept()
     train(tmp_path / "run", [kept], private=False)
     assert set(UNNOISED) <= kept.names
+
+
+@pytest.mark.parametrize(("private", "told"), [(True, "KeyError"), (False, "'Jane Doe'")])
+def test_the_text_of_an_error_that_ends_a_private_run_stays_here(tmp_path: Path, private: bool, told: str) -> None:
+    fails = Fails()
+    with pytest.raises(KeyError), fails:
+        train(tmp_path / "run", [fails], private=private)
+    assert fails.error == told

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, GD, Clip, Clip21, Diverged, FixedSize, NormEC, Privacy, Problem, Run
-from normec.algorithms.tensor_norm import TensorNorm
-from normec.training.loop import Rounds
+from normec.algorithms.tensor_norm import TensorNormEC
+from normec.training.loop import TrainingLoop
 from normec.training.train import prepare, ready
 
 from ..support.runs import problem, same
@@ -27,7 +27,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dpsgd": (DPSGD(Clip(0.5), 0.7), {}),
     "dpsgd, momentum": (DPSGD(Clip(0.5), 0.7, momentum=0.8), {}),
     "gd": (GD(), {"lr": lambda k: 0.3 / (1 + k)}),
-    "by tensor": (TensorNorm.of(NormEC(0.1, 0.3), LINEAR, in_place=True), {"warmup": 2}),
+    "by tensor": (TensorNormEC(0.1, 0.3, sizes=LINEAR, in_place=True), {"warmup": 2}),
     "drawn": (NormEC(0.1, 0.3), {"participation": FixedSize(3)}),
     "drawn, forgetting": (NormEC(0.1, 0.3, decay=0.1), {"participation": FixedSize(3)}),
     "private": (NormEC(0.1, 0.3), {"privacy": PRIVATE}),
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 ABLE = {name for name in CASES if name != "drawn, forgetting"}
 
 
-def rounds(kind: str, method: Any, device: str, options: dict[str, Any]) -> Rounds:
+def rounds(kind: str, method: Any, device: str, options: dict[str, Any]) -> TrainingLoop:
     settings = {
         "lr": 0.2,
         "rounds": 23,
@@ -49,7 +49,7 @@ def rounds(kind: str, method: Any, device: str, options: dict[str, Any]) -> Roun
     return prepare(problem(kind), method, engine="shared", precision="float32", seed=0, **settings)
 
 
-def ended(under_way: Rounds) -> Run:
+def ended(under_way: TrainingLoop) -> Run:
     with ready("float32"):
         return under_way.run()
 

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, EF21, GD, Clip, Clip21, Identity, Method, NormEC, SmoothedNorm, TopK
+from normec import DPSGD, EF21, GD, Clip, Clip21, ErrorFeedback, Identity, Method, NormEC, SmoothedNorm, TopK
+from normec.algorithms.method import fused_form
 from normec.gradients import Block
 from normec.training import fused_update as update
+
+from ..support.forms import form
 
 N, D = 9, 13
 METHODS = {
@@ -19,8 +22,8 @@ METHODS = {
     "normec-decay": NormEC(0.5, 0.4, decay=0.1),
     "clip21": Clip21(2.0),
     "clip21-decay": Clip21(2.0, decay=0.25),
-    "identity": Method("identity", Identity(), beta=0.7),
-    "identity-decay": Method("identity", Identity(), beta=0.7, decay=0.5),
+    "identity": ErrorFeedback(Identity(), beta=0.7),
+    "identity-decay": ErrorFeedback(Identity(), beta=0.7, decay=0.5),
     "dpsgd-norm": DPSGD(SmoothedNorm(0.1), beta=0.7),
     "dpsgd-clip": DPSGD(Clip(2.0)),
     "gd": GD(),
@@ -51,12 +54,12 @@ def test_it_is_the_client_s_step(
     clients = WHERE[where]
     grads, memory = numbers(dtype)
     before = memory.clone()
-    sent = update.scaled(method, block(clients, grads), memory, seed=0)
+    sent = update.scaled(form(method), block(clients, grads), memory, seed=0)
     messages, after = method.client_step(grads[clients], before[clients])
     close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype]}
     torch.testing.assert_close(sent.total, messages.sum(0), **close)
     torch.testing.assert_close(sent.lengths, messages.norm(dim=1, keepdim=True), **close)
-    if method.feedback:
+    if form(method).memory:
         torch.testing.assert_close(memory[clients], after, **close)
         torch.testing.assert_close(sent.distances, (grads - before)[clients].norm(dim=1, keepdim=True), **close)
     else:
@@ -68,13 +71,13 @@ def test_it_is_the_client_s_step(
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_zeros_send_zero(method: Method) -> None:
     memory = numbers()[1]
-    if not method.feedback:
+    if not form(method).memory:
         memory.zero_()
     before = memory.clone()
-    sent = update.scaled(method, Block.of(torch.arange(N), memory.clone(), torch.zeros(N)), memory, 0)
+    sent = update.scaled(form(method), Block.of(torch.arange(N), memory.clone(), torch.zeros(N)), memory, 0)
     assert not sent.total.any()
     assert not sent.lengths.any()
-    torch.testing.assert_close(memory, (1 - method.decay) * before)
+    torch.testing.assert_close(memory, form(method).keep * before)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
@@ -82,10 +85,10 @@ def test_zeros_send_zero(method: Method) -> None:
 def test_norms_beyond_float32_s_squares_are_the_client_s_step_s(method: Method, size: float) -> None:
     grads = torch.full((2, D), size)
     memory, before = torch.zeros(2, D), torch.zeros(2, D)
-    sent = update.scaled(method, Block.of(torch.arange(2), grads.clone(), torch.zeros(2)), memory, 0)
+    sent = update.scaled(form(method), Block.of(torch.arange(2), grads.clone(), torch.zeros(2)), memory, 0)
     messages, after = method.client_step(grads, before)
     torch.testing.assert_close(sent.total, messages.sum(0), equal_nan=True)
-    if method.feedback:
+    if form(method).memory:
         torch.testing.assert_close(memory, after, equal_nan=True)
 
 
@@ -96,24 +99,22 @@ def test_what_is_broken_stays_visible_and_breaks_nobody_else(method: Method, bad
     grads, memory = numbers(torch.float32)
     grads[4, 7] = bad
     memory = memory.to(dtype)
-    sent = update.scaled(method, block(list(range(N)), grads), memory, 0)
+    sent = update.scaled(form(method), block(list(range(N)), grads), memory, 0)
     assert not torch.isfinite(sent.total).all()
-    if method.feedback:
+    if form(method).memory:
         finite = torch.isfinite(memory).all(1)
         assert finite.tolist() == [i != 4 for i in range(N)]
 
 
-def test_an_operator_that_does_more_than_scale_is_refused() -> None:
-    grads, memory = numbers()
-    with pytest.raises(TypeError, match="TopK"):
-        update.scaled(EF21(TopK(2)), block([0, 1], grads), memory, 0)
+def test_an_operator_that_does_more_than_scale_has_no_fused_form() -> None:
+    assert fused_form(EF21(TopK(2))) is None
 
 
 def test_a_memory_of_less_precision_takes_rounded_rows() -> None:
     grads, memory = numbers()
     held = memory.float()
     _, after = Clip21(2.0).client_step(grads, held.double())
-    update.scaled(Clip21(2.0), block(list(range(N)), grads), held, 0)
+    update.scaled(form(Clip21(2.0)), block(list(range(N)), grads), held, 0)
     assert torch.equal(held, after.float())
 
 
@@ -165,7 +166,7 @@ def test_a_bfloat16_memory_is_the_float32_one_within_a_rounding(where: str) -> N
     held = memory.bfloat16()
     messages, after = NormEC(0.5, 0.4, decay=0.1).client_step(grads[clients], held[clients].float())
     before = held.clone()
-    sent = update.scaled(NormEC(0.5, 0.4, decay=0.1), block(clients, grads), held, 3)
+    sent = update.scaled(form(NormEC(0.5, 0.4, decay=0.1)), block(clients, grads), held, 3)
     taken = (held[clients].float() - 0.9 * before[clients].float()) / 0.4  # what the memories took is what was sent
     torch.testing.assert_close(sent.total, taken.sum(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(taken, messages, rtol=0, atol=2**-7 * float(after.abs().max()) / 0.4)
@@ -176,8 +177,8 @@ def test_a_bfloat16_memory_is_the_float32_one_within_a_rounding(where: str) -> N
 
 def test_small_steps_are_not_lost() -> None:
     """Steps of 1/1000 of a memory: to the nearest they would all vanish; here they arrive on average."""
-    memory, method = torch.ones(1, 2000, dtype=torch.bfloat16), Method("identity", Identity(), beta=1.0)
+    memory, method = torch.ones(1, 2000, dtype=torch.bfloat16), ErrorFeedback(Identity(), beta=1.0)
     for round in range(20):
         grads = memory.float() + 1e-3
-        update.scaled(method, Block.of(torch.arange(1), grads, torch.zeros(1)), memory, round)
+        update.scaled(form(method), Block.of(torch.arange(1), grads, torch.zeros(1)), memory, round)
     assert float(memory.float().mean()) == pytest.approx(1.02, abs=1e-3)

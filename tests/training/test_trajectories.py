@@ -7,7 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, EF21, GD, Clip, Clip21, Identity, Method, NormEC, RandK, Run, SmoothedNorm, TopK, train
+from normec import (
+    DPSGD,
+    EF21,
+    GD,
+    Clip,
+    Clip21,
+    ErrorFeedback,
+    Identity,
+    NormEC,
+    RandK,
+    Run,
+    SmoothedNorm,
+    TopK,
+    train,
+)
 
 from ..support import reference
 from ..support.problems import PROBLEMS, quadratics
@@ -89,7 +103,7 @@ def test_the_path_is_the_reference_s(name: str, problem: str, seed: int) -> None
 
 def test_a_method_built_by_hand_is_the_same_point_of_the_scheme() -> None:
     _, problem = quadratics(0)
-    by_hand = Method("mine", SmoothedNorm(0.5), 0.4, feedback=True, server_norm=True, decay=0.1)
+    by_hand = ErrorFeedback(SmoothedNorm(0.5), 0.4, server_norm=True, decay=0.1)
     here = train(problem, by_hand, lr=0.02, rounds=30).x
     assert torch.equal(here, train(problem, NormEC(0.5, 0.4, decay=0.1), lr=0.02, rounds=30).x)
     assert not torch.equal(here, train(problem, NormEC(0.5, 0.4), lr=0.02, rounds=30).x)
@@ -98,7 +112,7 @@ def test_a_method_built_by_hand_is_the_same_point_of_the_scheme() -> None:
 def test_momentum_is_pytorch_s() -> None:
     """With step sizes that change: they are no part of what is carried on. None in the first three rounds."""
     f, problem = PROBLEMS["logistic"](0)
-    method = Method("mine", Identity(), feedback=False, momentum=0.9)
+    method = DPSGD(Identity(), momentum=0.9)
     run = train(problem, method, lr=lambda k: 0.1 / (1 + k), rounds=40, warmup=3)
     x = problem.x0.clone()
     optimizer = torch.optim.SGD([x], lr=0.0, momentum=0.9)

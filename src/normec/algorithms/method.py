@@ -21,7 +21,6 @@ What a method says of itself is believed only as far as it was said of the same 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -152,10 +151,11 @@ def _plain(owner: str, name: str, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return [_plain(owner, name, one) for one in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "bound"):
-        kind: type = type(value)
-        known = OPERATORS.get(kind.__name__) is kind  # else an operator of the caller's own
-        return {"operator": kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}", **vars(value)}
+    if hasattr(value, "bound") and not isinstance(value, type):  # an operator
+        kind = type(value)
+        known = OPERATORS.get(kind.__name__) is kind  # else one of the caller's own
+        title = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
+        return {"operator": title, **{key: _plain(title, key, one) for key, one in vars(value).items()}}
     raise UsageError(
         f"the setting {name} of {owner} is a {type(value).__name__}, which no file can hold; override spec()"
     )
@@ -176,11 +176,9 @@ def says_of(method: Method, claim: str, *functions: str) -> bool:
     classes = type(method).__mro__
 
     def home(name: str) -> int:
-        if name in vars(method):
-            return -1
         return next((place for place, kind in enumerate(classes) if name in vars(kind)), len(classes))
 
-    return all(home(claim) <= home(name) for name in functions)
+    return all(name not in vars(method) and home(claim) <= home(name) for name in functions)
 
 
 def overrides(method: Method, *functions: str) -> list[str]:
@@ -220,13 +218,14 @@ class Steps:
         UsageError: The method has a function that no engine calls, or returns something of another form.
     """
 
-    def __init__(self, method: Method, x: Tensor) -> None:
+    def __init__(self, method: Method, x: Tensor, apart: bool = False) -> None:
+        """`apart`: show the client's functions one client at a time, so that whatever they do, they mix none."""
         if overrides(method, "client_step"):
             raise UsageError(
                 f"{type(method).__name__} overrides client_step, which no training loop calls; "
                 "override message and commit, of which it is made"
             )
-        self.method = method
+        self.method, self.apart = method, apart
         client, server = method.client_init(x.clone()), method.server_init(x.clone())
         self._single_client, self._single_server = isinstance(client, Tensor), isinstance(server, Tensor)
         self.client_start = self._named(client, MEMORY, "client_init")
@@ -236,6 +235,15 @@ class Steps:
         self.stands_still = "absent" not in overrides(method, "absent")
 
     def message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
+        if not self.apart or len(update) == 1:
+            return self._message(update, state, key)
+        made = []
+        for i in range(len(update)):
+            own = Key(key.stream, key.step, key.clients[i : i + 1]) if key is not None else None
+            made.append(self._message(update[i : i + 1].clone(), _row(state, i), own))
+        return torch.cat([message for message, _ in made]), _joined([draft for _, draft in made])
+
+    def _message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
         given = self.method.message(update, self._as_client(state), key)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("message", "must return a tensor and the draft of the new state")
@@ -244,9 +252,15 @@ class Steps:
         return given[0], self._checked(given[1], state, "message")
 
     def commit(self, draft: Tables, sent: Tensor) -> Tables:
+        if self.apart and len(sent) > 1:
+            rows = [self.commit(_row(draft, i), sent[i : i + 1].clone()) for i in range(len(sent))]
+            return _joined(rows)
         return self._checked(self.method.commit(self._as_client(draft), sent), draft, "commit")
 
     def absent(self, state: Tables, rounds: int = 1) -> Tables:
+        count = len(next(iter(state.values()))) if state else 0
+        if self.apart and count > 1:
+            return _joined([self.absent(_row(state, i), rounds) for i in range(count)])
         return self._checked(self.method.absent(self._as_client(state), rounds), state, "absent")
 
     def follow(self, memory: Tensor, sent: Tensor) -> Tensor:
@@ -291,6 +305,14 @@ class Steps:
 
     def _wrong(self, where: str, what: str) -> UsageError:
         return UsageError(f"{type(self.method).__name__}.{where} {what}")
+
+
+def _row(state: Tables, place: int) -> Tables:
+    return {name: rows[place : place + 1].clone() for name, rows in state.items()}
+
+
+def _joined(states: list[Tables]) -> Tables:
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
 
 def rows_like(start: Tensor, clients: int) -> Tensor:

@@ -24,7 +24,8 @@ from typing import Any
 from ..errors import UsageError, one_of
 from .direct import DPSGD, GD
 from .error_feedback import EF21, Clip21, ErrorFeedback, NormEC
-from .method import Method, build_operator, text_of
+from .method import CLIENT_FUNCTIONS, SERVER_FUNCTIONS, Method, build_operator, text_of
+from .operators import Identity, replayable
 from .tensor_norm import TensorNormEC
 
 GROUP = "normec.methods"
@@ -83,6 +84,12 @@ def build_class(kind: type[Method], spec: Mapping[str, Any], name: str) -> Metho
         return kind(**settings)
     except TypeError as error:
         raise UsageError(f"{name} cannot be made of {', '.join(settings) or 'no settings'}: {error}") from None
+
+
+def works_by_rows(method: Method) -> bool:
+    """Whether all of a client's functions are this package's, which treat every row of a table alone."""
+    known = type(method) in BUILT_IN.values() and replayable(getattr(method, "operator", Identity()))
+    return known and not vars(method).keys() & {*CLIENT_FUNCTIONS, *SERVER_FUNCTIONS}
 
 
 def settings_of(kind: type[Method]) -> dict[str, inspect.Parameter]:

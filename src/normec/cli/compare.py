@@ -100,6 +100,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """One line a method."""
+    from ..report.words import epsilon
     from ..storage.history import NOT_COVERED, uncovered
     from .tables import number, percent, show
 
@@ -112,7 +113,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         lines.append(
             [
                 row["method"],
-                number(row["epsilon"]) or "∞",
+                epsilon(row["epsilon"]) or "∞",
                 number(row["lr"]),
                 *(number(row[key]) for key in ("loss", "grad_norm", "memory_error")),
                 percent(row["accuracy"]),

@@ -87,6 +87,16 @@ def local(
     return 0
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superlink(context: typer.Context) -> int:
+    """Flower's SuperLink, which nobody commands but its owner on this machine; the options are flower-superlink's."""
+    _need_flower()
+    from ..federation.flower.gate import serve
+
+    serve(context.args)
+    return 0
+
+
 @app.command()
 def party(
     superlink: Superlink,
@@ -122,6 +132,7 @@ def ledger(
     """What a party has spent: ε, δ and messages, in all and by run."""
     from ..federation.protocol.policy import load_policy
     from ..federation.protocol.spending import spending
+    from ..report.words import epsilon
     from .tables import show
 
     found = spending(folder, load_policy(policy if policy is not None else folder / "policy.toml"))
@@ -130,7 +141,7 @@ def ledger(
         return 0
     budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
     rows = [
-        ("ε spent", f"{found['epsilon']:.4g} {budget}, at δ = {found['delta']:g}"),
+        ("ε spent", f"{epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
         ("protected", f"{found['unit']}, {found['relation']}"),
         ("messages with noise", f"{found['releases']}, of which {found['recovered']} charged after a lost disk"),
         (
@@ -144,7 +155,7 @@ def ledger(
     if found["journal_full"]:
         rows.append(("events.jsonl", "is full: later failures and refusals are not counted; move it away to go on"))
     for run, part in found["runs"].items():
-        rows.append((f"run {run}", f"ε = {part['epsilon']:.4g}, {part['releases']} messages with noise"))
+        rows.append((f"run {run}", f"ε = {epsilon(part['epsilon'])}, {part['releases']} messages with noise"))
     show(rows, title=found["ledger"])
     return 0
 

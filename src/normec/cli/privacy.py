@@ -106,9 +106,12 @@ def table(
     if as_json:
         print(json.dumps({"rounds": found.rounds, "epsilon": found.columns, "picture": str(out)}))
         return
-    from .tables import number, show
+    from ..report import words
+    from .tables import show
 
-    rows = [[str(k), *(number(values[i], 4) for values in found.columns.values())] for i, k in enumerate(found.rounds)]
+    rows = [
+        [str(k), *(words.epsilon(values[i]) for values in found.columns.values())] for i, k in enumerate(found.rounds)
+    ]
     show(rows, (">rounds", *(f">{name}" for name in found.columns)), title=found.title)
     print(f"picture: {out}")
 
@@ -195,7 +198,10 @@ def _answer(as_json: bool, composed: Release, **facts: float) -> None:
     if as_json:
         print(json.dumps({**facts, "notes": list(composed.notes)}))
         return
-    print(f"epsilon = {facts['epsilon']:.6g} at delta = {facts['delta']:g}, sigma = {facts['sigma']:.6g} a client")
+    from ..report.words import epsilon as rounded_up  # with less noise than the smallest the target is not kept
+
+    spent, sigma = rounded_up(facts["epsilon"], 6), rounded_up(facts["sigma"], 6)
+    print(f"epsilon = {spent} at delta = {facts['delta']:g}, sigma = {sigma} a client")
     for note in composed.notes:
         if "not derived from a target" not in note:
             print(f"note: {note}")

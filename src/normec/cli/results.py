@@ -167,6 +167,8 @@ def _setting(value: Any) -> str:
 
 
 def _measured(row: dict[str, Any], name: str) -> str:
+    from ..report.words import epsilon
+
     mean, spread = row[name], row.get(f"{name}_spread")
     if mean is None:
         return ""
@@ -174,4 +176,6 @@ def _measured(row: dict[str, Any], name: str) -> str:
         return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "") + " %"
     if name == "seconds":
         return f"{mean:.1f}"
+    if name == "epsilon":
+        return epsilon(mean)
     return f"{mean:.3g}" + (f" ± {spread:.1g}" if spread else "")

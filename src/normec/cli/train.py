@@ -131,8 +131,10 @@ def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -
 
 def privacy_line(spent: dict[str, Any]) -> str:
     """ε, δ and σ in one line; an ε that was no target says so."""
+    from ..report.words import epsilon
+
     kind = "" if spent["is_target"] else " (reported, not a target)"
-    return f"ε = {spent['epsilon']:.4g} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} a client"
+    return f"ε = {epsilon(spent['epsilon'])} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} a client"
 
 
 def _beside(result: Result, quiet: bool) -> None:

@@ -9,8 +9,8 @@ optimizer = normec.distributed.NormEC(model.parameters(), lr=0.1, alpha=0.01, be
 from __future__ import annotations
 
 from ..errors import RankLost
-from .optimizers import DPSGD, EF21, GD, Clip21, NormEC
 from .optimizer import ClientOptimizer
+from .optimizers import DPSGD, EF21, GD, Clip21, NormEC
 from .process_group import join
 
 __all__ = ["DPSGD", "EF21", "GD", "ClientOptimizer", "Clip21", "NormEC", "RankLost", "join"]

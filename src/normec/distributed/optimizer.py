@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from ..algorithms.method import Method, Steps, Tables, rows_like
 from ..algorithms.operators import norms
-from ..algorithms.registry import identity_of
+from ..algorithms.registry import identity_of, works_by_rows
 from ..errors import Diverged, UsageError, at_least, non_negative
 from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
@@ -90,7 +90,9 @@ class ClientOptimizer(Optimizer):
         self.n = clients * self.world.size
         self._clients = torch.arange(clients) + clients * self.world.rank
         d = self._flat.dimension
-        self._steps = Steps(method, self._flat.values())
+        # Functions of the caller's own may mix the clients that they see together, for some values only.
+        apart = privacy is not None and not works_by_rows(method)
+        self._steps = Steps(method, self._flat.values(), apart)
         self._states = {name: rows_like(start, clients).clone() for name, start in self._steps.client_start.items()}
         self._server = {name: start.clone() for name, start in self._steps.server_start.items()}
         self._grads = self._flat.like.new_zeros(clients, d)

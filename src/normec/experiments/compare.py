@@ -1,14 +1,15 @@
 """Several methods on the same problem, each with the step size that suits it best.
 
-A method is named with its own settings, as in ``normec:beta=1,server_norm=false``. Each runs with every step size
-offered, and the one with the best final training loss, gradient norm or validation result is shown: test data has no
-say. Without step sizes each method takes its own.
+A method is named with its own settings, as in ``normec:beta=1,server_norm=false`` or ``mine.py:Mine,tau=0.1``. Each
+runs with every step size offered, and the one with the best final training loss, gradient norm or validation result is
+shown: test data has no say. Without step sizes each method takes its own.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,7 @@ def contestants(
     found = []
     private = settings.get("private", True)
     for spec in specs or (methods.PRIVATE_STEP_NAMES if private else methods.METHODS):
-        name, _, own = spec.partition(":")
-        given = dict(configs.parse_assignment(part) for part in own.split(",") if part.strip())
+        name, given = methods.split_name(spec)
         shared = {
             key: value for key, value in settings.items() if key not in methods.SETTINGS or methods.applies(name, key)
         }
@@ -94,7 +94,7 @@ def run(
             size = methods.step_size(cell)
             if isinstance(size, str):
                 raise UsageError("compare wants step sizes as numbers; lr='theory' is for train")
-            name = f"{entry.label.replace(':', '-').replace('=', '-').replace(',', '-')}-lr-{size:g}"
+            name = f"{re.sub('[:=,/]', '-', entry.label)}-lr-{size:g}"
             try:
                 result = runs.execute(cell, folder / name, [watch(f"{entry.label} lr {size:g}")])
             except Diverged as error:

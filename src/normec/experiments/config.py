@@ -10,6 +10,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from ..errors import UsageError, nearest
 from ..system.file_reading import read_toml
 
 Scalar = str | int | float | bool
+METHODS = "normec.methods"  # the entry points of other packages' methods (`algorithms.registry`)
 
 
 class RunConfig(BaseModel):
@@ -51,6 +53,7 @@ class RunConfig(BaseModel):
     tau: float | None = None
     compressor: Literal["topk", "randk"] | None = None
     k: int | None = None
+    method_settings: str | None = None  # KEY=VALUE,… of a method of one's own (FILE.py:CLASS, or of another package)
 
     private: bool = True
     epsilon: float | None = None
@@ -125,6 +128,11 @@ def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = N
 def make(settings: Mapping[str, Any]) -> RunConfig:
     """A checked configuration; whole numbers are taken where a float is meant."""
     fields = RunConfig.model_fields
+    own = {key: value for key, value in settings.items() if key not in fields}
+    if own and is_own(str(settings.get("method", ""))):
+        settings = {key: value for key, value in settings.items() if key in fields}
+        own = parse_assignments(settings.get("method_settings") or "") | own
+        settings["method_settings"] = ",".join(f"{key}={json.dumps(own[key])}" for key in sorted(own))
     for key in settings:
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
@@ -137,6 +145,11 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
         raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
 
 
+def is_own(method: str) -> bool:
+    """Whether a method is named as one of a user's file or of another installed package."""
+    return ":" in method or any(point.name == method for point in entry_points(group=METHODS))
+
+
 def parse_assignment(text: str) -> tuple[str, Scalar]:
     """'key=value' with the value in TOML; a bare word is a string."""
     key, sign, value = text.partition("=")
@@ -147,6 +160,11 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
     except tomllib.TOMLDecodeError:
         parsed = value
     return key.strip(), parsed
+
+
+def parse_assignments(text: str) -> dict[str, Scalar]:
+    """'key=value,key=value' as a table."""
+    return dict(parse_assignment(part) for part in text.split(",") if part.strip())
 
 
 def to_toml(config: RunConfig) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from ..algorithms import registry
 from ..algorithms.direct import DPSGD, GD
 from ..algorithms.error_feedback import EF21, Clip21, NormEC
 from ..algorithms.method import Method
 from ..algorithms.operators import Clip, RandK, SmoothedNorm, TopK
 from ..algorithms.tensor_norm import TensorNormEC
-from ..errors import UsageError, one_of
-from .config import RunConfig
+from ..errors import UsageError, nearest, one_of
+from .config import RunConfig, is_own, parse_assignments
 
 # alpha is the paper's choice after its first experiment, beta its best value; the others follow.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -56,14 +57,34 @@ SETTINGS = tuple(dict.fromkeys(key for settings in DEFAULTS.values() for key in 
 
 def applies(method: str, setting: str) -> bool:
     """Whether a method's setting (one of `SETTINGS`) means anything to `method`."""
+    return setting in settings_of(method)
+
+
+def settings_of(method: str) -> Sequence[str]:
+    """The settings that a method has."""
+    if is_own(method):
+        return tuple(registry.settings_of(registry.find(method)))
     one_of(METHODS, method=method)
-    return setting in DEFAULTS[method]
+    return tuple(DEFAULTS[method])
+
+
+def split_name(text: str) -> tuple[str, dict[str, Any]]:
+    """A method with its settings, as `compare` takes it: NAME:KEY=VALUE,… or FILE.py:CLASS,KEY=VALUE,…"""
+    file, colon, rest = text.partition(".py:")
+    if colon:
+        kind, _, own = rest.partition(",")
+        name = f"{file}.py:{kind}"
+    else:
+        name, _, own = text.partition(":")
+    return name, parse_assignments(own)
 
 
 def step_size(config: RunConfig) -> float | Literal["theory"]:
     """The configuration's step size, or the method's own; with momentum p its own is 1 − p times as long."""
     if config.lr is not None:
         return config.lr
+    if is_own(config.method):
+        raise UsageError(f"lr must be given: {config.method} is not one of normec's methods and has no usual step size")
     one_of(METHODS, method=config.method)
     name = "normec, no server norm" if config.server_norm is False else config.method
     size = (PRIVATE_STEP_SIZES if config.private else STEP_SIZES).get(name, STEP_SIZES[name])
@@ -81,8 +102,10 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
     """The method of a configuration, for a model of `dim` parameters in tensors of `sizes` (None: one)."""
     for setting in SETTINGS:
         if getattr(config, setting) is not None and not applies(config.method, setting):
-            has = ", ".join(DEFAULTS[config.method]) or "no settings"
+            has = ", ".join(settings_of(config.method)) or "no settings"
             raise UsageError(f"{setting} does not apply to {config.method}, which has {has}")
+    if is_own(config.method):
+        return _own(config)
     one_of(METHODS, method=config.method)
     defaults = {**DEFAULTS[config.method], **(PRIVATE.get(config.method, {}) if config.private else {})}
     own: dict[str, Any] = {
@@ -104,3 +127,17 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
         case "dpsgd-clip":
             return DPSGD(Clip(own["tau"]), own["beta"], own["momentum"])
     return GD()
+
+
+def _own(config: RunConfig) -> Method:
+    """A method of the user's own, or of another package."""
+    given = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None} | parse_assignments(
+        config.method_settings or ""
+    )
+    known = settings_of(config.method)
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"{config.method} has no setting {name!r}{nearest(name, known)}; it has {', '.join(known) or 'none'}"
+            )
+    return registry.build(config.method, given)

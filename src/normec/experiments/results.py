@@ -1,7 +1,7 @@
 """Runs on disk as tidy rows: one a run, or mean and spread over seeds, or the best of a tuned setting in each cell.
 
-A column is a setting, a metric (its value at the end of the run, or its mean over seeds) or a metric's spread (the
-standard deviation over seeds). The same configuration found twice counts once.
+A column is a setting, a metric (its value at the end of the run, or its mean over seeds; of ε the largest) or a
+metric's spread (the standard deviation over seeds). The same configuration found twice counts once.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def _summary(group: Sequence[Record], names: Sequence[str]) -> Row:
     finished = [_metrics(record) for record in group if record.status in tuning.RESULTS]
     for name in METRICS:
         values = [metrics[name] for metrics in finished if metrics[name] is not None]
-        row[name] = statistics.fmean(values) if values else None
+        middle = max if name == "epsilon" else statistics.fmean  # a guarantee is that of the worst
+        row[name] = middle(values) if values else None
         row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else None
     return row
 

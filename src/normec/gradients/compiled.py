@@ -69,10 +69,6 @@ class Compiled:
         everyone = torch.arange(self._problem.clients) if clients is None else clients
         if not len(everyone):
             return
-        with torch.no_grad():
-            parts = x.split([p.numel() for p in self._parameters])
-            for parameter, part in zip(self._parameters, parts, strict=True):
-                parameter.copy_(part.view(parameter.shape))
         base, slope = self._problem.penalised(x)
         for length in (lengths := self._feed.lengths(everyone, full=full)).unique().tolist():
             for group in everyone[lengths == length].split(self._block):
@@ -81,8 +77,15 @@ class Compiled:
                 for i, client in enumerate(group.tolist()):
                     seed_generators(derive_seed(self._seed, "model", client, round), x.device)
                     own = {name: rows[client] for name, rows in buffers.items()}
+                    self._set(x)  # for every client anew: a model may write to its parameters
                     losses[i] = self._gradient(own, numbers[i], uniforms[i] if uniforms is not None else None, grads[i])
                 yield Block.of(group, grads if slope is None else grads.add_(slope), losses + base)
+
+    @torch.no_grad()
+    def _set(self, x: Tensor) -> None:
+        parts = x.split([p.numel() for p in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
 
     def _gradient(self, buffers: Buffers, numbers: Tensor, uniforms: Tensor | None, grad: Tensor) -> Tensor:
         inputs, targets = self._records.inputs.index_select(0, numbers), self._records.targets[numbers]

@@ -75,7 +75,7 @@ class Loop:
     ) -> tuple[Tensor, Tensor]:
         # Dropout and random transforms draw from torch's global generators: let them be this client's, now.
         seed_generators(derive_seed(self._seed, "model", client, round), x.device)
-        point = x.detach().requires_grad_()
+        point = x.detach().clone().requires_grad_()  # a model may write to its parameters
         divisor = float(self.divisors[client])
         if self._clip is not None and isinstance(self._problem, Problem):
             return clipped_gradient(self._problem, x, client, rows, self._clip, divisor)

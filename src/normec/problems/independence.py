@@ -26,10 +26,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..algorithms.direct import DPSGD, GD
-from ..algorithms.error_feedback import EF21, Clip21, ErrorFeedback, NormEC
 from ..algorithms.method import Method, Steps, rows_like
-from ..algorithms.operators import Identity, replayable
+from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..gradients.clipped import record_gradients
 from ..gradients.loop import Loop
@@ -39,7 +37,6 @@ from .functions import FunctionProblem
 from .objective import Objective
 from .problem import Problem
 
-KNOWN = (NormEC, Clip21, EF21, ErrorFeedback, DPSGD, GD)
 _PARTS = ("model", "loss", "penalty", "augment", "transform")  # code of the caller's, which may keep state
 _RECORDS = 8  # of a client that take part in the check
 _ROUNDING = 1e-9  # relative, in float64: how far a GPU's sums may differ from one time to the next
@@ -68,37 +65,52 @@ def refuse_coupled_clients(problem: Objective, seed: int, record_clip: float | N
 
 
 def refuse_mixing_methods(method: Method, dimension: int) -> None:
-    """Refuse a method or an operator of the caller's own that mixes the rows of several clients.
+    """Refuse a method or an operator of the caller's own that mixes clients, or tells its server of their gradients.
 
     Args:
-        method: the method; those of this library work row by row and are not looked at.
+        method: the method, which is not changed; those of this library work row by row and are not looked at.
         dimension: the length of a message.
 
     Raises:
-        UsageError: a client's message or memory changed with another client's gradient.
+        UsageError: a client's message or memory changed with another client's gradient, or the server's step with
+            gradients that it was not given.
     """
-    if type(method) in KNOWN and replayable(getattr(method, "operator", Identity())):
+    if works_by_rows(method):
         return
     draw = torch.Generator().manual_seed(0)
     usual = torch.randn(2, 3, dimension, dtype=torch.float64, generator=draw)
     other = usual.clone()
     other[:, 1:] = 3 - 2 * usual[:, 1:].flip(1)
-    key = Key(Stream(0, "operator"), 0, torch.arange(3))
-    steps = Steps(method, usual[0, 0])
 
-    def first(grads: Tensor, disturbance: Tensor) -> Tensor:
-        state = {name: rows_like(start, 3).clone() for name, start in steps.client_start.items()}
+    def first(steps: Steps, grads: Tensor, disturbance: Tensor) -> Tensor:
+        """All that the first client sends and keeps."""
+        state = {name: rows_like(start, len(grads)).clone() for name, start in steps.client_start.items()}
         for rows in state.values():
             if rows.is_floating_point() and rows.shape == disturbance.shape:
                 rows += disturbance
-        message, draft = steps.message(grads.clone(), state, key)
+        key = Key(Stream(0, "operator"), 0, torch.arange(len(grads)))
+        message, draft = steps.message(grads.clone(), {name: rows.clone() for name, rows in state.items()}, key)
         kept = steps.commit(draft, message)
         idle = steps.absent({name: rows.clone() for name, rows in state.items()})
         parts = [message, *kept.values(), *idle.values()]
         return torch.cat([part[0].reshape(-1).to(torch.float64) for part in parts])
 
-    found = [first(*usual), first(*other), first(*usual)]
+    own, beside = (Steps(_fresh(method), usual[0, 0]) for _ in range(2))
+    found = [first(own, *usual), first(beside, *other), first(beside, *usual)]
     _refuse_unlike(found, f"the message of {method.name} for one client changes with the gradients of others")
+
+    def served(gradients: Tensor) -> Tensor:
+        """A server's step on a sum of its own, after clients have sent messages made of these gradients."""
+        steps = Steps(_fresh(method), usual[0, 0])
+        for row in gradients.split(1, dim=1):
+            first(steps, *row)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # it may draw
+            direction, state = steps.server_step(usual[0, 0].clone(), dict(steps.server_start))
+        return torch.cat([part.reshape(-1).to(torch.float64) for part in (direction, *state.values())])
+
+    sizes = [served(size * gradients) for gradients in (usual, other) for size in (1.0, 1e-3, 1e3)]
+    _refuse_unlike(sizes, f"the server's step of {method.name} changes with gradients that it was not given")
 
 
 def _precise(problem: Objective) -> Objective:

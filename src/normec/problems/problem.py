@@ -67,6 +67,14 @@ class Problem:
         self.test = records.gather([test]) if test is not None else None
         self.validation = records.gather([validation]) if validation is not None else None
         self.clients = len(clients)
+        held = records.origins(clients)
+        self.repeated = len(held.unique()) < len(held)  # whether a record is there more than once
+        judged = {"test": test, "validation": validation}
+        self.shown = [  # of the sets that are evaluated, those that hold records of the clients
+            name
+            for name, by in judged.items()
+            if by is not None and bool(torch.isin(records.origins([by]), held).any())
+        ]
         self.sizes: Tensor | None = self.records.sizes
         self._kernels_agree: bool | None = None  # not known yet
         # What training runs may keep what it saw in any attribute. These copies never see a client's records.
@@ -127,10 +135,10 @@ class Problem:
         return value.detach(), slope
 
     def initial_buffers(self) -> Buffers:
-        """One row a client of every buffer of the model."""
+        """One row a client of every buffer of the model, as the caller gave it."""
         return {
             name: buffer.detach().expand(self.clients, *buffer.shape).clone()
-            for name, buffer in self.model.named_buffers()
+            for name, buffer in self._untouched.named_buffers()
         }
 
     @torch.no_grad()
@@ -142,6 +150,7 @@ class Problem:
         """
         judge = self._judging()
         shared, found = averaged(buffers), {}
+        x = x.clone()  # a model may write to its parameters
         judge.model.eval()
         for name, held, accuracy in (
             ("test_loss", self.test, "accuracy"),
@@ -245,12 +254,17 @@ class Problem:
 
     @torch.no_grad()
     def _probe(self) -> str:
-        """The loss of a few records at the start, to three digits: another loss, model or transform shows here."""
-        self.model.eval()
+        """The loss of a few records at the start, to three digits: another loss, model or transform shows here.
+
+        Computed by copies, which may keep what they saw: nothing else is made of them.
+        """
+        probe = copy.copy(self)
+        probe.model = _sharing_trainable(self._untouched).eval()
+        vars(probe).update({name: _copied(part) for name, part in self._judges.items()})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a transform may draw
             inputs, targets = self.records.batch(0, torch.arange(min(8, int(self.records.sizes[0]))))
-            return f"{float(self.loss(self.outputs(self.x0, inputs), targets).mean()):.2e}"
+            return f"{float(probe.loss(probe.outputs(self.x0.clone(), inputs), targets).mean()):.2e}"
 
     @contextmanager
     def _lent(self, buffers: Buffers) -> Iterator[None]:

@@ -70,9 +70,11 @@ class Cell:
         return [value for value in found if value is not None and math.isfinite(value)]
 
     def mean(self, metric: Metric) -> float | None:
-        """None as soon as one seed has no value: an average over the survivors would flatter."""
+        """None as soon as one seed has no value: an average over the survivors would flatter. Of ε the largest."""
         values = self.values(metric)
-        return statistics.fmean(values) if len(values) == len(self.runs) else None
+        if len(values) != len(self.runs):
+            return None
+        return max(values) if metric.column == "epsilon" else statistics.fmean(values)
 
     def spread(self, metric: Metric) -> float | None:
         values = self.values(metric)
@@ -137,6 +139,8 @@ def shown(cell: Cell, metric: Metric) -> str:
     mean, spread = cell.mean(metric), cell.spread(metric)
     if mean is None:
         return ""
+    if metric.column == "epsilon":
+        return words.epsilon(mean)
     if metric.percent:
         return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "") + " %"
     return words.number(mean, 3) + (f" ± {words.number(spread, 2)}" if spread is not None else "")

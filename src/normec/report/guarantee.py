@@ -66,7 +66,7 @@ def sections(view: RunView, chart: Html) -> list[Section]:
     lines, fault = ledger_lines(view)
     return [
         Section("privacy", "Privacy", _statement(view, lines, chart)),
-        Section("ledger", "Ledger", _ledger(lines, fault)),
+        Section("ledger", "Ledger", _ledger(lines, fault, _beyond(view, lines))),
     ]
 
 
@@ -119,6 +119,12 @@ def recognised(lines: Lines, false_alarms: float) -> float | None:
     return normal.cdf(normal.inv_cdf(false_alarms) + mu)
 
 
+def _beyond(view: RunView, lines: Lines) -> int:
+    """How many messages more than the ledger knows of a party of a federation may have released."""
+    paid = sum(line["count"] for line in lines if line.get("kind") == "release")
+    return max(0, view.released - paid) if paid else 0
+
+
 def _unprotected() -> Html:
     return e(
         "p",
@@ -131,11 +137,14 @@ def _unprotected() -> Html:
 def _statement(view: RunView, lines: Lines, chart: Html) -> Html:
     terms, spent = view.terms, promised(view)
     told = _parts(str(spent.get("statement", "")))
+    counted = lines
+    if beyond := _beyond(view, lines):  # as if the last release had been made again
+        counted = [*lines, {**lines[-1], "count": beyond}]
     rows: list[tuple[str, Any]] = [
         ("Protected", told.get("Protected") or f"each {terms.get('unit', 'client')}"),
         ("Against", told.get("Against") or WATCHERS.get(str(terms.get("trust")), "")),
         ("Strength", _strength(view)),
-        ("In plain words", _plain_words(view, lines)),
+        ("In plain words", _plain_words(view, counted) if view.distrust is None else ""),
         ("Noise", _noise(view, lines)),
     ]
     gaps = [e("li", words.sentence(str(gap))) for gap in spent.get("not_covered", [])]
@@ -156,6 +165,8 @@ def _strength(view: RunView) -> str:
     if view.budget is None:
         return f"{exact}, for the noise that was used; it was reported afterwards and is not a target"
     left = "all of the budget" if epsilon >= view.budget * (1 - 1e-6) else "within the budget"
+    if epsilon > view.budget * (1 + 1e-6):
+        left = "above the budget"
     return f"{exact}, {left} of ε = {words.number(view.budget)}"
 
 
@@ -193,7 +204,7 @@ def _noise(view: RunView, lines: Lines) -> str:
     return f"standard deviation σ = {words.number(sigma)} in each coordinate of a client's message, {kind}".rstrip(", ")
 
 
-def _ledger(lines: Lines, fault: str | None) -> Html:
+def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:
     releases = [line for line in lines if line.get("kind") == "release"]
     if fault:
         return e("p", e("strong", words.sentence(fault)), class_="callout bad")
@@ -201,7 +212,13 @@ def _ledger(lines: Lines, fault: str | None) -> Html:
     rates = {line["rate"] for line in releases}
     facts = [
         ("Releases paid for", words.number(last.get("releases")), f"in {len(releases)} lines"),
-        ("ε in the ledger", words.epsilon(last.get("epsilon")), "never below the exact one"),
+        (
+            "ε in the ledger",
+            words.epsilon(last.get("epsilon")),
+            f"without the {beyond} messages more that a party may have released"
+            if beyond
+            else "never below the exact one",
+        ),
         ("Noise multiplier", words.number(last.get("multiplier")), "σ over sensitivity, as observed"),
         ("Sampling", words.listed([words.percent(rate, 2) for rate in sorted(rates)]), "of the units a round")
         if rates - {1.0}

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class RunView:
     identity: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
     paid: float = 0.0
+    released: int = 0  # messages of one client behind `paid`; 0 where nobody counted them
     clients: dict[str, Any] | None = None
     distrust: str | None = None  # why the ledger does not bear out what the run says it has spent
     notes: list[str] = field(default_factory=list)
@@ -179,6 +181,8 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     view.status = str(view.summary.get("status", "unfinished"))
     if summary is None and being_written(folder):
         view.status = "training"
+        if "seats" in view.checkpoint:
+            _count_parties(view)
     elif view.private:
         _verify(view)
     return view
@@ -189,11 +193,21 @@ def _verify(view: RunView) -> None:
     from ..privacy.verify import verified
 
     try:
-        known = verified(view.folder, view.summary)
-        view.paid = known.epsilon if known is not None else 0.0
+        known = verified(view.folder, {**view.summary, "final": view.final})
+        view.paid, view.released = known if known is not None else (0.0, 0)
     except UsageError as error:
         view.distrust = str(error)
         view.notes.append(view.distrust)
+
+
+def _count_parties(view: RunView) -> None:
+    """A party of a federation under way may have released more than its server's ledger knows of."""
+    from ..privacy.verify import verified
+
+    with suppress(UsageError):  # written to in this moment; the next look finds it whole
+        known = verified(view.folder)
+        if known is not None:
+            view.paid, view.released = max(view.paid, known.epsilon), known.releases
 
 
 def trusted_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:

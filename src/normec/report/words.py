@@ -30,14 +30,14 @@ def percent(value: Any, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %" if isinstance(value, int | float) and math.isfinite(value) else ""
 
 
-def epsilon(value: Any) -> str:
-    """ε in four digits, rounded up, so that it is never said to be smaller than it is."""
+def epsilon(value: Any, digits: int = 4) -> str:
+    """ε in a few digits, rounded up, so that it is never said to be smaller than it is."""
     if not isinstance(value, int | float):
         return ""
     if not math.isfinite(value):
         return "∞"
     exact = Decimal(f"{value:.9g}")  # the last digits are rounding, not privacy
-    return f"{exact.normalize(Context(prec=4, rounding=ROUND_CEILING)):f}"
+    return f"{exact.normalize(Context(prec=digits, rounding=ROUND_CEILING)):f}"
 
 
 def seconds(value: Any) -> str:

@@ -33,18 +33,18 @@ def step_size(
     """
     if warmup >= rounds:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}")
+    if type(method) not in (NormEC, EF21, GD) or (type(method) is NormEC and not method.server_norm):
+        raise UsageError(
+            f"no theorem gives a step size for {method.name} as it is set; lr='theory' is for normec with "
+            "server_norm=true, ef21 and gd; give lr as a number"
+        )
     constants = constants_of(problem, lower=lower)
-    if type(method) is NormEC and method.server_norm:
+    if isinstance(method, NormEC):
         return _normec(constants, method, rounds, warmup, start, sigma)
-    if type(method) is GD:
-        return 1 / constants.L
-    if type(method) is EF21:
+    if isinstance(method, EF21):
         left = method.operator.contraction(1.0, constants.dim) ** 2
         return float(ef21_gamma(L=constants.L, L_tilde=constants.L_tilde, contraction=1 - left))
-    raise UsageError(
-        f"no theorem gives a step size for {method.name} as it is set; lr='theory' is for normec with "
-        "server_norm=true, ef21 and gd; give lr as a number"
-    )
+    return 1 / constants.L
 
 
 def _normec(c: Constants, method: NormEC, rounds: int, warmup: int, start: str, sigma: float) -> float:

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 class Tracker(Callback):
     """Hands rows to `log` once the run has begun. As a context, it also hears of an end by an error.
 
-    Columns of a private run that were measured without noise go under "not covered by the guarantee/".
+    Columns of a private run that were measured without noise go under "not covered by the guarantee/". Of an error that
+    ends a private run only its kind is told: its text may show records.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = {key: value for key, value in (settings or {}).items() if value is not None}
         self._waiting: list[Row] = []
         self._begun = self._ended = False
+        self._public = False  # whether rows have shown that the run protects nobody
 
     def start(self, first_round: int) -> None:
         """Open the tracker's run, or the one that this goes on with; rows from `first_round` on will follow."""
@@ -45,6 +47,7 @@ class Tracker(Callback):
         if not self._begun:
             self._waiting.append(row)
             return
+        self._public |= row.get("epsilon") is None
         unprotected = uncovered(row)
         values = {
             f"{NOT_COVERED}/{key}" if key in unprotected else key: float(value)
@@ -67,4 +70,5 @@ class Tracker(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end("interrupted" if kind is KeyboardInterrupt else "failed", str(error) if error is not None else None)
+        told = str(error) if self._public or kind is None else kind.__name__
+        self._end("interrupted" if kind is KeyboardInterrupt else "failed", told if error is not None else None)

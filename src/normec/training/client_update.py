@@ -41,7 +41,7 @@ class ClientUpdate:
         # The bound that the noise was calibrated for, whatever the method says later.
         self.bound = mechanism.release.bound if mechanism is not None else method.bound
         self._sparse = not math.isfinite(self.bound)
-        form = fused_form(method)
+        form = fused_form(method) if not steps.apart else None
         self.form = form if form is not None and computes_the_same(method, form, dimension) else None
         # Messages that are scaled differences need never be written out, where nobody looks at single ones.
         self.fused = self.form is not None and (mechanism is None or mechanism.takes_sums)

@@ -1,26 +1,32 @@
 """A digest of everything that a caller's object computes with: its code, its constants, its tensors.
 
 Two objects with one digest compute the same, as far as Python can tell: functions are known by their bytecode,
-defaults, closures and the globals they name, objects by their class and attributes, tensors by their bytes. What
-belongs to torch, NumPy, Python or this library is known by its name alone; their versions are the machine's (see
-`repeating.machine`).
+defaults, closures, attributes and the globals they name, objects by their class and attributes, tensors by their bytes.
+Of a caller's module that a function names, what the function's code can ask it for counts. What belongs to torch,
+NumPy, Python or this library is known by its name alone; their versions are the machine's (see `repeating.machine`).
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
+import os
 import sys
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-_LIBRARIES = {"torch", "numpy", "normec", *sys.stdlib_module_names}
+_LIBRARIES = {"torch", "numpy", "normec"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_PYTHON = Path(os.__file__).resolve().parent
+
+Seen = dict[int, tuple[int, Any]]  # by identity: its number, and the object itself, so that no other takes its address
 
 
 class UnknownObject(TypeError):  # noqa: N818
@@ -33,59 +39,89 @@ def code_digest(*objects: Any) -> str:
     Raises:
         UnknownObject: An object, or something it refers to, cannot be looked into.
     """
-    seen: dict[int, int] = {}
+    seen: Seen = {}
     digest = hashlib.sha256()
-    for one in objects:
-        _add(digest, one, seen)
+    try:
+        for one in objects:
+            _add(digest, one, seen)
+    except RecursionError:
+        raise UnknownObject("it refers to too long a chain of objects") from None
     return digest.hexdigest()[:16]
 
 
-def _add(digest: Any, thing: Any, seen: dict[int, int]) -> None:
-    if isinstance(thing, _PLAIN):
-        _note(digest, type(thing).__name__, thing)
+def _add(digest: Any, thing: Any, seen: Seen) -> None:
+    kind = type(thing)
+    plain: Any = next((base for base in _PLAIN if isinstance(thing, base)), None)
+    if plain is not None:
+        _note(digest, kind.__name__, plain.__repr__(thing))  # a subclass may say something else of itself
+        if kind is not plain:
+            _add_own_class(digest, thing, seen)
         return
     if id(thing) in seen:
-        _note(digest, "again", seen[id(thing)])
+        _note(digest, "again", seen[id(thing)][0])
         return
-    seen[id(thing)] = len(seen)
-    kind = type(thing)
+    seen[id(thing)] = len(seen), thing
     _note(digest, kind.__module__, kind.__qualname__)
     if isinstance(thing, torch.Tensor):
         held = thing.detach().cpu().contiguous()
         _note(digest, str(held.dtype), tuple(held.shape))
-        digest.update(held.view(torch.uint8).numpy().tobytes() if held.numel() and held.dim() else repr(held).encode())
+        digest.update(held.reshape(-1).view(torch.uint8).numpy().tobytes())
+        _add_own_class(digest, thing, seen)
     elif isinstance(thing, np.ndarray) and thing.dtype != object:
         _note(digest, str(thing.dtype), thing.shape)
         digest.update(np.ascontiguousarray(thing).tobytes())
+        _add_own_class(digest, thing, seen)
     elif isinstance(thing, types.FunctionType):
         _add_function(digest, thing, seen)
     elif isinstance(thing, types.CodeType):
-        for part in (thing.co_code, thing.co_names, thing.co_varnames, thing.co_consts):
+        names = (thing.co_names, thing.co_varnames, thing.co_freevars, thing.co_cellvars)
+        for part in (thing.co_code, thing.co_exceptiontable, *names, thing.co_consts):
             _add(digest, part, seen)
     elif isinstance(thing, types.MethodType):
         _add(digest, thing.__func__, seen)
         _add(digest, thing.__self__, seen)
-    elif isinstance(thing, types.ModuleType | types.BuiltinFunctionType):
-        _note(digest, "named", getattr(thing, "__module__", None), thing.__name__)
+    elif isinstance(thing, types.BuiltinFunctionType):
+        _note(digest, "named", thing.__module__, thing.__qualname__)
+        if not isinstance(thing.__self__, types.ModuleType):
+            _add(digest, thing.__self__, seen)
+    elif isinstance(thing, types.ModuleType):
+        if not _of_a_library(thing.__name__):
+            raise UnknownObject(f"the module {thing.__name__} is passed on as a whole")
+        _note(digest, "named", thing.__name__)
     elif isinstance(thing, type):
         _add_class(digest, thing, seen)
     elif isinstance(thing, functools.partial):
         _add(digest, (thing.func, thing.args, thing.keywords), seen)
+        _add_own_class(digest, thing, seen)
     elif isinstance(thing, Mapping):
         for key, value in thing.items():
             _add(digest, key, seen)
             _add(digest, value, seen)
+        _add_own_class(digest, thing, seen)
     elif isinstance(thing, set | frozenset):
+        if not all(type(one) in _PLAIN for one in thing):
+            raise UnknownObject("a set has no order to look into it by")
         for text in sorted(map(repr, thing)):
             _note(digest, text)
+        _add_own_class(digest, thing, seen)
     elif isinstance(thing, tuple | list):
+        _note(digest, len(thing))
         for one in thing:
             _add(digest, one, seen)
+        _add_own_class(digest, thing, seen)
     elif hasattr(thing, "__dict__") and _library(kind) != "numpy":
         _add_class(digest, kind, seen)
         _add(digest, _attributes(thing), seen)
     else:
         raise UnknownObject(f"{kind.__qualname__} cannot be looked into")
+
+
+def _add_own_class(digest: Any, thing: Any, seen: Seen) -> None:
+    """What a caller's subclass of a known kind adds to it: methods, and attributes."""
+    if _library(type(thing)) is None:
+        _add_class(digest, type(thing), seen)
+    if getattr(thing, "__dict__", None):
+        _add(digest, vars(thing), seen)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
@@ -95,25 +131,52 @@ def _attributes(thing: Any) -> dict[str, Any]:
     return held
 
 
-def _add_function(digest: Any, function: types.FunctionType, seen: dict[int, int]) -> None:
+def _add_function(digest: Any, function: types.FunctionType, seen: Seen) -> None:
     if _library(function) is not None:
         _note(digest, function.__module__, function.__qualname__)
         return
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    for part in (function.__code__, function.__defaults__, function.__kwdefaults__, cells):
+    code = function.__code__
+    _refuse_imports(code)
+    names = _names(code)
+    for part in (code, function.__defaults__, function.__kwdefaults__, vars(function)):
         _add(digest, part, seen)
-    for name in _names(function.__code__):
+    for cell in function.__closure__ or ():
+        _add_reached(digest, cell.cell_contents, names, seen)
+    for name in names:
         if name in function.__globals__:
-            _add(digest, function.__globals__[name], seen)
+            _add_reached(digest, function.__globals__[name], names, seen)
+
+
+def _add_reached(digest: Any, thing: Any, names: list[str], seen: Seen) -> None:
+    """What a function's code reaches: of a caller's module, all that the code has a name for."""
+    if not isinstance(thing, types.ModuleType) or _of_a_library(thing.__name__):
+        _add(digest, thing, seen)
+        return
+    _note(digest, "of module", thing.__name__)
+    for name in names:
+        if name in vars(thing) and vars(thing)[name] is not thing:
+            _note(digest, name)
+            inner = vars(thing)[name]
+            _add_reached(digest, inner, [other for other in names if other != name], seen)
+
+
+def _refuse_imports(code: types.CodeType) -> None:
+    """What a function imports when it is called cannot be known before."""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME" and not _of_a_library(str(step.argval)):
+            raise UnknownObject(f"{code.co_name} imports {step.argval or 'a part of its package'} when it is called")
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            _refuse_imports(const)
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The global names that a function's code, and the functions inside it, may look up."""
+    """The names of globals and attributes that a function's code, and the functions inside it, may look up."""
     inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _names(const)]
     return sorted({*code.co_names, *inner})
 
 
-def _add_class(digest: Any, kind: type, seen: dict[int, int]) -> None:
+def _add_class(digest: Any, kind: type, seen: Seen) -> None:
     for base in kind.__mro__:
         _note(digest, base.__module__, base.__qualname__)
         if _library(base) is None:
@@ -129,8 +192,18 @@ def _add_class(digest: Any, kind: type, seen: dict[int, int]) -> None:
 
 def _library(thing: Any) -> str | None:
     """The library that defines it, None for a caller's own."""
-    root = str(getattr(thing, "__module__", None) or "").partition(".")[0]
-    return root if root in _LIBRARIES and root != "__main__" else None
+    module = str(getattr(thing, "__module__", None) or "")
+    return module.partition(".")[0] if _of_a_library(module) else None
+
+
+@functools.cache
+def _of_a_library(module: str) -> bool:
+    """Whether a module, by its full name, is torch's, NumPy's, this library's or Python's, not the caller's file."""
+    root = module.partition(".")[0]
+    if root not in sys.stdlib_module_names or root == "__main__":
+        return root in _LIBRARIES
+    home = getattr(sys.modules.get(root), "__file__", None)
+    return home is None or Path(home).resolve().is_relative_to(_PYTHON)
 
 
 def _note(digest: Any, *facts: object) -> None:

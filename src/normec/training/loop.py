@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import gradients
 from ..algorithms.method import Method, Steps
+from ..algorithms.registry import works_by_rows
 from ..errors import BudgetSpent, Diverged, UsageError
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
@@ -34,7 +35,7 @@ from .graphed_round import GraphedRound
 from .interleaved import finished
 from .metrics import Faults, Meter
 from .observer import Observer, broken_rows, copied, here, whole
-from .repeatability import computation, machine
+from .repeatability import adds_in_one_order, computation, machine
 from .run import ClientTable, Plan, Run, State, batches_of
 from .stopwatch import Stopwatch
 
@@ -68,10 +69,12 @@ class TrainingLoop:
         clip = mechanism.privacy.record_clip if mechanism is not None else None
         batches = batches_of(problem, plan)
         private = mechanism is not None
-        self.engine = gradients.choose(engine, problem, batches, plan.seed, clip, plan.precision, plan.rounds, private)
+        self.engine = gradients.choose(engine, problem, batches, plan.draws, clip, plan.precision, plan.rounds, private)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.world, self.kept, self.own = world, kept, world.own(problem.clients)
-        self.method_steps = Steps(method, problem.x0)
+        # Functions of the caller's own may mix the clients that they see together, for some values only.
+        apart = mechanism is not None and not works_by_rows(method)
+        self.method_steps = Steps(method, problem.x0, apart)
         self.faults = Faults(self.own, problem.x0.device)
         self.update = ClientUpdate(method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults)
         self.observer = Observer(
@@ -82,7 +85,7 @@ class TrainingLoop:
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
         simulated = mechanism is not None and mechanism.simulated
-        self.computation = computation(problem, method) if simulated and kept else None
+        self.computation = computation(problem, method, plan.participation) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
@@ -317,7 +320,8 @@ class TrainingLoop:
 
     @property
     def _repeatable(self) -> bool:
-        return self.computation is not None and getattr(self.engine, "form", None) is not None
+        known = self.computation is not None and getattr(self.engine, "form", None) is not None
+        return known and adds_in_one_order(self.engine.name, self.problem.x0.device)
 
     @cached_property
     def _machines(self) -> list[Any]:

@@ -6,6 +6,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .. import __version__
@@ -17,10 +18,11 @@ from ..problems.client_data import ResidentRecords
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
+from ..sampling.participation import Participation
 from .code_digest import UnknownObject, code_digest
 
 
-def computation(problem: Objective, method: Method) -> str | None:
+def computation(problem: Objective, method: Method, participation: Participation) -> str | None:
     """What computes the messages, as a digest: the same one computes the same messages from the same records.
 
     None where that cannot be known: data sets that are asked record by record, steps that are not this library's, code
@@ -33,17 +35,29 @@ def computation(problem: Objective, method: Method) -> str | None:
         return None
     try:
         if type(problem) is FunctionProblem:
-            return code_digest(problem.functions)
+            return code_digest(problem.functions, participation)
         if type(problem) is Problem and isinstance(problem.records, ResidentRecords):
-            return code_digest(problem.model, problem.loss, problem.penalty, problem.augment, problem.transform)
+            parts = problem.model, problem.loss, problem.penalty, problem.augment, problem.transform
+            return code_digest(*parts, participation)
     except UnknownObject:
         return None
     return None
 
 
+def adds_in_one_order(engine: str, device: torch.device) -> bool:
+    """Whether an engine's kernels add up in the same order every time.
+
+    On a GPU a caller's model may use kernels that do not: interpolation, padding by reflection, `index_add`. Only the
+    engines that take known layers alone are known to repeat themselves there.
+    """
+    return device.type == "cpu" or engine in ("shared", "linear")
+
+
 def machine(device: torch.device) -> tuple[str, ...]:
-    """What the bits of a sum depend on: versions, the processor and its instructions, the GPU."""
-    found = [__version__, torch.__version__, device.type, _processor(), torch.backends.cpu.get_cpu_capability()]
+    """What the bits of a sum and of its noise depend on: versions, the processor and its instructions, the GPU."""
+    versions = [__version__, torch.__version__, np.__version__, platform.python_version()]  # NumPy draws the noise
+    how = [torch.backends.cpu.get_cpu_capability(), f"mkldnn {torch.backends.mkldnn.enabled}"]
+    found = [*versions, device.type, _processor(), *how]
     if device.type == "cuda":
         found += [torch.cuda.get_device_name(device), str(torch.version.cuda), str(torch.backends.cudnn.version())]
     return tuple(found)

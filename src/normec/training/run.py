@@ -103,6 +103,15 @@ class Plan:
         """The seed of what privacy rests on: noise, who is drawn, Poisson batches. Secret unless a seed was given."""
         return self.secret if self.secret is not None else self.seed
 
+    @property
+    def draws(self) -> int:
+        """The seed of what models and transforms draw.
+
+        Where records are drawn by coins, a record's mask of dropout is that of its place in the batch, and every mask
+        moves with the records before it. So it must be as secret as the coins.
+        """
+        return self.coins if self.batch_rate is not None else self.seed
+
     def drawn(self, clients: int, round: int) -> Tensor | None:
         """Who takes part in a round: increasing client numbers, or None for all of them."""
         return drawn_clients(self.participation, clients, round, self.coins)

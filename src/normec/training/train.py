@@ -162,17 +162,19 @@ def prepare(
             "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
             "add diagnostics=True to record them all the same, or leave full_gradient out"
         )
-    if plan.memory.dtype not in (None, problem.x0.dtype) and Steps(method, problem.x0).stateful:
-        if not may_round(method):
-            raise UsageError(
-                f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
-                f"{problem.x0.dtype}"
-            )
+    rounded = plan.memory.dtype not in (None, problem.x0.dtype) and Steps(method, problem.x0).stateful
+    if rounded and not may_round(method):
+        raise UsageError(
+            f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
+            f"{problem.x0.dtype}"
+        )
     plan.drawn(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
         notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(engine, str))
         mechanism = _mechanism(problem, method, plan, privacy, notes)
+        if isinstance(problem, Problem):
+            _refuse_shared_records(problem, privacy, plan.diagnostics)
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, privacy.record_clip)
@@ -281,6 +283,20 @@ def refuse_private_sizes(privacy: Privacy, public_sizes: bool) -> None:
         )
 
 
+def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool) -> None:
+    """Refuse records that count more often than the account has it, or whose losses would be told without noise."""
+    if privacy.unit == "record" and problem.repeated:
+        raise UsageError(
+            "a record stands more than once among the clients' records, and unit='record' accounts for one of each; "
+            "give every record to one client, once, or protect whole clients"
+        )
+    if problem.shown and not diagnostics:
+        raise UsageError(
+            f"the {problem.shown[0]} set holds records of the clients, and its results are told without noise; give "
+            "records that no client holds, or add diagnostics=True"
+        )
+
+
 def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float | None) -> None:
     if batch_size is not None and batch_rate is not None:
         raise UsageError("give batch_size or batch_rate, not both")
@@ -360,6 +376,8 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
         notes.append("how many records the clients hold is taken as public: the rounds follow from it")
     if plan.diagnostics:
         notes.append(RECORDED)
+    if isinstance(problem, Problem) and problem.shown:
+        notes.append(f"the {problem.shown[0]} set holds records of the clients: results on it are {NOT_COVERED}")
     if own_engine:
         notes.append("the gradients come from an engine of the caller's own; nothing checks that it parts the clients")
     if type(problem) not in (Problem, FunctionProblem):

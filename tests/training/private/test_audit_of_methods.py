@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from normec import DPSGD, Clip, Clip21, NormEC, Privacy, SmoothedNorm
-from normec.algorithms.method import Method
+from normec.algorithms.method import Method, ScaledDifference
 from normec.errors import UsageError
 from normec.experiments.audit import audit_method
 from normec.privacy.mechanism import Mechanism
 from normec.privacy.noise import SeededNoise
 from normec.privacy.release import Release
 from normec.training import fused_update as update
-from normec.training.client_update import Sending
-from normec.training.loop import Rounds
+from normec.training.client_update import ClientUpdate
+from normec.training.loop import TrainingLoop
 
 METHODS = {
     "normec": NormEC(0.01, 0.1),
@@ -176,21 +176,25 @@ def wrong_n_in_the_sum(patch: pytest.MonkeyPatch) -> None:
 
 def psi_of_the_sum(patch: pytest.MonkeyPatch) -> None:
     """Clients send their gradients as they are, and the sum of all is clipped."""
-    real = Rounds._whole
-    patch.setattr(Sending, "block", lambda self, state, block, meter, released: block.grads.sum(0))  # noqa: ARG005
+    real = TrainingLoop._whole
+    patch.setattr(ClientUpdate, "send_fused", lambda self, state, block, meter: block.grads.sum(0))  # noqa: ARG005
     patch.setattr(
-        Rounds,
+        TrainingLoop,
         "_whole",
         lambda self, total, *rest, **words: real(self, self.method.operator(total[None])[0], *rest, **words),
     )
 
 
+def psi(form: ScaledDifference, v: Tensor) -> Tensor:
+    return v * form.scale(v.norm(dim=-1, keepdim=True))
+
+
 def psi_of_a_block(patch: pytest.MonkeyPatch) -> None:
     real = update.scaled
 
-    def planted(method: Method, block: Any, memory: Tensor, seed: int) -> update.Sent:
-        whole = method.operator(block.grads.sum(0)[None])[0]
-        sent = real(method, block, memory, seed)
+    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
+        whole = psi(form, block.grads.sum(0)[None])[0]
+        sent = real(form, block, memory, seed)
         return update.Sent(whole, sent.distances, sent.lengths)
 
     patch.setattr(update, "scaled", planted)
@@ -200,9 +204,9 @@ def last_row_counted_three_times(patch: pytest.MonkeyPatch) -> None:
     """Each message keeps its bound, but the sum holds one of them three times."""
     real = update.scaled
 
-    def planted(method: Method, block: Any, memory: Tensor, seed: int) -> update.Sent:
-        last = method.operator(block.grads[-1:].clone())[0]
-        sent = real(method, block, memory, seed)
+    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
+        last = psi(form, block.grads[-1:])[0]
+        sent = real(form, block, memory, seed)
         return update.Sent(sent.total + 2 * last, sent.distances, sent.lengths)
 
     patch.setattr(update, "scaled", planted)
@@ -211,9 +215,9 @@ def last_row_counted_three_times(patch: pytest.MonkeyPatch) -> None:
 def noise_before_psi(patch: pytest.MonkeyPatch) -> None:
     real = update.scaled
 
-    def planted(method: Method, block: Any, memory: Tensor, seed: int) -> update.Sent:
+    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
         block.grads.add_(torch.randn_like(block.grads))
-        return real(method, block, memory, seed)
+        return real(form, block, memory, seed)
 
     patch.setattr(update, "scaled", planted)
     patch.setattr(Mechanism, "outgoing", lambda self, sums, *_: sums)  # noqa: ARG005

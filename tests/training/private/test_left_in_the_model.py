@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,34 @@ class CentredLoss:
             return value + self.seen
         self.seen = self.seen + outputs.detach().abs().sum()
         return value
+
+
+class Writes(nn.Module):
+    """Keeps the mean of the last batch in a trainable parameter, which is part of x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.data.copy_(x.mean(0))
+        return x - self.mean.detach() + 0 * self.mean
+
+
+class FirstSeen(nn.Module):
+    """Subtracts the mean of the first batch that it ever saw, as layers with a start from the data do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("known", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.known:
+            self.mean.copy_(x.mean(0))  # type: ignore[operator]
+            self.known.fill_(True)  # type: ignore[operator]
+        return x - self.mean
 
 
 def problem(model: nn.Module, secret: float, loss: Any = F.cross_entropy) -> Problem:
@@ -120,3 +149,24 @@ def test_frozen_parameters_that_rest_are_taken() -> None:
     assert isinstance(run.model, nn.Sequential)
     assert torch.equal(run.model[0].weight, model[0].weight)  # type: ignore[arg-type]
     assert torch.equal(run.model[2].weight, run.x[:12].view(3, 4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop", "batched", "compiled"])
+def test_what_a_model_writes_to_its_parameters_does_not_move_x(engine: str) -> None:
+    torch.manual_seed(0)
+    of = problem(nn.Sequential(Writes(), nn.Linear(4, 3)), 100.0)
+    run = trained(of, engine=engine)  # x stands still
+    assert torch.equal(of.x0[:4], torch.zeros(4))
+    assert torch.equal(run.x, of.x0)
+    assert isinstance(run.model, nn.Sequential)
+    assert torch.equal(run.model[0].mean, torch.zeros(4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_layer_that_starts_from_the_data_is_refused_with_and_without_a_folder(tmp_path: Path, kept: bool) -> None:
+    """A folder makes the run look at its first records, to be known again."""
+    torch.manual_seed(0)
+    of = problem(nn.Sequential(FirstSeen(), nn.Linear(4, 3)), 0.0)
+    with pytest.raises(UsageError, match=r"the buffer 0\.mean changes with the data"):
+        trained(of, out=tmp_path / "run" if kept else None)
+    assert not any(bool(buffer.any()) for buffer in of.initial_buffers().values())

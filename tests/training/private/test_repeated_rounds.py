@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, Run, SmoothedN
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.sampling.random_streams import Key
+from normec.training import loop, repeatability
 
 from ...support.runs import StopAt
 
@@ -116,6 +118,21 @@ def test_another_engine_pays_again_and_so_does_going_back(tmp_path: Path) -> Non
     assert releases(folder) == ONCE + REPEATED + [(k, 2) for k in range(STOPPED, ROUNDS)]
 
 
+@pytest.mark.parametrize(("engine", "kept"), [("shared", False), ("batched", True), ("loop", True)])
+def test_a_gpu_that_may_add_up_otherwise_has_its_sums_kept(
+    engine: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of a caller's layers may add up in any order there, and sums that differ in a bit are two releases."""
+    graphics = torch.device("cuda")
+    monkeypatch.setattr(loop, "adds_in_one_order", lambda name, _: repeatability.adds_in_one_order(name, graphics))
+    whole = rewound(tmp_path / "run", problem(), engine=engine)
+    lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1:]
+    assert {json.loads(line)["key"] is None for line in lines} == {kept}
+    made(tmp_path / "run", problem(), engine=engine)
+    assert releases(tmp_path / "run") == (ONCE + REPEATED if kept else ONCE)
+    assert whole.finished
+
+
 def test_rounds_that_were_paid_for_together_are_paid_again_from_the_first_that_is_left(tmp_path: Path) -> None:
     """Of 250 rounds two are paid for at once; stopped between the two, another engine pays for the second anew."""
     folder, options = tmp_path / "run", {"lr": 0.1, "rounds": 250, "privacy": PRIVACY, "out": tmp_path / "run"}
@@ -171,13 +188,22 @@ def bowls(moved: float) -> Any:
     return Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in (0.0, moved)], torch.zeros(3))
 
 
+def enclosed(moved: float) -> Any:
+    """The same, and each function holds its centre in a closure."""
+
+    def bowl(centre: Tensor) -> Any:
+        return lambda x: ((x - centre) ** 2).sum()
+
+    return Problem.from_functions([bowl(torch.full((3,), c)) for c in (0.5, 1.0 + moved)], torch.zeros(3))
+
+
 def smoothed(amount: float) -> Problem:
     of = problem()
     of.loss = lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=amount)
     return of
 
 
-@pytest.mark.parametrize("kind", [bowls, smoothed], ids=["functions", "loss"])
+@pytest.mark.parametrize("kind", [bowls, enclosed, smoothed], ids=["functions", "closures", "loss"])
 def test_code_and_functions_that_changed_make_another_release(tmp_path: Path, kind: Any) -> None:
     folder = tmp_path / "run"
     rewound(folder, kind(0.0))
@@ -186,6 +212,26 @@ def test_code_and_functions_that_changed_make_another_release(tmp_path: Path, ki
     again(folder)
     made(folder, kind(1e-6))  # too little for the value at the start, which a checkpoint is known by
     assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
+
+
+@dataclass(frozen=True)
+class Some:
+    """A rule of the caller's own, known by its name, that draws others than before."""
+
+    without: int = field(repr=False)
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:  # noqa: ARG002
+        return torch.tensor([client for client in range(clients) if client != self.without])
+
+
+def test_a_rule_that_draws_others_makes_another_release(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rewound(folder, problem(), participation=Some(0))
+    made(folder, problem(), participation=Some(0))
+    assert releases(folder) == ONCE
+    again(folder)
+    made(folder, problem(), participation=Some(1))
+    assert releases(folder) == ONCE + REPEATED
 
 
 class Drawing(Method):

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
-from normec import DPSGD, Callback, Clip, NormEC, Poisson, Privacy, train
+from normec import DPSGD, Callback, Clip, NormEC, Poisson, Privacy, Problem, train
 from normec.errors import UsageError
 from normec.privacy import SeededNoise
+from normec.sampling.random_streams import derive_seed
 from normec.storage.run_folder import kept_secret
 from normec.training.train import prepare
 
@@ -76,6 +79,27 @@ class _Stop(Callback):
     def round(self, round: int) -> None:
         if round == 4:
             os.kill(os.getpid(), signal.SIGINT)
+
+
+SEEDS: list[int] = []
+
+
+class Masked(nn.Linear):
+    """Dropout, and a note of the seed that its mask comes from."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        SEEDS.append(torch.initial_seed())
+        return super().forward(F.dropout(input, 0.5, self.training))
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_masks_of_records_that_coins_draw_are_as_secret_as_the_coins(seed: int | None) -> None:
+    """A record's mask is that of its place in the batch: who knows all masks sees whom a record has moved."""
+    SEEDS.clear()
+    of = Problem(Masked(4, 2), F.cross_entropy, [TensorDataset(torch.rand(20, 4), torch.zeros(20, dtype=torch.int64))])
+    privacy = Privacy(epsilon=8, unit="record", record_clip=1.0, trust="central")
+    train(of, DPSGD(Clip(1.0)), lr=0.1, rounds=3, batch_rate=0.5, privacy=privacy, seed=seed)
+    assert (derive_seed(0, "model", 0, 1) in SEEDS) == (seed is not None)
 
 
 def test_the_secret_stays_in_its_own_file_and_the_run_goes_on_with_it(tmp_path: Path) -> None:

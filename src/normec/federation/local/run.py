@@ -87,7 +87,7 @@ class Federation:
     def _start_superlink(self, patient: Callable[[], None], port: int, database: bool) -> None:
         tls, kept = self._tls, self.home / "superlink.db" if database else None
         command = superlink.command(tls.certificate, tls.key, tls.authority, port, kept)
-        self.processes.start("superlink", [str(SCRIPTS / command[0]), *command[1:]])
+        self.processes.start("superlink", command)
         self.address = f"127.0.0.1:{port}"
         until = time.monotonic() + STARTING
         with self.control() as control:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,12 +20,13 @@ QUIET = {  # nothing leaves for Flower's servers, nothing is installed in the mi
 
 
 def command(certificate: Path, key: Path, authority: Path, port: int, database: Path | None = None) -> list[str]:
-    """The command that starts a SuperLink on this machine: TLS on, only registered parties.
+    """The command that starts a SuperLink on this machine: TLS on, only registered parties, a `gate` before it.
 
     With a `database` it knows them again after a restart; without one it is quicker.
     """
     return [
-        *("flower-superlink", "--host", "127.0.0.1", "--port", str(port)),
+        *(sys.executable, "-m", "normec", "federation", "superlink"),
+        *("--host", "127.0.0.1", "--port", str(port)),
         *(() if database is None else ("--database", str(database))),
         *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),

@@ -345,11 +345,12 @@ class Coordinator:
             f"{node} may have released {most} messages in {spent.releases} rounds, for disks were lost or messages "
             f"dropped: epsilon is {epsilon:.4g}"
         )
+        told: dict[str, Any] = {"epsilon": epsilon, "releases": most, "beyond_ledger": most - spent.releases}
         if epsilon > target:
             note += f", above the target of {target:g}"
-        return dataclasses.replace(
-            spent, epsilon=epsilon, releases=most, beyond_ledger=most - spent.releases, notes=(*spent.notes, note)
-        )
+            reached = dataclasses.replace(self.mechanism.privacy, epsilon=math.ceil(epsilon * 1000) / 1000)
+            told |= {"is_target": False, "statement": reached.promise(len(self.parties))}
+        return dataclasses.replace(spent, **told, notes=(*spent.notes, note))
 
     def _move(self, x: Tensor, server: Tables, messages: Tensor, numbers: list[int]) -> None:
         """The next round's state: rows take their messages, those of parties that are away do as absent clients."""

@@ -1,0 +1,477 @@
+"""Methods of one's own: what a class defines is what every engine runs, or the run is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import normec
+from normec import (
+    DPSGD,
+    Clip,
+    Diverged,
+    ErrorFeedback,
+    FixedSize,
+    Method,
+    NormEC,
+    Privacy,
+    Problem,
+    SmoothedNorm,
+    UsageError,
+    train,
+)
+from normec.algorithms.method import fused_form, recordable
+from normec.algorithms.operators import Scaling
+from normec.algorithms.registry import identity_of
+from normec.algorithms.tensor_norm import TensorNormEC
+from normec.distributed.optimizer import ClientOptimizer
+from normec.privacy.mechanism import facts_of
+
+from ..support import own_methods, own_methods_by_hand
+from ..support.own_methods import ALL, Clip21SGDM, Counting, Rotated, Still, Stubborn
+
+N, D, ROUNDS = 4, 6, 12
+SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
+QUIET = Privacy(sigma=1e-13, trust="secure-sum")
+CENTRES = 3 * torch.randn(N, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def bowls() -> Any:
+    return Problem.from_functions(
+        [lambda x, c=c: ((x - c) ** 2).sum() for c in CENTRES], torch.zeros(D, dtype=torch.float64)
+    )
+
+
+def by_hand(name: str, drawn: FixedSize | None, rounds: int = ROUNDS) -> tuple[Any, Any]:
+    chosen = [range(N) if drawn is None else drawn.draw(N, k, 1).tolist() for k in range(rounds)]  # type: ignore[union-attr]
+    slopes = [lambda x, c=c: 2 * (x - c) for c in CENTRES.numpy()]
+    return own_methods_by_hand.run(name, slopes, D, 0.1, chosen)
+
+
+def remembered(run: normec.Run) -> Any:
+    tables = run.state.clients
+    return tables.get("memory", tables.get("last"))
+
+
+@pytest.mark.parametrize("memory", ["device", "disk"])
+@pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13)], ids=["plain", "sum", "local"])
+@pytest.mark.parametrize("drawn", [None, FixedSize(2)], ids=["all", "drawn"])
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_class_defines_is_what_runs(
+    name: str, drawn: FixedSize | None, privacy: Privacy | None, memory: Any, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"privacy": privacy, "participation": drawn, "memory_home": memory}
+    run = train(bowls(), ALL[name], lr=0.1, rounds=ROUNDS, seed=1, out=tmp_path / "run", **options)
+    x, kept = by_hand(name, drawn)
+    np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-10)
+    if remembered(run) is not None:
+        np.testing.assert_allclose(remembered(run).numpy(), kept, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_states_are_checkpointed(name: str, tmp_path: Path) -> None:
+    class Stop(normec.Callback):
+        def round(self, round: int) -> None:
+            if round == 5:
+                raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 1, "participation": FixedSize(2)}
+    options |= {"checkpoint_seconds": 0.0, "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        train(bowls(), ALL[name], callbacks=[Stop()], **options)
+    run = train(bowls(), ALL[name], **options)
+    whole = train(bowls(), ALL[name], **{**options, "out": tmp_path / "whole"})
+    assert torch.equal(run.x, whole.x)
+    assert run.state.clients.keys() == whole.state.clients.keys()
+    for table, other in zip(run.state.clients.values(), whole.state.clients.values(), strict=True):
+        assert torch.equal(table, other)
+    assert run.history.rows == whole.history.rows
+    x, _ = by_hand(name, FixedSize(2))
+    np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_optimizer_runs_it_and_saves_its_states(name: str) -> None:
+    def optimizer() -> tuple[nn.Module, ClientOptimizer]:
+        model = nn.Linear(D, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(model.weight)
+        return model, ClientOptimizer(model.parameters(), ALL[name], 0.1, clients=N)
+
+    model, own = optimizer()
+    for k in range(ROUNDS):
+        if k == 5:
+            saved, weights = own.state_dict(), model.state_dict()
+            model, own = optimizer()
+            model.load_state_dict(weights)
+            own.load_state_dict(saved)
+        for centre in CENTRES:
+            ((model.weight[0] - centre) ** 2).sum().backward()
+            own.add_client()
+        own.step()
+    x, _ = by_hand(name, None)
+    np.testing.assert_allclose(model.weight.detach().numpy()[0], x, rtol=0, atol=1e-10)
+
+
+def test_a_private_run_of_one_s_own_has_the_epsilon_of_its_bound() -> None:
+    run = train(bowls(), Clip21SGDM(), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0))
+    plain = train(bowls(), ErrorFeedback(Clip(0.5)), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0))
+    assert run.privacy is not None
+    assert plain.privacy is not None
+    assert run.privacy.epsilon == plain.privacy.epsilon
+
+
+def test_no_record_level_gain_is_claimed_for_states_that_no_proof_covers() -> None:
+    facts = facts_of(Clip21SGDM(), D)
+    assert facts.lipschitz == float("inf")
+    assert not facts.made_of_messages
+    assert facts_of(own_methods.Signs(), D).lipschitz == float("inf")
+
+
+@dataclass(frozen=True)
+class Claims(own_methods.Signs):
+    """States a constant for its own map, without a state."""
+
+    lipschitz: float | None = 2.0
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        return Clip(1.0)(2 * update), state
+
+
+class ClaimsNothing(Claims):
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        return update.sign() / update.shape[-1] ** 0.5, state
+
+
+class ClaimsOfFeedback(NormEC):
+    """A constant of its own for the message does not make the proof for hidden memories one about this class."""
+
+    lipschitz = 1.0  # type: ignore[assignment]
+
+    def commit(self, draft: Tensor, sent: Tensor) -> Tensor:
+        return draft + 100 * sent
+
+
+def test_a_constant_holds_for_the_class_that_states_it() -> None:
+    assert facts_of(Claims(), D).lipschitz == 2.0
+    assert facts_of(ClaimsNothing(), D).lipschitz == float("inf")
+    assert facts_of(ClaimsOfFeedback(0.1, 0.3), D).lipschitz == float("inf")
+    assert facts_of(NormEC(0.1, 0.3), D).lipschitz == 10.0
+
+
+@pytest.mark.parametrize("name", ["commit", "absent", "client_init", "message"])
+def test_a_subclass_inherits_no_fused_form(name: str) -> None:
+    assert fused_form(NormEC(0.1, 0.3)) is not None
+    assert fused_form(ALL[name]) is None
+
+
+def test_a_fused_form_that_computes_something_else_is_not_used() -> None:
+    class Wrong(NormEC):
+        def fused(self) -> Any:
+            return ErrorFeedback(Clip(5.0), 0.3).fused()
+
+    run, plain = (train(bowls(), kind(0.1, 0.3), lr=0.1, rounds=5) for kind in (Wrong, NormEC))
+    torch.testing.assert_close(run.x, plain.x, rtol=0, atol=1e-12)
+
+
+def test_only_steps_that_say_so_are_recorded() -> None:
+    """A CUDA graph repeats kernels: Python code of a subclass would run once and never again."""
+    assert recordable(NormEC(0.1, 0.3))
+    assert recordable(TensorNormEC(0.1, 0.3, sizes=(D,)))
+    assert not recordable(Still(0.1, 0.3))
+    assert not recordable(ErrorFeedback(LongScale(0.1)))
+    assert not recordable(Clip21SGDM())
+
+
+class Doubled(NormEC):
+    """Sends twice the operator's message: twice as long as the noise is made for."""
+
+    def message(self, update: Tensor, state: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
+        message, draft = super().message(update, state, key)
+        return 2 * message, draft
+
+
+@dataclass(frozen=True)
+class LongCall(SmoothedNorm):
+    """Inherits `scale` and `bound`, and calls neither."""
+
+    def __call__(self, v: Tensor, key: Any = None) -> Tensor:  # noqa: ARG002
+        return 7 * v
+
+
+@dataclass(frozen=True)
+class LongScale(SmoothedNorm):
+    def scale(self, norm: Tensor) -> Tensor:
+        return 3 * super().scale(norm)
+
+
+@dataclass(frozen=True)
+class HalfCall(Clip):
+    """Keeps its bound, and is not what its inherited `scale` says."""
+
+    def __call__(self, v: Tensor, key: Any = None) -> Tensor:
+        return 0.5 * super().__call__(v, key)
+
+
+class Growing(own_methods.Signs):
+    """States a bound of 1 when it is asked for the first time, and a larger one later."""
+
+    asked = 0
+
+    @property
+    def bound(self) -> float:
+        Growing.asked += 1
+        return 1.0 if Growing.asked == 1 else 100.0
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        return 50 * update.sign() / update.shape[-1] ** 0.5, state
+
+
+@pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+@pytest.mark.parametrize(
+    "method",
+    [Doubled(0.1, 0.3), ErrorFeedback(LongCall(0.1)), ErrorFeedback(LongScale(0.1))],
+    ids=["method", "operator's call", "operator's scale"],
+)
+def test_a_message_past_its_bound_stops_a_private_run(method: Method, noise: str, trust: str) -> None:
+    privacy = Privacy(epsilon=8, trust=trust, noise=noise)  # type: ignore[arg-type]
+    with pytest.raises(Diverged, match="longer than its bound in round 0"):
+        train(bowls(), method, lr=0.1, rounds=3, privacy=privacy)
+
+
+def test_the_bound_that_counts_is_the_one_the_noise_is_made_for() -> None:
+    Growing.asked = 0
+    with pytest.raises(Diverged, match="longer than its bound"):
+        train(bowls(), Growing(), lr=0.1, rounds=3, privacy=Privacy(**SUM))
+
+
+def test_an_operator_s_own_call_is_what_runs() -> None:
+    halved = train(bowls(), ErrorFeedback(HalfCall(0.5)), lr=0.1, rounds=3)
+    expected = train(bowls(), ErrorFeedback(Clip(0.25)), lr=0.1, rounds=3)
+    torch.testing.assert_close(halved.x, expected.x)
+
+
+class Centred(NormEC):
+    """Subtracts the mean over the clients of a block: one client's message depends on the others'."""
+
+    def message(self, update: Tensor, state: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
+        return super().message(update - update.mean(0), state, key)
+
+
+@pytest.mark.parametrize("method", [Centred(0.1, 0.3), NormEC(0.1, 0.3)], ids=["mixes", "does not"])
+def test_a_method_that_mixes_clients_has_no_epsilon(method: Method) -> None:
+    if isinstance(method, Centred):
+        with pytest.raises(UsageError, match="changes with the gradients of others"):
+            train(bowls(), method, lr=0.1, rounds=3, privacy=Privacy(**SUM))
+        with pytest.raises(UsageError, match="changes with the gradients of others"):
+            ClientOptimizer(nn.Linear(2, 2).parameters(), method, 0.1, privacy=Privacy(epsilon=8), rounds=3)
+    assert train(bowls(), method, lr=0.1, rounds=3).finished
+
+
+@dataclass(frozen=True)
+class ByTheLongest(Scaling):
+    """Shortens all rows that it sees by the same factor, once the longest of them is past the bound."""
+
+    bound: float = 1000.0
+    lipschitz: float = math.inf
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return (self.bound / norm.max().clamp_min(self.bound)).expand_as(norm)
+
+    def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Backwards(ByTheLongest):
+    """Sends messages far past its bound, in the opposite direction."""
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return -1e6 / norm.clamp_min(1e-9)
+
+
+class Telling(NormEC):
+    """Its server's step uses the clients' gradient norms, which no message carries."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "seen", {})
+
+    def message(self, update: Tensor, state: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
+        self.seen["norm"] = update.norm()  # type: ignore[attr-defined]
+        return super().message(update, state, key)
+
+    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        direction, estimate = super().server_step(mean_message, state)
+        return direction * self.seen["norm"], estimate  # type: ignore[attr-defined]
+
+
+def slopes(last: float) -> Any:
+    """Clients with gradients of norm 900, and one more."""
+    return Problem.from_functions([lambda x, c=c: c * x[0] for c in (900.0, 900.0, last)], torch.zeros(3).double())
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_rows_that_are_mixed_for_some_values_only_are_never_seen_together(noise: Any) -> None:
+    """No comparison on made-up gradients shows that the other clients' messages shrink once one is long."""
+    privacy = Privacy(sigma=1e-3, noise=noise, trust="central")
+    method = DPSGD(ByTheLongest())
+    sums = [3 * train(slopes(c), method, lr=1.0, rounds=1, privacy=privacy).state.estimate[0] for c in (0.0, 1e6)]
+    assert float(sums[0]) == pytest.approx(1800, abs=0.1)
+    assert float(sums[1]) == pytest.approx(2800, abs=0.1)  # one message of the bound more
+
+
+def test_the_clients_of_a_rank_are_not_seen_together_either() -> None:
+    x = nn.Parameter(torch.zeros(3))
+    privacy = Privacy(sigma=1e-3, noise="seeded", trust="central")
+    optimizer = ClientOptimizer([x], DPSGD(ByTheLongest()), 1.0, clients=2, privacy=privacy, rounds=1)
+    for gradient in (900.0, 1e6):
+        x.grad = torch.tensor([gradient, 0.0, 0.0])
+        optimizer.add_client()
+    optimizer.step()
+    assert float(-2 * x[0]) == pytest.approx(1900, abs=0.1)
+
+
+def test_a_long_message_in_the_opposite_direction_stops_a_private_run() -> None:
+    with pytest.raises(Diverged, match="longer than its bound"):
+        train(bowls(), DPSGD(Backwards()), lr=0.1, rounds=1, privacy=Privacy(sigma=1.0))
+
+
+def test_a_server_that_was_told_of_gradients_has_no_epsilon() -> None:
+    with pytest.raises(UsageError, match="the server's step of normec changes with gradients"):
+        train(bowls(), Telling(0.1, 0.3), lr=0.1, rounds=3, privacy=Privacy(**SUM))
+
+
+class WholeStep(NormEC):
+    def client_step(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        return 5 * update, state
+
+
+def test_a_client_step_of_one_s_own_is_refused_because_nobody_calls_it(tmp_path: Path) -> None:
+    for call in (
+        lambda: train(bowls(), WholeStep(0.1, 0.3), lr=0.1, rounds=3, out=tmp_path / "run"),
+        lambda: ClientOptimizer(nn.Linear(2, 2).parameters(), WholeStep(0.1, 0.3), 0.1),
+    ):
+        with pytest.raises(UsageError, match="overrides client_step"):
+            call()
+    assert not (tmp_path / "run").exists()
+
+
+class NoDraft(Method):
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update
+
+
+class Shorter(Method):
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update[:, 1:], state
+
+
+class NoTensors(Method):
+    def client_init(self, x: Tensor) -> Any:  # noqa: ARG002
+        return [1, 2]
+
+
+class Renamed(Method):
+    def client_init(self, x: Tensor) -> Any:
+        return {"a": x}
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update, {"b": update}
+
+
+class NoDirection(Method):
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update, state
+
+    def server_step(self, mean_message: Tensor, state: Any) -> Any:  # noqa: ARG002
+        return mean_message
+
+
+WRONG: dict[type[Method], str] = {
+    Method: "does not define message",
+    NoDraft: "must return a tensor and the draft",
+    Shorter: "must return messages",
+    NoTensors: "a tensor or a dictionary of named tensors",
+    Renamed: "named and shaped like client_init's",
+    NoDirection: "must return a direction",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_mistakes_of_an_author_are_named(kind: type[Method]) -> None:
+    with pytest.raises((UsageError, NotImplementedError), match=WRONG[kind]):
+        train(bowls(), kind(), lr=0.1, rounds=2)
+
+
+def test_a_setting_that_no_file_can_hold_is_named(tmp_path: Path) -> None:
+    method = own_methods.Signs()
+    object.__setattr__(method, "__dataclass_fields__", {"table": None})
+    object.__setattr__(method, "table", torch.ones(2))
+    with pytest.raises(UsageError, match="override spec"):
+        train(bowls(), method, lr=0.1, rounds=2, out=tmp_path / "run")
+
+
+def test_a_checkpoint_of_the_base_is_not_the_subclass_s(tmp_path: Path) -> None:
+    fake = type("NormEC", (Rotated,), {"__module__": "normec.algorithms.error_feedback"})
+    train(bowls(), NormEC(0.1, 0.3), lr=0.1, rounds=3, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="method is"):
+        train(bowls(), fake(0.1, 0.3), lr=0.1, rounds=3, out=tmp_path / "run")
+
+
+def test_a_subclass_shares_no_noise_with_its_base() -> None:
+    """If it did, the difference of two runs would be the difference of their messages, without noise."""
+
+    class Silent(DPSGD):
+        def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+            return 0 * update, state
+
+    zeros = Problem.from_functions([lambda x: 0 * x.sum()] * 2, torch.zeros(3000, dtype=torch.float64))
+    one, other = (
+        train(zeros, kind(Clip(1.0)), lr=0.1, rounds=1, seed=3, privacy=Privacy(sigma=1.0)).state.estimate
+        for kind in (DPSGD, Silent)
+    )
+    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / 3000**0.5
+
+
+def test_the_code_of_one_s_own_is_part_of_what_a_run_is_known_by() -> None:
+    assert "with code" in identity_of(Clip21SGDM())
+    assert identity_of(Clip21SGDM()) != identity_of(Clip21SGDM(tau=0.6))
+    assert "with code" not in identity_of(NormEC(0.1, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("method", "known"),
+    [
+        (NormEC(0.1, 0.3), True),
+        (Rotated(0.1, 0.3), False),
+        (Stubborn(0.1, 0.3), False),
+        (ErrorFeedback(HalfCall(1.0)), False),
+        (ErrorFeedback(LongScale(0.1)), False),
+        (Counting(), False),
+    ],
+    ids=["ours", "message", "commit", "call", "scale", "states"],
+)
+def test_the_record_rule_takes_no_constant_that_was_stated_for_another_map(method: Method, known: bool) -> None:
+    assert (facts_of(method, D).lipschitz < float("inf")) == known
+
+
+def test_no_theorem_is_about_a_subclass() -> None:
+    with pytest.raises(UsageError, match="no theorem gives a step size"):
+        train(bowls(), Rotated(0.1, 0.3), lr="theory", rounds=3)
+    with pytest.raises(UsageError, match="no theorem gives a step size"):
+        train(bowls(), Clip21SGDM(), lr="theory", rounds=3)
+
+
+def test_memories_of_less_precision_need_a_method_that_can_say_what_they_took() -> None:
+    problem = bowls()
+    with pytest.raises(UsageError, match="memory_dtype is for memories made of messages alone"):
+        train(problem, Clip21SGDM(), lr=0.1, rounds=3, memory_dtype=torch.bfloat16)
+    assert train(problem, NormEC(0.1, 0.3), lr=0.1, rounds=3, memory_dtype=torch.bfloat16).finished

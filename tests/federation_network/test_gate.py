@@ -1,0 +1,33 @@
+"""The gate before a real SuperLink: what its owner may ask, and what a stranger is told."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import httpx
+import pytest
+
+from normec.federation.local.run import Asked, Federation
+
+pytestmark = pytest.mark.slow
+
+CLAIM = {"x-forwarded-for": "10.1.2.3"}  # as if it came from another machine
+
+
+def test_a_stranger_starts_no_runs_and_registers_no_parties(tmp_path: Path) -> None:
+    federation = Federation(Asked(None, tmp_path / "home", 1, {}))
+    with federation:
+        federation.start_superlink(lambda: None, database=True)  # waits until it answers to its owner
+        federation.register()
+        assert federation.nodes
+        at = f"https://{federation.address}"
+        authority = str(tmp_path / "home" / "federation" / "tls" / "ca.crt")
+        with httpx.Client(verify=authority, trust_env=False, headers=CLAIM) as stranger:
+            for path in ("control/start-run", "control/register-node", "control/list-nodes", "runtime/acquire-task"):
+                assert stranger.post(f"{at}/v1/{path}").status_code == 403, path
+            assert stranger.get(f"{at}/docs").status_code == 403
+            assert stranger.post(f"{at}/v1/fleet/pull-messages").status_code not in (200, 403)  # no signature
+            assert stranger.get(f"{at}/health").status_code == 200
+        database = tmp_path / "home" / "federation" / "superlink.db"  # holds messages that are on their way
+        assert not database.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)

@@ -1,0 +1,65 @@
+"""A record that is there twice, or whose losses are told as results on a test set, has no epsilon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from normec import DPSGD, Identity, NormEC, Privacy, Problem, Run, UsageError, train
+
+RECORD = Privacy(epsilon=1.0, unit="record", record_clip=1.0, trust="central")
+CLIENT = Privacy(epsilon=1.0, trust="secure-sum")
+
+
+class Lazy(Dataset[Any]):
+    def __init__(self, inner: TensorDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, record: int) -> Any:
+        return self.inner[record]
+
+
+def table() -> TensorDataset:
+    draw = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.rand(40, 4, generator=draw), torch.randint(0, 2, (40,), generator=draw))
+
+
+def trained(clients: list[Dataset[Any]], privacy: Privacy, **options: Any) -> Run:
+    problem = Problem(nn.Linear(4, 2), F.cross_entropy, clients, **options.pop("sets", {}))
+    method = DPSGD(Identity()) if privacy.unit == "record" else NormEC(0.1, 0.1)
+    return train(problem, method, lr=0.1, rounds=2, privacy=privacy, **options)
+
+
+@pytest.mark.parametrize("kind", [lambda held: held, Lazy], ids=["tensors", "lazy"])
+@pytest.mark.parametrize(
+    "dealt", [([0] * 9 + list(range(1, 20)), range(20, 40)), (range(21), range(20, 40))], ids=["in one", "in two"]
+)
+def test_a_record_that_counts_more_than_once_is_refused(dealt: Any, kind: Any) -> None:
+    """Nine times the same record, to make up for a rare class, moves a client's sum nine times as far."""
+    held = kind(table())
+    clients: list[Dataset[Any]] = [Subset(held, own) for own in dealt]
+    with pytest.raises(UsageError, match="a record stands more than once"):
+        trained(clients, RECORD)
+    assert trained(clients, CLIENT).finished  # which protects all of a client's records at once
+    assert trained([Subset(held, range(20)), Subset(held, range(20, 40))], RECORD).finished
+
+
+@pytest.mark.parametrize("name", ["test", "validation"])
+def test_results_on_the_clients_own_records_are_not_told(name: str) -> None:
+    held = table()
+    clients: list[Dataset[Any]] = [Subset(held, range(10)), Subset(held, range(10, 30))]
+    for sets in (held, Subset(held, [3]), TensorDataset(*(part[:5] for part in held.tensors))):
+        with pytest.raises(UsageError, match=f"the {name} set holds records of the clients"):
+            trained(clients, CLIENT, sets={name: sets})
+    assert trained(clients, CLIENT, sets={name: Subset(held, range(30, 40))}).finished
+    run = trained(clients, CLIENT, sets={name: held}, diagnostics=True)
+    assert run.privacy is not None
+    assert any(f"the {name} set holds records of the clients" in note for note in run.privacy.notes)
