@@ -19,7 +19,7 @@ import normec.data
 from normec.algorithms.method import MEMORY, Steps, Tables
 from normec.experiments import methods
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.settings import read
+from normec.federation.flower.settings import located, read
 from normec.federation.local.run import Asked, Federation, app_config
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
@@ -30,6 +30,7 @@ from normec.storage.history import History
 from ..support.waiting import wait_for
 
 PARTS = Path(__file__).with_name("parts")
+OWN_METHOD = Path(__file__).parents[1] / "federation" / "methods" / "my_method.py"
 PARTIES = 5
 WITHOUT_NOISE = {"private": False, "epsilon": "", "delta": "", "unit": "", "relation": "", "trust": "", "noise": ""}
 
@@ -39,6 +40,7 @@ def write_test_app(folder: Path, task: str) -> None:
     write_app(folder)
     for name, source in (("task", task), ("client", "stoppable"), ("sorted_digits", "sorted_digits")):
         shutil.copy(PARTS / f"{source}.py", folder / "learning" / f"{name}.py")
+    shutil.copy(OWN_METHOD, folder)
 
 
 def keep_digits(path: Path) -> None:
@@ -83,13 +85,14 @@ class Stage:
         allowed = {
             "epsilon": epsilon,
             "least_sigma": 1e-6,
-            "methods": ["normec", "clip21", "dpsgd", "ef21", "gd"],
+            "methods": ["normec", "clip21", "dpsgd", "ef21", "gd", "my_method.py:Clip21SGDM"],
             "trusts": ["local", "central"],
             "allow_without_noise": True,
             **rules,
         }
         folder = self.federation.folder(i)
         folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(OWN_METHOD, folder)
         (folder / "policy.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items()))
 
     def start(self, i: int) -> None:
@@ -147,7 +150,9 @@ class Stage:
         return normec.Problem(task.model(), task.loss, clients + clients[:1] * silent, task.test())
 
     def method(self, config: dict[str, Any], dimension: int) -> normec.Method:
-        return methods.build(read({**app_config(self.folder / "app"), **config}).run, dimension)
+        app = self.folder / "app"
+        run = read({**app_config(app), **config}).run
+        return methods.build(run.model_copy(update={"method": located(run.method, app)}), dimension)
 
     def check(self, name: str) -> None:
         """What holds after every story: ĝ = mean g_i, memories that agree, accounts that count enough, all rounds."""

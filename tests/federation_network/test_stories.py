@@ -80,6 +80,39 @@ def test_parties_killed_in_every_phase_of_a_round_and_a_disk_wiped(stage: Stage)
     assert "recovered" in {line["event"] for line in read_journal(wiped / "events.jsonl")}
 
 
+def test_somebody_elses_method_with_a_party_killed_and_one_that_lost_its_disk(stage: Stage) -> None:
+    """A disk that is lost before its party's first message is accepted loses nothing: the trajectory is the same."""
+    settings = {"method": "my_method.py:Clip21SGDM", "method_settings": "tau=0.3,eta=0.4", "alpha": "", "lr": 0.2}
+    stage.stop_at(0, "written", round=0)
+    stage.stop_at(1, "computed", round=2)
+    run = stage.begin("own", rounds=ROUNDS, batch_size=32, seed=5, **settings, **WITHOUT_NOISE)
+    for i in (0, 1):
+        wait_for(lambda i=i: stage.stopped(i), f"party {i} to be stopped")
+        stage.kill(i)
+        if i == 0:
+            shutil.rmtree(stage.federation.folder(0))
+            stage.policy(0)
+        stage.start(i)
+    assert stage.end(run) == ""
+    stage.check("own")
+    method = stage.method(stage.config, len(stage.server("own")["x"]))
+    assert method.spec() == {"tau": 0.3, "eta": 0.4}
+    run_here = normec.train(stage.problem(), method, lr=0.2, rounds=ROUNDS, batch_size=32, seed=5)
+    torch.testing.assert_close(stage.server("own")["x"], run_here.x, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stage.server("own")["client.memory"], run_here.state.memory, rtol=1e-4, atol=1e-6)
+
+    other = stage.federation.folder(3) / "my_method.py"  # a party with code of its own refuses, and says so at home
+    other.write_text(other.read_text().replace("1 - self.eta", "2 - self.eta"))
+    stage.kill(3)
+    stage.start(3)
+    assert stage.end(stage.begin("code", rounds=1, **settings, **WITHOUT_NOISE)) == ""
+    assert "terms: 1" in stage.summary("code")["stopped"]
+    assert "not the server's" in read_journal(other.with_name("events.jsonl"))[-1]["exact"]
+    stage.policy(3)
+    stage.kill(3)
+    stage.start(3)
+
+
 def test_a_budget_that_runs_out_in_the_middle_under_central_trust(stage: Stage) -> None:
     settings = {"rounds": 6, "sigma": 0.5, "epsilon": "", "lr": 0.05, "min_parties": PARTIES - 1, "trust": "central"}
     faced = 0.5 * PARTIES**0.5  # the server's one draw on the sum is that of five parties
