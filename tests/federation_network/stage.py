@@ -102,6 +102,7 @@ class Stage:
         self.federation.processes.kill(self.federation.name(i))
 
     def stop_at(self, i: int, phase: str, round: int) -> None:
+        (self.folder / f"stopped-{i}.json").unlink(missing_ok=True)  # of an earlier story
         (self.folder / f"stop-{i}.json").write_text(json.dumps({"phase": phase, "round": round}))
 
     def stopped(self, i: int) -> bool:
