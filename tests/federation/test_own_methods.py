@@ -310,6 +310,17 @@ def test_a_party_that_has_other_code(tmp_path: Path) -> None:
     assert isinstance(asking.ask(), Reply)
 
 
+def test_a_file_that_changes_under_a_running_party_changes_nothing(tmp_path: Path) -> None:
+    """The party runs the code that it loaded, and is known by the digest of that code."""
+    file = tmp_path / "my_method.py"
+    shutil.copy(MINE, file)
+    policy = PLAIN.model_copy(update={"methods": [f"{file}:Clip21SGDM"]})
+    terms = MethodTerms.of(own("Clip21SGDM"))
+    before = terms.build(policy.methods)
+    file.write_text(MINE.read_text().replace("(1 - self.eta)", "(2 - self.eta)"))
+    assert type(terms.build(policy.methods)) is type(before)
+
+
 def test_a_method_without_a_bound_is_not_private(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="messages without a bound"):
         Coordinator(own("Unbounded"), torch.zeros(5), NODES, plan(3), run="no", privacy=SECURE)
