@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..storage.history import NOT_COVERED
+from ..storage.run_folder import STARTED_BY
 from . import charts, guarantee, words
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table
@@ -253,7 +254,7 @@ def _toml(value: object) -> str:
 
 def _rerun(view: RunView) -> Html:
     where = shown(view.folder)
-    if not view.settings:
+    if not view.settings or STARTED_BY in view.settings:
         return e("p", "Call normec.train as before; with out= this folder it goes on where it stopped.")
     if view.identity.get("parties"):
         return _rerun_federation(where, view.status)

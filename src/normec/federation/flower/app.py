@@ -22,11 +22,12 @@ from torch.utils.data import Dataset
 
 from ...errors import Diverged, UsageError, at_least
 from ...experiments import build, methods, runs
-from ...experiments.config import RunConfig
+from ...experiments.config import RunConfig, to_toml
+from ...experiments.resolve import Measured, resolved
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
 from ...system.atomic import write_atomic
-from ...training.run import Plan
+from ...training.run import Plan, usual_evaluate_every
 from ..protocol.client_work import ProblemWork, Work
 from ..protocol.coordinator import Coordinator, disk_failure
 from ..protocol.party import Party
@@ -138,14 +139,16 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         minimum=settings.least,
         evaluate=evaluate,
     )
-    write_atomic(out / "config.toml", settings_of_run.to_toml(config))
+    config = resolved(config, Measured(dimension=len(x0)))
+    write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
     try:
         with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
             serve(coordinator, mailbox, roster, Patience(settings.round_seconds, settings.wait_seconds), _say)
-        runs.write_summary(out, runs.summarise(coordinator.finish(), config))
+        runs.write_summary(out, runs.summarise(coordinator.finish(), config.record(settings_of_run.RECORDED)))
         _say(coordinator.stopped or f"finished; the run is in {out}")
     except Diverged as error:
-        runs.note(config, out, {"status": "diverged", "round": error.round, "error": str(error)})
+        facts = {"status": "diverged", "round": error.round, "error": str(error)}
+        runs.note(config.record(settings_of_run.RECORDED), out, facts)
         raise
     finally:
         coordinator.close()
@@ -170,7 +173,7 @@ def _plan(config: RunConfig) -> Plan:
         participation=Everyone(),
         initial_memory="zero",
         log_every=1,
-        evaluate_every=config.evaluate_every if config.evaluate_every is not None else max(1, rounds // 20),
+        evaluate_every=config.evaluate_every if config.evaluate_every is not None else usual_evaluate_every(rounds),
         full_gradient=False,
         diagnostics=config.diagnostics or not config.private,
     )

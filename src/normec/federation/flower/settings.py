@@ -1,7 +1,7 @@
 """The settings of a federated run: `[tool.flwr.app.config]` in the app's pyproject.toml, or `flwr run -c 'key=value'`.
 
-The names are those of `normec train` (lab/config.py), and a few more for the federation itself. Flower knows no empty
-value and lets nobody add a key that the app does not have; so an empty string stands for "not given".
+The names are those of `normec train` (experiments/config.py), and a few more for the federation itself. Flower has no
+empty value and lets nobody add a key that the app does not have; so an empty string stands for "not given".
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...errors import UsageError, at_least, nearest
-from ...experiments.config import RunConfig, make
+from ...experiments.config import FEDERATED, RunConfig, make
 from ..protocol.terms import LATER
 
-# What a federated run has in common with any other, by the names of lab/config.py.
-OF_THE_LAB = (
-    *("method", "alpha", "beta", "server_norm", "decay", "momentum", "tau", "compressor", "k"),
-    *("private", "epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory"),
-    *("lr", "rounds", "batch_size", "seed", "evaluate_every", "diagnostics"),
-)
+RECORDED = ("data", "model", "clients", *FEDERATED)  # the settings that a federated run's folder holds
 
 
 class Settings(BaseModel):
@@ -44,7 +39,7 @@ class Settings(BaseModel):
         return self.parties if self.min_parties is None else self.min_parties
 
 
-NAMES = (*(name for name in Settings.model_fields if name != "run"), *OF_THE_LAB)
+NAMES = (*(name for name in Settings.model_fields if name != "run"), *FEDERATED)
 
 
 def read(config: Mapping[str, Any]) -> Settings:
@@ -56,7 +51,7 @@ def read(config: Mapping[str, Any]) -> Settings:
             raise UsageError(f"there is no setting {key!r}{nearest(name, NAMES)}; settings are {', '.join(NAMES)}")
         if value != "":
             given[name] = value
-    lab = {name: given.pop(name) for name in OF_THE_LAB if name in given}
+    lab = {name: given.pop(name) for name in FEDERATED if name in given}
     try:
         settings = Settings.model_validate(given)
     except ValidationError as error:
@@ -83,10 +78,3 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
         if getattr(run, name) is not None:
             at_least(1, **{name: getattr(run, name)})
     return run
-
-
-def to_toml(run: RunConfig) -> str:
-    """What the run's folder says of its settings: those that mean something in a federation."""
-    import tomli_w
-
-    return tomli_w.dumps(run.model_dump(include={"data", "model", "clients", *OF_THE_LAB}, exclude_none=True))

@@ -22,6 +22,7 @@ from ...experiments import build, methods, runs
 from ...experiments.config import load
 from ...storage.history import History
 from ...system.atomic import private_folder, write_atomic
+from ...system.file_reading import read_toml
 from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, read
@@ -268,4 +269,4 @@ def _leave_word(out: Path) -> None:
     history = History(out / "metrics.jsonl")
     history.reread()
     last = history.rows[-1]["round"] if len(history) else 0
-    runs.note(load(out / "config.toml"), out, {"status": "interrupted", "stopped": "interrupted", "round": last})
+    runs.note(read_toml(out / "config.toml"), out, {"status": "interrupted", "stopped": "interrupted", "round": last})
