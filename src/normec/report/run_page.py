@@ -229,7 +229,7 @@ def _bar(share: float) -> Html:
 
 def _configuration(view: RunView) -> Html:
     if not view.settings:
-        return e("p", "The folder has no config.toml: the run was started from Python.", _identity(view))
+        return e("p", "The folder has no config.toml.", _identity(view))
     rows = [[e("code", key), e("code", _toml(value))] for key, value in view.settings.items() if key not in NOT_SHOWN]
     versions = view.summary.get("versions") or {}
     return join(
@@ -255,7 +255,8 @@ def _toml(value: object) -> str:
 def _rerun(view: RunView) -> Html:
     where = shown(view.folder)
     if not view.settings or STARTED_BY in view.settings:
-        return e("p", "Call normec.train as before; with out= this folder it goes on where it stopped.")
+        text = "The run was started from Python: call normec.train as before. With out= this folder, it goes on where it "
+        return e("p", text + "stopped.")
     if view.identity.get("parties"):
         return _rerun_federation(where, view.status)
     again = shlex.join(["normec", "train", f"{where}/config.toml", "--out", f"{where}-again"])
