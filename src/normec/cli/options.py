@@ -110,7 +110,7 @@ class _WithSettings(TyperCommand):
 
 
 def _flag(setting: Setting) -> TyperOption:
-    name = setting.flag if isinstance(setting.flag, str) else f"--{setting.name.replace('_', '-')}"
+    name = setting.flag_name
     shared: dict[str, Any] = {
         "param_decls": [setting.name, name],
         "default": None,

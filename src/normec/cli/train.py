@@ -101,7 +101,7 @@ def _show_settings(config: RunConfig, as_json: bool) -> None:
         print(f"{title}:")
         for one in SETTINGS.values():
             if one.group == group:
-                value = "(not set)" if used[one.name] in (None, {}) else json.dumps(used[one.name])
+                value = "(not set)" if used[one.name] is None else json.dumps(used[one.name])
                 print(f"  {f'{one.name} = {value}':<32} {one.help}")
 
 
@@ -132,7 +132,7 @@ def _beside(result: Result, quiet: bool) -> None:
         compare.contestants(names, {}), result.folder.parent / "default", lambda label: watcher(label, quiet)
     )
     show_rows([compare.row(outcome) for outcome in outcomes])
-    print("The private settings were chosen on validation data, 16 trials a method: see `normec privacy methods`.")
+    print("The private settings were chosen on validation data, 16 trials a method: see benchmarks/privacy.")
 
 
 def show_result(result: Result) -> None:

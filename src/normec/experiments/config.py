@@ -185,8 +185,12 @@ class RunConfig(BaseModel):
         federated=True,
         follows=(*_METHOD, "data", "model", "hidden"),
     )
-    method_settings: dict[str, Any] = setting(
-        {}, "Settings of a method of your own, by name", "method", unset="those of its class", follows=_METHOD
+    method_settings: str | None = setting(
+        None,
+        "Settings of a method of your own, as KEY=VALUE,…",
+        "method",
+        unset="those of its class",
+        follows=_METHOD,
     )
 
     private: bool = setting(
@@ -348,10 +352,7 @@ class RunConfig(BaseModel):
 
     def record(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """The settings that have a value, in plain types; only those in `names`, if these are given."""
-        held = self.model_dump(exclude_none=True, include=None if names is None else set(names))
-        if not self.method_settings:
-            held.pop("method_settings", None)
-        return held
+        return self.model_dump(exclude_none=True, include=None if names is None else set(names))
 
     def digest(self) -> str:
         """Eight characters that name this configuration."""
@@ -394,8 +395,14 @@ class Setting:
         return (*self.values, *(("true", "false") if bool in _parts(self.kind) else ()))
 
     @property
+    def flag_name(self) -> str:
+        """Its flag, as in "--lr" or "--private/--no-privacy"; empty where it has none."""
+        usual = f"--{self.name.replace('_', '-')}" if self.flag else ""
+        return self.flag if isinstance(self.flag, str) else usual
+
+    @property
     def types(self) -> tuple[Any, ...]:
-        """The plain types among its values: of str, int, float, bool, dict."""
+        """The plain types among its values: of str, int, float and bool."""
         return tuple(part for part in _parts(self.kind) if get_origin(part) is not Literal)
 
     @property
@@ -407,7 +414,7 @@ class Setting:
     @property
     def default_text(self) -> str:
         """The value of a setting that is not given, in words where it is not always the same."""
-        return self.unset or "none" if self.default is None or self.default == {} else text_of(self.default)
+        return self.unset or "none" if self.default is None else text_of(self.default)
 
     @property
     def help(self) -> str:
@@ -418,7 +425,7 @@ class Setting:
 def _parts(kind: Any) -> tuple[Any, ...]:
     """The members of a union, None aside."""
     whole = kind if get_origin(kind) is Literal or not get_args(kind) else None
-    members = (whole,) if whole is not None else (dict,) if get_origin(kind) is dict else get_args(kind)
+    members = (whole,) if whole is not None else get_args(kind)
     return tuple(part for part in members if part is not NoneType)
 
 
@@ -483,7 +490,8 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
     own = {key: value for key, value in settings.items() if key not in fields}
     if own and is_own(str(settings.get("method", ""))):
         settings = {key: value for key, value in settings.items() if key in fields}
-        settings["method_settings"] = {**settings.get("method_settings", {}), **own}
+        own = parse_assignments(settings.get("method_settings") or "") | own
+        settings["method_settings"] = format_assignments(own)
     for key in settings:
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
@@ -511,6 +519,16 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
     except tomllib.TOMLDecodeError:
         parsed = value
     return key.strip(), parsed
+
+
+def parse_assignments(text: str) -> dict[str, Scalar]:
+    """'key=value,key=value' as a table."""
+    return dict(parse_assignment(part) for part in text.split(",") if part.strip())
+
+
+def format_assignments(table: Mapping[str, Scalar]) -> str:
+    """A table as the text that `parse_assignments` reads."""
+    return ",".join(f"{key}={json.dumps(table[key])}" for key in sorted(table))
 
 
 def text_of(value: Any) -> str:

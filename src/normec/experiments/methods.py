@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from ..algorithms.method import Method
 from ..algorithms.operators import Clip, RandK, SmoothedNorm, TopK
 from ..algorithms.tensor_norm import TensorNormEC
 from ..errors import UsageError, nearest, one_of
-from .config import RunConfig, in_groups, is_own, parse_assignment
+from .config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
 
 # alpha is the paper's choice after its first experiment, beta its best value; the others follow.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -76,7 +77,7 @@ def split_name(text: str) -> tuple[str, dict[str, Any]]:
         name = f"{file}.py:{kind}"
     else:
         name, _, own = text.partition(":")
-    return name, dict(parse_assignment(part) for part in own.split(",") if part.strip())
+    return name, parse_assignments(own)
 
 
 def step_size(config: RunConfig) -> float | Literal["theory"]:
@@ -139,16 +140,22 @@ def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
 def own_settings_given(config: RunConfig) -> dict[str, Any]:
     """The settings that are given for a method of the user's own, under its names or under those of `SETTINGS`."""
     shared = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None}
-    return shared | config.method_settings
+    return shared | parse_assignments(config.method_settings or "")
 
 
-def own_settings_used(config: RunConfig) -> dict[str, Any]:
-    """The settings of a method of the user's own, with the defaults of its class; those that a file can hold."""
+def own_settings_used(config: RunConfig) -> str | None:
+    """The settings of a method of the user's own, with the defaults of its class, as `method_settings` holds them."""
     declared = registry.settings_of(registry.find(config.method))
     defaults = {name: one.default for name, one in declared.items() if one.default is not one.empty}
     used = {**defaults, **own_settings_given(config)}
-    plain = (bool, int, float, str, list, tuple, dict)
-    return {name: list(one) if isinstance(one, tuple) else one for name, one in used.items() if isinstance(one, plain)}
+    return format_assignments({name: value for name, value in used.items() if _is_plain(value)}) or None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether KEY=VALUE,… can hold a value."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int) or (isinstance(value, str) and "," not in value)
 
 
 def _own(config: RunConfig) -> Method:

@@ -6,7 +6,6 @@ metric's spread (the standard deviation over seeds). The same configuration foun
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -214,8 +213,7 @@ def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[
 
 def _key(record: Record, names: Iterable[str]) -> Key:
     """The values of some settings, to group by."""
-    values = (record.settings.get(name) for name in names)
-    return tuple(json.dumps(value, sort_keys=True) if isinstance(value, dict) else value for value in values)
+    return tuple(record.settings.get(name) for name in names)
 
 
 def _shown(records: Sequence[Record]) -> list[str]:
@@ -248,7 +246,7 @@ def _read(folder: Path) -> Record:
         raise UsageError(f"{folder} is half-written: it has no config.toml")
     held = read_toml(folder / "config.toml")
     started_from_python = STARTED_BY in held
-    settings = {**dict.fromkeys(IDENTITY), **held} if started_from_python else _settings(_checked(held))
+    settings = _settings_of_python(held) if started_from_python else _settings(_checked(held))
     history = History(folder / "metrics.jsonl")
     history.reread()
     last = history.rows[-1] if len(history) else {}
@@ -258,6 +256,13 @@ def _read(folder: Path) -> Record:
     if started_from_python and last and last.get("round") == held.get("rounds"):  # such a run writes no summary
         return Record(folder, settings, "finished", {**summary, "rounds": held["rounds"]}, _paid(folder, summary))
     return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
+
+
+def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that was started from Python, whose method may have settings of any kind."""
+    own = held.get("method_settings", {})
+    text = configs.format_assignments(own) if isinstance(own, dict) else own
+    return {**dict.fromkeys(IDENTITY), **held, "method_settings": text}
 
 
 def _checked(held: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -255,7 +255,9 @@ def _toml(value: object) -> str:
 def _rerun(view: RunView) -> Html:
     where = shown(view.folder)
     if not view.settings or STARTED_BY in view.settings:
-        text = "The run was started from Python: call normec.train as before. With out= this folder, it goes on where it "
+        text = (
+            "The run was started from Python: call normec.train as before. With out= this folder, it goes on where it "
+        )
         return e("p", text + "stopped.")
     if view.identity.get("parties"):
         return _rerun_federation(where, view.status)
