@@ -190,6 +190,7 @@ class RunConfig(BaseModel):
         "Settings of a method of your own, as KEY=VALUE,…",
         "method",
         unset="those of its class",
+        federated=True,
         follows=_METHOD,
     )
 

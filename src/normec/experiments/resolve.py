@@ -23,6 +23,7 @@ class Measured:
     lr: float | None = None
     device: str | None = None
     engine: str | None = None
+    method: str | None = None  # how a method of one's own is found, if not by its name
 
 
 def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
@@ -42,7 +43,7 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
     rounds = methods.rounds(config)
     total = known.rounds if rounds is None else rounds
     used: dict[str, Any] = {
-        **_of_the_method(config, known.dimension),
+        **_of_the_method(config, known),
         "clients": known.clients if known.clients is not None else build.number_of_clients(config),
         "epsilon": build.target_epsilon(config),
         "lr": _step_size(config, known.lr),
@@ -59,10 +60,11 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
     return config.model_copy(update=used)
 
 
-def _of_the_method(config: RunConfig, dimension: int | None) -> dict[str, Any]:
+def _of_the_method(config: RunConfig, known: Measured) -> dict[str, Any]:
     if is_own(config.method):
-        return {**dict.fromkeys(methods.SETTINGS), "method_settings": methods.own_settings_used(config)}
-    return methods.settings_used(config, dimension)
+        own = methods.own_settings_used(config.model_copy(update={"method": known.method or config.method}))
+        return {**dict.fromkeys(methods.SETTINGS), "method_settings": own}
+    return methods.settings_used(config, known.dimension)
 
 
 def _step_size(config: RunConfig, measured: float | None) -> Any:

@@ -15,7 +15,7 @@ import math
 import platform
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,11 +196,12 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def held(folder: Path, config: RunConfig) -> Result | None:
+def held(folder: Path, config: RunConfig, method: str | None = None) -> Result | None:
     """The run already in the folder, None if there is none yet; another configuration's is refused.
 
     Configurations are compared by the values that are used. Those that depend on data which is not loaded here are
-    computed from what the folder says of its data; training compares them again with its checkpoint.
+    computed from what the folder says of its data; training compares them again with its checkpoint. `method` says how
+    a method of one's own is found, if not by its name.
     """
     if not folder.exists():
         return None
@@ -214,7 +215,7 @@ def held(folder: Path, config: RunConfig) -> Result | None:
     if STARTED_BY in read_toml(path):
         raise UsageError(f"{folder} holds a run that was started from Python; choose another folder with --out")
     stored = load(path)
-    measured = _measured(folder, config, stored)
+    measured = replace(_measured(folder, config, stored), method=method)
     ours, theirs = resolved(config, measured), resolved(stored, measured)
     for key in sorted(IDENTITY):
         here, there = getattr(ours, key), getattr(theirs, key)
@@ -229,7 +230,7 @@ def held(folder: Path, config: RunConfig) -> Result | None:
 def _measured(folder: Path, config: RunConfig, stored: RunConfig) -> Measured:
     """What a run's folder says of its data, where a setting of either configuration depends on it."""
     lr = stored.lr if isinstance(stored.lr, float) else None
-    if not any(_depends_on_data(resolved(one)) for one in (config, stored)):
+    if not any(_depends_on_data(one) for one in (config, stored)):
         return Measured(lr=lr)
     facts: dict[str, Any] = {}
     for name in ("checkpoint/latest.json", "summary.json"):
@@ -241,8 +242,9 @@ def _measured(folder: Path, config: RunConfig, stored: RunConfig) -> Measured:
 
 
 def _depends_on_data(config: RunConfig) -> bool:
-    open_settings = [key for key in OF_THE_DATA if getattr(config, key) is None]
-    return any(key != "k" or config.method == "ef21" for key in open_settings)
+    """Whether a default of the configuration depends on data."""
+    parameters = config.method == "ef21" and config.k is None
+    return parameters or build.number_of_clients(config) is None or methods.rounds(config) is None
 
 
 def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:

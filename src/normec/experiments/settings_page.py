@@ -6,8 +6,8 @@ from .config import GROUPS, SETTINGS, Setting
 
 LEAD = """# Settings
 
-Every setting of a run. A file of settings is TOML with these names. `normec train FILE.toml` reads it; `--set NAME=VALUE`
-and the flags below change it. `normec train --settings` lists the values in use.
+These are all settings of a run. A file of settings is TOML with these names. `normec train FILE.toml` reads it, and
+`--set NAME=VALUE` and the flags below change it. `normec train --settings` lists the values in use.
 
 `config.toml` and `summary.json` of every run hold every setting with the value that was used. A setting without a value
 is left out: the batch size of full gradients, for example. So are `data_dir`, `records`, `test_records` and `honest`,

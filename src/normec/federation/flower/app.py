@@ -1,6 +1,6 @@
 """The two ends of a federation as Flower apps, made of what the user wrote: a model, a loss and data.
 
-    from normec.federation.app import client_app, server_app
+    from normec.federation.flower.app import client_app, server_app
     app = server_app(task)      # `task`: a module or object with model(), loss(outputs, targets), data(i, n), test()
 
 Everything about a party's privacy is decided by the party: its folder and its policy come from its own command line
@@ -39,7 +39,7 @@ from .mailbox import Mailbox
 from .records import from_records, to_records
 from .roster import SILENCE, gather
 from .serving import Patience, serve
-from .settings import Settings
+from .settings import Settings, located
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -120,16 +120,17 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         retries.max_time = SILENCE
     model, test = task.model(), task.test()
     out, config = Path(settings.out), settings.run.model_copy(update={"model": type(model).__name__})
+    method = located(config.method, _folder_of(task))
     _wait_for(out)
     if (out / "config.toml").exists():
-        known = runs.held(out, config)
+        known = runs.held(out, config, method)
         if known is not None and known.summary["status"] == "finished":
             _say(f"the run in {out} is finished")
             return
     x0, evaluate = _start(task, model, test)
     roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
     coordinator = Coordinator(
-        methods.build(config, len(x0)),
+        methods.build(config.model_copy(update={"method": method}), len(x0)),
         x0,
         roster.names,
         _plan(config),
@@ -139,7 +140,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         minimum=settings.least,
         evaluate=evaluate,
     )
-    config = resolved(config, Measured(dimension=len(x0)))
+    config = resolved(config, Measured(dimension=len(x0), method=method))
     write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
     try:
         with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
@@ -152,6 +153,15 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         raise
     finally:
         coordinator.close()
+
+
+def _folder_of(task: Task) -> Path:
+    """The folder of the app that a task belongs to: the nearest one with a pyproject.toml."""
+    file = getattr(task, "__file__", None)
+    for folder in Path(file).resolve().parents if file else ():
+        if (folder / "pyproject.toml").exists():
+            return folder
+    return Path.cwd()
 
 
 def _say(line: str) -> None:
