@@ -168,5 +168,5 @@ def test_another_configuration_in_the_same_folder(
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     capsys.readouterr()
     assert run(["train", "--rounds", "3", "--beta", "0.2", "--out", "run"]) == 2
-    assert "beta is None there, 0.2 here" in capsys.readouterr().err
+    assert "beta is 0.011 there, 0.2 here" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before

@@ -21,7 +21,7 @@ def leave(folder: Path, status: str = "finished", final: dict[str, Any] | None =
     """A run's folder as a run leaves it, with numbers of our choice."""
     folder.mkdir(parents=True)
     config = make({"private": False, **settings})
-    (folder / "config.toml").write_text(to_toml(config))
+    (folder / "config.toml").write_text(to_toml(config.record()))
     summary = {
         "status": status,
         "round": 9,

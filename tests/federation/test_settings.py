@@ -11,9 +11,9 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import methods
-from normec.experiments.config import RunConfig, load
+from normec.experiments.config import FEDERATED, RunConfig, load, to_toml
 from normec.federation.flower.scaffold import app_name, write_app
-from normec.federation.flower.settings import NAMES, OF_THE_LAB, located, read, to_toml
+from normec.federation.flower.settings import NAMES, RECORDED, located, read
 from normec.federation.local.run import Asked, Federation, agreeing, app_config
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.terms import MethodTerms
@@ -48,7 +48,7 @@ def test_names_that_flower_takes(folder: str, name: str) -> None:
 
 
 def test_names_are_those_of_any_run() -> None:
-    assert set(OF_THE_LAB) <= RunConfig.model_fields.keys()
+    assert set(FEDERATED) <= RunConfig.model_fields.keys()
     assert len(set(NAMES)) == len(NAMES)
 
 
@@ -79,9 +79,9 @@ def test_private_by_default_with_noise_at_the_party() -> None:
 
 def test_a_folder_is_known_by_its_settings(tmp_path: Path) -> None:
     run = read({"epsilon": 2.0, "lr": 0.1, "parties": 3}).run
-    (tmp_path / "config.toml").write_text(to_toml(run))
+    (tmp_path / "config.toml").write_text(to_toml(run.record(RECORDED)))
     assert load(tmp_path / "config.toml") == run
-    assert "split" not in to_toml(run)
+    assert "split" not in run.record(RECORDED)
 
 
 def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_method_in_a_file_of_the_app(tmp_path: Path) -> None:
         read(config)
     run = read({**config, "lr": 0.1}).run
     assert run.method == "my_method.py:Clip21SGDM"  # wherever the app is unpacked
-    (tmp_path / "config.toml").write_text(to_toml(run))
+    (tmp_path / "config.toml").write_text(to_toml(run.record(RECORDED)))
     assert load(tmp_path / "config.toml") == run
     there = run.model_copy(update={"method": located(run.method, tmp_path / "app")})
     assert methods.build(there, 5).spec() == {"tau": 0.25, "eta": 0.4}

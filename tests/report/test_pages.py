@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from normec.errors import UsageError
-from normec.experiments import compare, config
+from normec.experiments import compare, config, resolve
 from normec.report import charts, comparison, document, guarantee, page, run_page, words
 from normec.report.html import data_block, e
 from normec.report.reading import being_written, read_run
@@ -251,7 +251,8 @@ def test_a_comparison_can_be_run_again_from_its_page(library: Path, tmp_path: Pa
     labels = arguments[2 : arguments.index("--config")]
     sizes = [float(size) for size in arguments[arguments.index("--lr") + 1].split(",")]
     settings = config.load(tmp_path / "shared.toml").model_dump(exclude_unset=True)
-    asked = {cell.digest() for entry in compare.contestants(labels, settings, sizes) for cell in entry.cells}
+    cells = [cell for entry in compare.contestants(labels, settings, sizes) for cell in entry.cells]
+    asked = {resolve.resolved(cell).digest() for cell in cells}
     held = {config.load(path).digest() for path in (library / "comparison").glob("*/config.toml")}
     assert asked == held
     assert len(held) == 5

@@ -12,6 +12,7 @@ from click import ClickException
 from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError
 from . import compare, data, federation, privacy, report, results, sweep, theory, train, ui
+from . import options as o
 from .terminal import printable
 
 app = typer.Typer(
@@ -21,8 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("train")(train.train)
-app.command("compare")(compare.compare)
+o.command(app, "train")(train.train)
+o.command(app, "compare", without=("method", "lr"))(compare.compare)
 app.command("sweep")(sweep.sweep)
 app.command("results")(results.results)
 app.command("report")(report.report)

@@ -21,45 +21,23 @@ def compare(
         Path | None, typer.Option("--config", help="A TOML file of settings they share.", show_default=False)
     ] = None,
     set_: o.Set = None,
-    data: o.Data = None,
-    data_dir: o.DataDir = None,
-    split: o.Split = None,
-    model: o.Model = None,
-    clients: o.Clients = None,
-    alpha: o.Alpha = None,
-    beta: o.Beta = None,
-    tau: o.Tau = None,
     lr: Annotated[
         str | None,
         typer.Option(metavar="X[,Y…]", help="Step sizes to try; the best is shown.", show_default=False),
     ] = None,
-    private: o.Private = None,
-    diagnostics: o.Diagnostics = None,
-    epsilon: o.Epsilon = None,
-    delta: o.Delta = None,
-    unit: o.Unit = None,
-    relation: o.Relation = None,
-    trust: o.Trust = None,
     by: Annotated[
         str, typer.Option(help="What the best step size has best: loss, grad_norm, validation (its loss) …")
     ] = "loss",
-    rounds: o.Rounds = None,
-    epochs: o.Epochs = None,
-    batch_size: o.BatchSize = None,
-    seed: o.Seed = None,
-    device: o.Device = None,
-    engine: o.Engine = None,
-    precision: o.Precision = None,
     out: o.Out = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
+    **flags: Any,
 ) -> int:
     """Run several methods on the same problem.
 
     A method takes settings of its own after a colon: normec:beta=1,server_norm=false. Every method runs with each
     step size, and its best by --by is shown; without --lr each method takes its own.
     """
-    flags = {**locals(), "lr": None}
     from ..experiments import compare as lab
     from ..experiments import config as configs
     from .progress import watcher

@@ -31,16 +31,13 @@ def init(
     return 0
 
 
-@app.command()
+@o.command(app, "local", only=("rounds", "seed", "private"))
 def local(
     app_: Annotated[
         Path | None, typer.Option("--app", help="A folder made by `init`; without it, the digits.", show_default=False)
     ] = None,
     parties: Annotated[int, typer.Option(min=1, help="How many parties.")] = 5,
     set_: o.Set = None,
-    rounds: o.Rounds = None,
-    seed: o.Seed = None,
-    private: o.Private = None,
     policy: Annotated[
         Path | None,
         typer.Option(help="One policy for all parties; without it, one that agrees to this run.", show_default=False),
@@ -52,6 +49,7 @@ def local(
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/federation"),
     as_json: o.Json = False,
     quiet: o.Quiet = False,
+    **flags: Any,
 ) -> int:
     """A whole federation on this machine: a SuperLink, a process a party, a run; TLS on, nothing left running.
 
@@ -59,17 +57,14 @@ def local(
     """
     _need_flower()
     from ..experiments.build import PRIVATE_SETTINGS
-    from ..experiments.config import parse_assignment
-    from ..federation.flower.settings import OF_THE_LAB
+    from ..experiments.config import FEDERATED
     from ..federation.local import run as machine
     from .progress import watcher
     from .train import show_result
 
-    flags = {"rounds": rounds, "seed": seed, "private": private}
-    config: dict[str, Any] = {**dict(map(parse_assignment, set_ or []))}
-    config |= {name: value for name, value in flags.items() if value is not None}
+    config = o.overrides(set_, flags)
     if config.get("private") is False:  # the app's own privacy settings mean nothing then
-        config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in OF_THE_LAB), ""), **config}
+        config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
     asked = machine.Asked(app_, out, parties, config, policy, flower_nodes)
     display = watcher("federation", quiet)
     try:

@@ -1,70 +1,153 @@
-"""The flags that `train` and `compare` share, and how they become settings."""
+"""Flags that several commands share. The flags of settings are made from the declaration of the settings."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand, TyperOption
+
+if TYPE_CHECKING:
+    from ..experiments.config import Setting
+
+SECTIONS = {
+    "data": "Data",
+    "model": "Model",
+    "method": "Method",
+    "privacy": "Privacy",
+    "training": "Training",
+    "logging": "Logging",
+    "compute": "Compute",
+    "storage": "Storage",
+}
+
+
+def complete_assignment(incomplete: str) -> list[str]:
+    """KEY=VALUE for `--set`: names of settings, then their values."""
+    from ..experiments.config import SETTINGS
+
+    name, sign, _ = incomplete.partition("=")
+    if not sign:
+        return [f"{one}=" for one in SETTINGS]
+    return [f"{name}={value}" for value in SETTINGS[name].all_values()] if name in SETTINGS else []
+
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings.", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, by its name.")]
-Data = Annotated[str | None, typer.Option(help="Data set; `normec data list` names them.", show_default=False)]
-DataDir = Annotated[str | None, typer.Option(help="Folder of data files.", show_default=False)]
-Split = Annotated[str | None, typer.Option(help="iid, label, dirichlet or column.", show_default=False)]
-Model = Annotated[
-    str | None, typer.Option(help="softmax, logistic, mlp, cnn, cnn-gn, resnet20, resnet20-gn.", show_default=False)
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, by its name.", autocompletion=complete_assignment),
 ]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.", show_default=False)]
-Alpha = Annotated[float | None, typer.Option(help="Smoothing of the normalisation.", show_default=False)]
-Beta = Annotated[float | None, typer.Option(help="Size of a memory update.", show_default=False)]
-Tau = Annotated[float | None, typer.Option(help="Clipping threshold.", show_default=False)]
-Lr = Annotated[str | None, typer.Option(help="Step size, or theory.", metavar="NUMBER", show_default=False)]
-Rounds = Annotated[int | None, typer.Option(help="Messages a client sends.", show_default=False)]
-Epochs = Annotated[int | None, typer.Option(help="Instead of rounds: passes over the records.", show_default=False)]
-BatchSize = Annotated[int | None, typer.Option(help="Records a gradient; all by default.", show_default=False)]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        help="Repeat a run bit for bit. Without it, private noise comes from a fresh secret.", show_default=False
-    ),
+DataDir = Annotated[
+    str | None,
+    typer.Option(help="Folder of the data files (default: NORMEC_DATA, then the cache).", show_default=False),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …", show_default=False)]
-Engine = Annotated[
-    str | None, typer.Option(help="auto, loop, compiled, batched, shared or linear.", show_default=False)
-]
-Precision = Annotated[
-    str | None, typer.Option(help="A GPU's products: float32, tf32 (default) or bf16.", show_default=False)
-]
-Private = Annotated[
-    bool | None,
-    typer.Option("--private/--no-privacy", help="Noise with a guarantee (default), or none.", show_default=False),
-]
-Diagnostics = Annotated[
-    bool | None,
-    typer.Option(
-        "--diagnostics/--no-diagnostics",
-        help="Record losses and norms of private runs too; the guarantee does not cover them.",
-        show_default=False,
-    ),
-]
-Epsilon = Annotated[float | None, typer.Option(help="Privacy target ε (default 8).", show_default=False)]
-Delta = Annotated[float | None, typer.Option(help="Privacy target δ (default 1e-5).", show_default=False)]
-Unit = Annotated[str | None, typer.Option(help="Who is protected: client or record.", show_default=False)]
-Relation = Annotated[str | None, typer.Option(help="zero-out or replace.", show_default=False)]
-Trust = Annotated[str | None, typer.Option(help="local, secure-sum or central.", show_default=False)]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+def command(
+    app: typer.Typer, name: str, only: Collection[str] | None = None, without: Collection[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a command whose last parameter, ``**flags``, takes the settings that have flags.
+
+    The flags are made when the command is used, so that `normec --help` need not import the settings.
+
+    Args:
+        app: The group of commands.
+        name: The command's name.
+        only: The settings to make flags for (default: all that have one).
+        without: Settings to leave out.
+    """
+
+    class WithSettings(_WithSettings):
+        @staticmethod
+        def takes(setting: Setting) -> bool:
+            wanted = only is None or setting.name in only
+            return bool(setting.flag) and wanted and setting.name not in without
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        whole = inspect.signature(function, eval_str=True)
+        own = [one for one in whole.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        function.__signature__ = whole.replace(parameters=own)  # type: ignore[attr-defined]  # typer reads this one
+        app.command(name, cls=WithSettings)(function)
+        return function
+
+    return register
+
+
+class _WithSettings(TyperCommand):
+    """A command with a flag for every setting that it `takes`, shown in groups."""
+
+    _flags: list[TyperOption] | None = None
+
+    @staticmethod
+    def takes(setting: Setting) -> bool:
+        raise NotImplementedError
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if self._flags is None:
+            from ..experiments.config import SETTINGS
+
+            self._flags = [_flag(setting) for setting in SETTINGS.values() if self.takes(setting)]
+        return [*super().get_params(ctx), *self._flags]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{title: [] for title in SECTIONS.values()}}
+        for one in self.get_params(ctx):
+            record = one.get_help_record(ctx)
+            title = "Arguments" if isinstance(one, click.Argument) else getattr(one, "rich_help_panel", None) or "Other"
+            if record is not None:
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _flag(setting: Setting) -> TyperOption:
+    name = setting.flag_name
+    shared: dict[str, Any] = {
+        "param_decls": [setting.name, name],
+        "default": None,
+        "help": setting.help,
+        "rich_help_panel": SECTIONS[setting.group],
+    }
+    if "/" in name:
+        return TyperOption(is_flag=True, type=click.BOOL, **shared)
+    number = click.INT if setting.types == (int,) else click.FLOAT if setting.types == (float,) else click.STRING
+    words = bool(setting.choices)
+    text = click.STRING if words else number
+    metavar = "NUMBER" if words and float in setting.types else None if number is not click.STRING else "NAME"
+    return TyperOption(type=text, metavar=metavar, autocompletion=_values(setting), **shared)
+
+
+def _values(setting: Setting) -> Callable[[click.Context, list[str], str], list[str]]:
+    def complete(ctx: click.Context, args: list[str], incomplete: str) -> list[str]:  # noqa: ARG001
+        return list(_offered(setting))
+
+    return complete
+
+
+def _offered(setting: Setting) -> Iterator[str]:
+    yield from setting.all_values()
+    if setting.name == "method":
+        from importlib.metadata import entry_points
+
+        from ..experiments.config import METHODS
+
+        yield from (point.name for point in entry_points(group=METHODS))
 
 
 def overrides(assignments: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Settings from `--set`, then from the flags that were given; of `flags`, only names of settings count."""
-    from ..experiments.config import RunConfig, parse_assignment
+    """The settings that were given, by `--set` and then by flags."""
+    from ..experiments.config import parse_assignment
 
-    if isinstance(flags.get("lr"), str):
-        flags = {**flags, "lr": parse_assignment(f"lr={flags['lr']}")[1]}
-    return {
-        **dict(map(parse_assignment, assignments or [])),
-        **{key: value for key, value in flags.items() if value is not None and key in RunConfig.model_fields},
-    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    if "lr" in given:
+        given["lr"] = parse_assignment(f"lr={given['lr']}")[1]
+    return {**dict(map(parse_assignment, assignments or [])), **given}

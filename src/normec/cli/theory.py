@@ -12,6 +12,10 @@ import typer
 from . import options as o
 
 app = typer.Typer(help="Theory: bounds, plans, and runs that check them.", no_args_is_help=True)
+OF_A_PLAN = (
+    *("data", "data_dir", "split", "model", "clients", "alpha", "beta", "rounds"),
+    *("private", "epsilon", "delta", "relation", "trust", "seed"),
+)
 
 
 @app.command("bound")
@@ -63,37 +67,21 @@ def bound(
     show([(name, number(value, 6)) for name, value in found.items()], title="smallest gradient norm, at most")
 
 
-@app.command("plan")
+@o.command(app, "plan", only=OF_A_PLAN)
 def plan(
     config: o.ConfigFile = None,
     set_: o.Set = None,
-    data: o.Data = None,
-    data_dir: o.DataDir = None,
-    split: o.Split = None,
-    model: o.Model = None,
-    clients: o.Clients = None,
-    alpha: o.Alpha = None,
-    beta: o.Beta = None,
-    rounds: o.Rounds = None,
-    private: o.Private = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Privacy target ε; none by default.", show_default=False)
-    ] = None,
-    delta: o.Delta = None,
-    relation: o.Relation = None,
-    trust: o.Trust = None,
-    seed: o.Seed = None,
     as_json: o.Json = False,
+    **flags: Any,
 ) -> None:
     """Parameters for a problem and a horizon, and what they promise beside what is known without training."""
-    flags = {**locals()}
     from ..experiments import config as configs
     from ..experiments.theory_checks import plan as plans
 
     settings = o.overrides(set_, flags)
     if config is None:
         settings.setdefault("private", any(key in settings for key in ("epsilon", "sigma")))
-    elif epsilon is not None:
+    elif flags["epsilon"] is not None:
         settings.setdefault("private", True)
     found = plans.plan(configs.load(config, settings))
     if as_json:

@@ -16,49 +16,18 @@ from . import options as o
 from .terminal import printable
 
 if TYPE_CHECKING:
+    from ..experiments.config import RunConfig
     from ..experiments.runs import Result
     from ..trackers import Tracker
-
-NOT_SETTINGS = ("quiet", "processes", "timeout", "max_restarts")
 
 
 def train(
     config: o.ConfigFile = None,
     set_: o.Set = None,
-    data: o.Data = None,
-    data_dir: o.DataDir = None,
-    split: o.Split = None,
-    model: o.Model = None,
-    clients: o.Clients = None,
-    method: Annotated[
-        str | None, typer.Option(help="normec, clip21, ef21, dpsgd-norm, dpsgd-clip, gd.", show_default=False)
-    ] = None,
-    alpha: o.Alpha = None,
-    beta: o.Beta = None,
-    tau: o.Tau = None,
-    server_norm: Annotated[
-        bool | None,
-        typer.Option("--server-norm/--no-server-norm", help="Normalise the server's step.", show_default=False),
-    ] = None,
-    private: o.Private = None,
-    diagnostics: o.Diagnostics = None,
-    epsilon: o.Epsilon = None,
-    delta: o.Delta = None,
-    unit: o.Unit = None,
-    relation: o.Relation = None,
-    trust: o.Trust = None,
-    lr: o.Lr = None,
-    rounds: o.Rounds = None,
-    epochs: o.Epochs = None,
-    batch_size: o.BatchSize = None,
-    seed: o.Seed = None,
-    device: o.Device = None,
-    engine: o.Engine = None,
-    precision: o.Precision = None,
     out: o.Out = None,
     track: Annotated[
         list[str] | None,
-        typer.Option(metavar="TRACKER", help="tensorboard[:FOLDER] or mlflow[:URI], beside the run's folder."),
+        typer.Option(metavar="TRACKER", help="tensorboard[:FOLDER] or mlflow[:URI], in addition to the run's folder."),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Spread the clients over so many processes of this machine.", show_default=False)
@@ -67,9 +36,10 @@ def train(
         float, typer.Option(help="Seconds after which a process that does not answer ends the job.")
     ] = 600.0,
     max_restarts: Annotated[int, typer.Option(help="With --processes: restarts after one was killed.")] = 3,
-    settings: Annotated[bool, typer.Option("--settings", help="List every setting and its value, and stop.")] = False,
+    settings: Annotated[bool, typer.Option("--settings", help="List every setting with its value, and stop.")] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
+    **flags: Any,
 ) -> int:
     """Train one model across clients.
 
@@ -77,16 +47,12 @@ def train(
     against a server that sees only sums. The run lives in a folder; the same command goes on after a stop, and shows
     the result of a run that is finished.
     """
-    flags = {**locals()}
     from ..experiments import config as configs
 
-    chosen = configs.load(config, o.overrides(set_, flags))
+    given = o.overrides(set_, flags)
+    chosen = configs.load(config, given)
     if settings:
-        if as_json:
-            print(json.dumps(chosen.model_dump()))
-            return 0
-        for key, value in chosen.model_dump().items():
-            print(f"{key} = {'(not set)' if value is None else json.dumps(value)}")
+        _show_settings(chosen, as_json)
         return 0
 
     from ..distributed import launch, process_group
@@ -101,7 +67,7 @@ def train(
             return launch.launch([sys.executable, "-m", "normec", *sys.argv[1:]], processes, max_restarts)
     with ExitStack() as stack:
         world = stack.enter_context(process_group.join(build.device(chosen.device), timeout))
-        asked = _trackers(track, folder, chosen.known_by()) if world.rank == 0 else []
+        asked = _trackers(track, folder, runs.settings_of(chosen)) if world.rank == 0 else []
         trackers = [stack.enter_context(tracker) for tracker in asked]
         result = runs.execute(chosen, folder, [watcher(chosen.method, quiet), *trackers], world)
     if world.rank:
@@ -110,7 +76,7 @@ def train(
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
         show_result(result)
-        if not any(value for name, value in flags.items() if name not in NOT_SETTINGS):
+        if config is None and not given and out is None and not track:
             _beside(result, quiet)
     if result.summary["status"] == "stopped":
         print(result.summary["stopped"], file=sys.stderr)
@@ -119,6 +85,24 @@ def train(
         print(f"stopped after round {result.summary['round']}; to go on: {again}", file=sys.stderr)
         return 130
     return 0
+
+
+def _show_settings(config: RunConfig, as_json: bool) -> None:
+    """Every setting with its value in use, as far as it is known without the data."""
+    from ..experiments import build
+    from ..experiments.config import SETTINGS
+    from ..experiments.resolve import Measured, resolved
+
+    used = resolved(config, Measured(device=str(build.device(config.device)))).model_dump()
+    if as_json:
+        print(json.dumps(used))
+        return
+    for group, title in o.SECTIONS.items():
+        print(f"{title}:")
+        for one in SETTINGS.values():
+            if one.group == group:
+                value = "(not set)" if used[one.name] is None else json.dumps(used[one.name])
+                print(f"  {f'{one.name} = {value}':<32} {one.help}")
 
 
 def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -> list[Tracker]:

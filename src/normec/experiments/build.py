@@ -15,29 +15,21 @@ from ..sampling.participation import FixedSize, Participation, Poisson
 from ..sampling.random_streams import derive_seed
 from ..training.train import refuse_private_sizes
 from . import methods
-from .config import RunConfig
+from .config import RunConfig, in_groups
 
 if TYPE_CHECKING:
     from ..privacy import Privacy
 
 # What `problem` below reads: configurations that agree in these have the same problem.
-OF_THE_PROBLEM = (
-    *("data", "data_dir", "clients", "split", "concentration", "shards", "column", "augment", "validation", "seed"),
-    *("model", "hidden", "penalty", "records", "test_records"),
-)
+OF_THE_PROBLEM = (*in_groups("data", "model"), "seed")
 DEFAULT_CLIENTS = 100
 DEFAULT_EPSILON = 8.0
-PRIVATE_SETTINGS = (
-    *("epsilon", "delta", "unit", "relation", "trust", "honest"),
-    *("sigma", "noise", "memory", "replay", "record_clip", "public_sizes"),
-)
+PRIVATE_SETTINGS = tuple(name for name in in_groups("privacy") if name != "private")
 
 
 def problem(config: RunConfig) -> Problem:
     """The clients' data and the model at its start; the seed decides the split and the parameters."""
-    clients = config.clients
-    if clients is None and config.split != "column":  # a column says itself how many there are
-        clients = DEFAULT_CLIENTS
+    clients = number_of_clients(config)
     found = data.load(config.data, config.data_dir)
     inputs, targets = found.train.tensors
     used = _drawn(len(targets), "records", config.records, config.public_seed)
@@ -71,6 +63,11 @@ def problem(config: RunConfig) -> Problem:
         augment=found.augment if config.augment else None,
         transform=found.transform,
     )
+
+
+def number_of_clients(config: RunConfig) -> int | None:
+    """The number of clients; None where the values of a column decide it."""
+    return DEFAULT_CLIENTS if config.clients is None and config.split != "column" else config.clients
 
 
 def _drawn(count: int, setting: str, wanted: int | None, seed: int) -> Tensor:
@@ -155,11 +152,8 @@ def privacy(config: RunConfig) -> Privacy | None:
             if getattr(config, name) != getattr(defaults, name):
                 raise UsageError(f"{name} is for private runs, but private = false; drop one of the two")
         return None
-    target = config.epsilon
-    if target is None and config.sigma is None:
-        target = DEFAULT_EPSILON
     return Privacy(
-        epsilon=target,
+        epsilon=target_epsilon(config),
         delta=config.delta,
         unit=config.unit,
         relation=config.relation,
@@ -173,6 +167,12 @@ def privacy(config: RunConfig) -> Privacy | None:
         replay=config.replay,
         record_clip=config.record_clip,
     )
+
+
+def target_epsilon(config: RunConfig) -> float | None:
+    """The target of a private run; None where the noise is given, and for a run without privacy."""
+    given = not config.private or config.epsilon is not None or config.sigma is not None
+    return config.epsilon if given else DEFAULT_EPSILON
 
 
 def _sampling_gains(config: RunConfig) -> bool:

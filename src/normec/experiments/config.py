@@ -1,7 +1,9 @@
-"""Every setting of a run, in one flat table: a TOML file, `--set key=value`, or a flag.
+"""The settings of a run, each declared once: in `RunConfig`.
 
-The settings of methods have no default here: what is not given takes the method's own (see `methods`), and
-what is given but means nothing to the method is refused, so that no setting is ever silently ignored.
+Flags, configuration files, the records of a run, the documentation and shell completion follow from the declaration.
+
+A setting that is not given takes the value that its declaration names: the method's own, for example. A setting that
+is given but does not apply is refused, so that no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -9,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import UsageError, nearest
 from ..system.file_reading import read_toml
@@ -22,76 +27,320 @@ from ..system.file_reading import read_toml
 Scalar = str | int | float | bool
 METHODS = "normec.methods"  # the entry points of other packages' methods (`algorithms.registry`)
 
+Group = Literal["data", "model", "method", "privacy", "training", "logging", "compute", "storage"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+# What the defaults of several settings depend on.
+_METHOD = ("method", "private")
+_LENGTH = ("rounds", "epochs", "batch_size", "data", "records", "clients", "validation")
+
+
+def setting(
+    default: Any,
+    description: str,
+    group: Group,
+    *,
+    unset: str = "",
+    flag: bool | str = False,
+    identity: bool = True,
+    federated: bool = False,
+    follows: tuple[str, ...] = (),
+    values: tuple[str, ...] | str = (),
+) -> Any:
+    """Declare one setting of `RunConfig`.
+
+    Args:
+        default: The value of a setting that is not given; None where there is none, or where it depends on others.
+        description: One line of plain English without a full stop; "{values}" stands for the values that it takes.
+        group: The group that help texts and tables show the setting in.
+        unset: What None means, for help texts and tables.
+        flag: Whether the command line has a flag for it; a text names the flag, as in "--private/--no-privacy".
+        identity: Whether the run's numbers depend on it: part of the run's name, and the same in the run's folder.
+        federated: Whether a federated run takes it.
+        follows: The settings that decide its value where none is given.
+        values: The values that it usually takes, for help and completion, or the module:name of a table of them. The
+            values of a Literal are known without.
+    """
+    facts: dict[str, Any] = {
+        "group": group,
+        "unset": unset,
+        "flag": flag,
+        "identity": identity,
+        "federated": federated,
+        "follows": list(follows),
+        "values": values if isinstance(values, str) else list(values),
+    }
+    return Field(default=default, description=description, json_schema_extra=facts)
+
 
 class RunConfig(BaseModel):
-    """One run. A run is known by its configuration: the same one is the same run."""
+    """The configuration of one run. A run is known by its configuration: the same one is the same run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    data: str = "digits"
-    data_dir: str | None = None
-    records: int | None = None
-    test_records: int | None = None
-    clients: int | None = None
-    split: Literal["iid", "dirichlet", "label", "column"] = "iid"
-    concentration: float = 0.5
-    shards: int = 1
-    column: int | None = None
-    augment: bool = True
-    validation: float = 0.0
+    data: str = setting(
+        "digits",
+        "Data set (`normec data list` shows them), or libsvm:PATH",
+        "data",
+        flag=True,
+        values="normec.data.entries:ENTRIES",
+    )
+    data_dir: str | None = setting(
+        None, "Folder of the data files", "data", unset="NORMEC_DATA, then the cache", flag=True, identity=False
+    )
+    records: int | None = setting(None, "Training records to use, drawn by the seed", "data", unset="all")
+    test_records: int | None = setting(None, "Test records to use, the same ones for every seed", "data", unset="all")
+    clients: int | None = setting(
+        None,
+        "Number of clients",
+        "data",
+        unset="100; with split = column, one for each value",
+        flag=True,
+        follows=("split", "data", "column", "records", "validation"),
+    )
+    split: Literal["iid", "dirichlet", "label", "column"] = setting(
+        "iid", "How the records are divided among the clients: {values}", "data", flag=True
+    )
+    concentration: float = setting(
+        0.5, "Concentration of the Dirichlet split; smaller values make the clients differ more", "data"
+    )
+    shards: int = setting(1, "Shards of sorted labels per client in the label split", "data")
+    column: int | None = setting(None, "Input column whose values define the clients of the column split", "data")
+    augment: bool = setting(True, "Augment training images where the data set has an augmentation", "data")
+    validation: float = setting(0.0, "Share of the training records held out for choosing settings", "data")
 
-    model: str = "softmax"
-    hidden: int = 64
-    penalty: float = 0.0
+    model: str = setting(
+        "softmax",
+        "Model: {values}",
+        "model",
+        flag=True,
+        values=("softmax", "logistic", "mlp", "cnn", "cnn-gn", "resnet20", "resnet20-gn"),
+    )
+    hidden: int = setting(64, "Width of the hidden layer of the MLP", "model")
+    penalty: float = setting(0.0, "Weight of the non-convex penalty on the parameters", "model")
 
-    method: str = "normec"
-    alpha: float | None = None
-    beta: float | None = None
-    server_norm: bool | Literal["by-tensor", "in-place"] | None = None
-    decay: float | None = None
-    momentum: float | None = None
-    tau: float | None = None
-    compressor: Literal["topk", "randk"] | None = None
-    k: int | None = None
-    method_settings: str | None = None  # KEY=VALUE,… of a method of one's own (FILE.py:CLASS, or of another package)
+    method: str = setting(
+        "normec",
+        "Method: {values}, or FILE.py:CLASS for one of your own",
+        "method",
+        flag=True,
+        federated=True,
+        values=("normec", "clip21", "ef21", "dpsgd-norm", "dpsgd-clip", "gd"),
+    )
+    alpha: float | None = setting(
+        None,
+        "Smoothing α of the normalisation",
+        "method",
+        unset="the method's own",
+        flag=True,
+        federated=True,
+        follows=_METHOD,
+    )
+    beta: float | None = setting(
+        None,
+        "Step size β of the memories, or scale of the messages",
+        "method",
+        unset="the method's own",
+        flag=True,
+        federated=True,
+        follows=_METHOD,
+    )
+    server_norm: bool | Literal["by-tensor", "in-place"] | None = setting(
+        None,
+        "Normalise the server's step: true, false, {values}",
+        "method",
+        unset="the method's own",
+        flag="--server-norm/--no-server-norm",
+        federated=True,
+        follows=_METHOD,
+    )
+    decay: float | None = setting(
+        None,
+        "Share λ of the memories that is forgotten in each round",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
+    )
+    momentum: float | None = setting(
+        None, "Momentum of the server's step", "method", unset="the method's own", federated=True, follows=_METHOD
+    )
+    tau: float | None = setting(
+        None,
+        "Clipping threshold τ of a message",
+        "method",
+        unset="the method's own",
+        flag=True,
+        federated=True,
+        follows=_METHOD,
+    )
+    compressor: Literal["topk", "randk"] | None = setting(
+        None, "Compressor of EF21: {values}", "method", unset="the method's own", federated=True, follows=_METHOD
+    )
+    k: int | None = setting(
+        None,
+        "Coordinates that the compressor of EF21 keeps",
+        "method",
+        unset="a tenth of the parameters",
+        federated=True,
+        follows=(*_METHOD, "data", "model", "hidden"),
+    )
+    method_settings: str | None = setting(
+        None,
+        "Settings of a method of your own, as KEY=VALUE,…",
+        "method",
+        unset="those of its class",
+        federated=True,
+        follows=_METHOD,
+    )
 
-    private: bool = True
-    epsilon: float | None = None
-    delta: float = 1e-5
-    unit: Literal["client", "record"] = "client"
-    relation: Literal["zero-out", "replace"] = "zero-out"
-    trust: Literal["local", "secure-sum", "central"] = "secure-sum"
-    honest: int | None = None
-    sigma: float | None = None
-    noise: Literal["seeded", "secure", "exact"] = "seeded"
-    memory: Literal["clean", "noisy"] = "clean"
-    replay: Literal["per-coordinate", "total-norm", "variance"] | None = None
-    record_clip: float | None = None
-    public_sizes: bool = False
+    private: bool = setting(
+        True, "Add noise with a privacy guarantee", "privacy", flag="--private/--no-privacy", federated=True
+    )
+    epsilon: float | None = setting(
+        None,
+        "Privacy target ε",
+        "privacy",
+        unset="8; with sigma, none",
+        flag=True,
+        federated=True,
+        follows=("private", "sigma"),
+    )
+    delta: float = setting(1e-5, "Privacy target δ", "privacy", flag=True, federated=True)
+    unit: Literal["client", "record"] = setting(
+        "client", "Unit of protection: {values}", "privacy", flag=True, federated=True
+    )
+    relation: Literal["zero-out", "replace"] = setting(
+        "zero-out", "How neighbouring data sets differ: {values}", "privacy", flag=True, federated=True
+    )
+    trust: Literal["local", "secure-sum", "central"] = setting(
+        "secure-sum",
+        "What the server sees: each message (local), their sum (secure-sum), or everything (central)",
+        "privacy",
+        flag=True,
+        federated=True,
+    )
+    honest: int | None = setting(
+        None, "Clients that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
+    )
+    sigma: float | None = setting(
+        None,
+        "Noise of a client per coordinate, instead of a target ε",
+        "privacy",
+        unset="calibrated for ε",
+        federated=True,
+    )
+    noise: Literal["seeded", "secure", "exact"] = setting(
+        "seeded", "Source of the noise: {values}; seeded noise is for simulations", "privacy", federated=True
+    )
+    memory: Literal["clean", "noisy"] = setting(
+        "clean",
+        "Whether memories take messages before the noise (clean) or after it (noisy)",
+        "privacy",
+        federated=True,
+    )
+    replay: Literal["per-coordinate", "total-norm", "variance"] | None = setting(
+        None, "Use the paper's noise formula, read as {values}; ε is then reported, not a target", "privacy"
+    )
+    record_clip: float | None = setting(
+        None, "Norm to which each record's gradient is clipped, with unit = record", "privacy"
+    )
+    public_sizes: bool = setting(False, "Declare public how many records each client holds", "privacy", identity=False)
 
-    lr: float | Literal["theory"] | None = None
-    rounds: int | None = None
-    epochs: int | None = None
-    warmup: int = 0
-    batch_size: int | None = None
-    batch_rate: float | None = None
-    sample_rate: float | None = None
-    sample_count: int | None = None
-    initial_memory: Literal["zero", "gradient"] = "zero"
-    seed: int | None = None  # not given: 0, but noise and sampling of a private run come from a fresh secret
+    lr: float | Literal["theory"] | None = setting(
+        None,
+        "Step size, or theory for the one with the best guarantee",
+        "training",
+        unset="the method's own",
+        flag=True,
+        federated=True,
+    )
+    rounds: int | None = setting(
+        None,
+        "Rounds of training, with one message of each client",
+        "training",
+        unset="the method's own, unless epochs are given",
+        flag=True,
+        federated=True,
+        follows=(*_METHOD, "epochs"),
+    )
+    epochs: int | None = setting(
+        None, "Passes over the records of the average client, instead of rounds", "training", flag=True
+    )
+    warmup: int = setting(0, "First rounds in which the memories move and the model does not", "training")
+    batch_size: int | None = setting(
+        None, "Examples per gradient", "training", unset="full batch", flag=True, federated=True
+    )
+    batch_rate: float | None = setting(
+        None, "Probability with which an example enters a batch, instead of batch_size", "training", unset="full batch"
+    )
+    sample_rate: float | None = setting(
+        None, "Probability with which a client takes part in a round", "training", unset="every client takes part"
+    )
+    sample_count: int | None = setting(
+        None, "Clients that take part in a round, instead of sample_rate", "training", unset="every client takes part"
+    )
+    initial_memory: Literal["zero", "gradient"] = setting("zero", "First memories of the clients: {values}", "training")
+    seed: int | None = setting(
+        None,
+        "Seed that repeats a run bit for bit",
+        "training",
+        unset="0; the noise and the sampling of a private run come from a fresh secret",
+        flag=True,
+        federated=True,
+    )
 
-    log_every: int | None = None
-    evaluate_every: int | None = None
-    full_gradient: bool = False
-    diagnostics: bool = False
-    checkpoint_seconds: float = 30.0
+    log_every: int | None = setting(
+        None, "Rounds between two rows of the history", "logging", unset="about 500 rows in all", follows=_LENGTH
+    )
+    evaluate_every: int | None = setting(
+        None,
+        "Rounds between two evaluations on test data",
+        "logging",
+        unset="about 20 in all",
+        federated=True,
+        follows=_LENGTH,
+    )
+    full_gradient: bool = setting(
+        False, "Record the exact loss and gradient even where training uses batches or samples clients", "logging"
+    )
+    diagnostics: bool = setting(
+        False,
+        "Record losses and norms of private runs too, which the guarantee does not cover; other runs always do",
+        "logging",
+        flag="--diagnostics/--no-diagnostics",
+        federated=True,
+        follows=("private",),
+    )
 
-    device: str = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-    engine: str = "auto"
-    precision: Literal["float32", "tf32", "bf16"] = "tf32"
-    memory_dtype: Literal["float32", "float64", "bfloat16"] | None = None
-    memory_home: Literal["device", "host", "disk"] = "device"
+    device: str = setting(
+        "auto",
+        "Device: auto, cpu, cuda, cuda:1, …",
+        "compute",
+        flag=True,
+        identity=False,
+        values=("auto", "cpu", "cuda"),
+    )
+    dtype: Literal["float32", "float64"] = setting("float32", "Precision of the model: {values}", "compute")
+    engine: str = setting(
+        "auto",
+        "How gradients are computed: {values}",
+        "compute",
+        flag=True,
+        identity=False,
+        values=("auto", "loop", "compiled", "batched", "shared", "linear"),
+    )
+    precision: Literal["float32", "tf32", "bf16"] = setting(
+        "tf32", "Precision of a GPU's matrix products: {values}", "compute", flag=True
+    )
+    memory_dtype: Literal["float32", "float64", "bfloat16"] | None = setting(
+        None, "Precision of the memories: {values}", "compute", unset="that of the model", follows=("dtype",)
+    )
+    memory_home: Literal["device", "host", "disk"] = setting(
+        "device", "Where the memories are kept: {values}", "compute", identity=False
+    )
+
+    checkpoint_seconds: float = setting(30.0, "Seconds between two checkpoints", "storage", identity=False)
 
     @property
     def public_seed(self) -> int:
@@ -100,7 +349,11 @@ class RunConfig(BaseModel):
 
     def known_by(self) -> dict[str, Any]:
         """The settings that the run's numbers depend on; `diagnostics` decides only which of them are recorded."""
-        return self.model_dump(exclude={*ELSEWHERE, "diagnostics"}, exclude_none=True)
+        return self.record(name for name in IDENTITY if name != "diagnostics")
+
+    def record(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """The settings that have a value, in plain types; only those in `names`, if these are given."""
+        return self.model_dump(exclude_none=True, include=None if names is None else set(names))
 
     def digest(self) -> str:
         """Eight characters that name this configuration."""
@@ -109,9 +362,116 @@ class RunConfig(BaseModel):
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-# Where and how a run is computed, and what is declared of its data, not what is computed: no part of its name or
-# identity.
-ELSEWHERE = ("data_dir", "device", "engine", "memory_home", "checkpoint_seconds", "public_sizes")
+@dataclass(frozen=True)
+class Setting:
+    """The declaration of one setting, as the command line, the records and the documentation read it."""
+
+    name: str
+    kind: Any  # its annotation in `RunConfig`
+    default: Any
+    text: str
+    group: Group
+    unset: str
+    flag: bool | str
+    identity: bool
+    federated: bool
+    follows: tuple[str, ...]
+    usual: tuple[str, ...] | str
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a setting that takes no others, or whose other values are not words."""
+        return tuple(choice for part in _parts(self.kind) if get_origin(part) is Literal for choice in get_args(part))
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values to offer in help texts; empty where there are none, or too many to list."""
+        return self.usual if isinstance(self.usual, tuple) and self.usual else self.choices
+
+    def all_values(self) -> tuple[str, ...]:
+        """The values to offer in shell completion; may import the module that knows them."""
+        if isinstance(self.usual, str):
+            module, _, name = self.usual.partition(":")
+            return tuple(getattr(import_module(module), name))
+        return (*self.values, *(("true", "false") if bool in _parts(self.kind) else ()))
+
+    @property
+    def flag_name(self) -> str:
+        """Its flag, as in "--lr" or "--private/--no-privacy"; empty where it has none."""
+        usual = f"--{self.name.replace('_', '-')}" if self.flag else ""
+        return self.flag if isinstance(self.flag, str) else usual
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """The plain types among its values: of str, int, float and bool."""
+        return tuple(part for part in _parts(self.kind) if get_origin(part) is not Literal)
+
+    @property
+    def description(self) -> str:
+        """One sentence, without its full stop."""
+        *most, last = self.values or ("",)
+        return self.text.replace("{values}", f"{', '.join(most)} or {last}" if most else last)
+
+    @property
+    def default_text(self) -> str:
+        """The value of a setting that is not given, in words where it is not always the same."""
+        return self.unset or "none" if self.default is None else text_of(self.default)
+
+    @property
+    def help(self) -> str:
+        """The description with its default, as a sentence."""
+        return f"{self.description} (default: {self.default_text})."
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, None aside."""
+    whole = kind if get_origin(kind) is Literal or not get_args(kind) else None
+    members = (whole,) if whole is not None else get_args(kind)
+    return tuple(part for part in members if part is not NoneType)
+
+
+def _declared() -> dict[str, Setting]:
+    found = {}
+    for name, field in RunConfig.model_fields.items():
+        facts: dict[str, Any] = dict(field.json_schema_extra)  # type: ignore[arg-type]  # a mapping, by `setting`
+        usual = facts.pop("values")
+        facts |= {"follows": tuple(facts["follows"]), "usual": usual if isinstance(usual, str) else tuple(usual)}
+        found[name] = Setting(name, field.annotation, field.default, field.description or "", **facts)
+    return found
+
+
+SETTINGS: Mapping[str, Setting] = _declared()
+IDENTITY = tuple(name for name, one in SETTINGS.items() if one.identity)
+# Settings of where and how a run is computed, and of what is declared public: not part of its name or identity.
+ELSEWHERE = tuple(name for name, one in SETTINGS.items() if not one.identity)
+FEDERATED = tuple(name for name, one in SETTINGS.items() if one.federated)
+
+
+def in_groups(*groups: Group) -> tuple[str, ...]:
+    """The names of the settings in some groups."""
+    return tuple(name for name, one in SETTINGS.items() if one.group in groups)
+
+
+def varied(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings in which runs differ, without those that differ only because others do.
+
+    The default of a setting may depend on others (`Setting.follows`): a method's own smoothing, for example. Such a
+    setting is listed if it differs between two runs in which these others agree.
+    """
+    names = [
+        name for name in dict.fromkeys([*IDENTITY, *(key for run in runs for key in run)]) if name not in ELSEWHERE
+    ]
+    return [name for name in names if _differs(name, runs)]
+
+
+def _differs(name: str, runs: Sequence[Mapping[str, Any]]) -> bool:
+    follows = SETTINGS[name].follows if name in SETTINGS else _METHOD
+    seen: dict[str, Any] = {}
+    for run in runs:
+        basis = repr([run.get(other) for other in follows])
+        if seen.setdefault(basis, run.get(name)) != run.get(name):
+            return True
+    return False
 
 
 def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -132,7 +492,7 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
     if own and is_own(str(settings.get("method", ""))):
         settings = {key: value for key, value in settings.items() if key in fields}
         own = parse_assignments(settings.get("method_settings") or "") | own
-        settings["method_settings"] = ",".join(f"{key}={json.dumps(own[key])}" for key in sorted(own))
+        settings["method_settings"] = format_assignments(own)
     for key in settings:
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
@@ -167,8 +527,18 @@ def parse_assignments(text: str) -> dict[str, Scalar]:
     return dict(parse_assignment(part) for part in text.split(",") if part.strip())
 
 
-def to_toml(config: RunConfig) -> str:
-    """The configuration as a file that `load` reads back, every default written out."""
+def format_assignments(table: Mapping[str, Scalar]) -> str:
+    """A table as the text that `parse_assignments` reads."""
+    return ",".join(f"{key}={json.dumps(table[key])}" for key in sorted(table))
+
+
+def text_of(value: Any) -> str:
+    """A value as people write it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def to_toml(settings: Mapping[str, Any]) -> str:
+    """Settings as a file that `load` reads back."""
     import tomli_w
 
-    return tomli_w.dumps(config.model_dump(exclude_none=True))
+    return tomli_w.dumps(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from ..algorithms.method import Method
 from ..algorithms.operators import Clip, RandK, SmoothedNorm, TopK
 from ..algorithms.tensor_norm import TensorNormEC
 from ..errors import UsageError, nearest, one_of
-from .config import RunConfig, is_own, parse_assignments
+from .config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
 
 # alpha is the paper's choice after its first experiment, beta its best value; the others follow.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -52,7 +53,7 @@ PRIVATE_STEP_SIZES: Mapping[str, float] = {
     "dpsgd-clip": 0.5,
 }
 PRIVATE_STEP_NAMES = tuple(name for name in METHODS if name in PRIVATE_STEP_SIZES)  # the methods with a bound
-SETTINGS = tuple(dict.fromkeys(key for settings in DEFAULTS.values() for key in settings))
+SETTINGS = tuple(name for name in in_groups("method") if name not in ("method", "method_settings"))
 
 
 def applies(method: str, setting: str) -> bool:
@@ -106,11 +107,7 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
             raise UsageError(f"{setting} does not apply to {config.method}, which has {has}")
     if is_own(config.method):
         return _own(config)
-    one_of(METHODS, method=config.method)
-    defaults = {**DEFAULTS[config.method], **(PRIVATE.get(config.method, {}) if config.private else {})}
-    own: dict[str, Any] = {
-        key: value if getattr(config, key) is None else getattr(config, key) for key, value in defaults.items()
-    }
+    own = settings_used(config, dim)
     match config.method:
         case "normec":
             way = own.pop("server_norm")
@@ -120,8 +117,7 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
         case "clip21":
             return Clip21(**own)
         case "ef21":
-            kept = own["k"] if own["k"] is not None else max(1, dim // 10)
-            return EF21(TopK(kept) if own["compressor"] == "topk" else RandK(kept))
+            return EF21((TopK if own["compressor"] == "topk" else RandK)(own["k"]))
         case "dpsgd-norm":
             return DPSGD(SmoothedNorm(own["alpha"]), own["beta"], own["momentum"])
         case "dpsgd-clip":
@@ -129,11 +125,42 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
     return GD()
 
 
+def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
+    """The settings of one of this package's methods with the values that are used, its own where none are given.
+
+    `dim` is the number of parameters; without it, a setting that depends on it is None unless it is given.
+    """
+    one_of(METHODS, method=config.method)
+    defaults = {**DEFAULTS[config.method], **(PRIVATE.get(config.method, {}) if config.private else {})}
+    if "k" in defaults and dim is not None:
+        defaults["k"] = max(1, dim // 10)
+    return {key: value if getattr(config, key) is None else getattr(config, key) for key, value in defaults.items()}
+
+
+def own_settings_given(config: RunConfig) -> dict[str, Any]:
+    """The settings that are given for a method of the user's own, under its names or under those of `SETTINGS`."""
+    shared = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None}
+    return shared | parse_assignments(config.method_settings or "")
+
+
+def own_settings_used(config: RunConfig) -> str | None:
+    """The settings of a method of the user's own, with the defaults of its class, as `method_settings` holds them."""
+    declared = registry.settings_of(registry.find(config.method))
+    defaults = {name: one.default for name, one in declared.items() if one.default is not one.empty}
+    used = {**defaults, **own_settings_given(config)}
+    return format_assignments({name: value for name, value in used.items() if _is_plain(value)}) or None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether KEY=VALUE,… can hold a value."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int) or (isinstance(value, str) and "," not in value)
+
+
 def _own(config: RunConfig) -> Method:
     """A method of the user's own, or of another package."""
-    given = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None} | parse_assignments(
-        config.method_settings or ""
-    )
+    given = own_settings_given(config)
     known = settings_of(config.method)
     for name in given:
         if name not in known:

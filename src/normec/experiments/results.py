@@ -17,9 +17,12 @@ from ..errors import UsageError, nearest
 from ..privacy.verify import verified
 from ..report import shapes
 from ..storage.history import History
+from ..storage.run_folder import STARTED_BY
+from ..system.file_reading import read_toml
 from . import config as configs
 from . import runs, tuning
-from .config import ELSEWHERE, RunConfig
+from .config import IDENTITY, RunConfig
+from .resolve import Measured, resolved
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -69,7 +72,7 @@ def collect(paths: Sequence[Path]) -> Found:
                 continue
             if record.status == "unfinished":
                 notes.append(f"unfinished: {folder}, {record.summary['round']} rounds done")
-            same = tuple(record.settings[key] for key in _identity())
+            same = _key(record, IDENTITY)
             other = records.setdefault(same, record)
             if other is not record:
                 kept = max(other, record, key=lambda one: one.status == "finished")
@@ -86,14 +89,22 @@ def collect(paths: Sequence[Path]) -> Found:
 def of(summary: Mapping[str, Any], folder: Path) -> Record:
     """A run by its summary."""
     status = summary["status"]
-    settings = {**RunConfig().model_dump(), **summary["config"]}
+    known = {key: summary.get(key) for key in ("clients", "dimension", "rounds")}
+    settings = _settings(summary["config"], Measured(**known))
     return Record(folder, settings, status if status in STATES else "unfinished", summary)
+
+
+def _settings(held: Mapping[str, Any], measured: Measured | None = None) -> dict[str, Any]:
+    """Every setting with the value that was used, also of a run whose record holds only those that were given."""
+    try:
+        return resolved(configs.make(held), measured).model_dump()
+    except UsageError:  # of another version, or of a method whose file is gone: as it was written
+        return {**RunConfig().model_dump(), **held}
 
 
 def varied(records: Iterable[Record]) -> list[str]:
     """The settings in which runs differ."""
-    held = list(records)
-    return [key for key in _identity() if any(record.settings[key] != held[0].settings[key] for record in held)]
+    return [name for name in configs.varied([record.settings for record in records]) if name in IDENTITY]
 
 
 def each(records: Sequence[Record]) -> list[Row]:
@@ -101,7 +112,7 @@ def each(records: Sequence[Record]) -> list[Row]:
     names = _shown(records)
     return [
         {
-            **{key: record.settings[key] for key in names},
+            **dict(zip(names, _key(record, names), strict=True)),
             "status": record.status,
             "round": record.summary.get("round"),
             "rounds": record.summary.get("rounds"),
@@ -171,7 +182,7 @@ def _edges(candidates: Iterable[Key], chosen: Key | None, tune: Sequence[str]) -
 
 
 def _summary(group: Sequence[Record], names: Sequence[str]) -> Row:
-    row: Row = {key: group[0].settings[key] for key in names}
+    row: Row = dict(zip(names, _key(group[0], names), strict=True))
     row |= {state: sum(record.status == state for record in group) for state in STATES}
     finished = [_metrics(record) for record in group if record.status in tuning.RESULTS]
     for name in METRICS:
@@ -196,17 +207,18 @@ def _metrics(record: Record) -> Row:
 def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[Record]]:
     found: dict[Key, list[Record]] = {}
     for record in records:
-        found.setdefault(tuple(record.settings[key] for key in names), []).append(record)
+        found.setdefault(_key(record, names), []).append(record)
     return found
+
+
+def _key(record: Record, names: Iterable[str]) -> Key:
+    """The values of some settings, to group by."""
+    return tuple(record.settings.get(name) for name in names)
 
 
 def _shown(records: Sequence[Record]) -> list[str]:
     differ = varied(records)
-    return [key for key in _identity() if key in ALWAYS or key in differ or key == "seed"]
-
-
-def _identity() -> list[str]:
-    return [key for key in RunConfig.model_fields if key not in ELSEWHERE]
+    return [key for key in IDENTITY if key in ALWAYS or key in differ or key == "seed"]
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -232,14 +244,31 @@ def _read(folder: Path) -> Record:
         return record if record.status == "finished" else replace(record, paid=_paid(folder, summary))
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is half-written: it has no config.toml")
-    settings = configs.load(folder / "config.toml").model_dump()
+    held = read_toml(folder / "config.toml")
+    started_from_python = STARTED_BY in held
+    settings = _settings_of_python(held) if started_from_python else _settings(_checked(held))
     history = History(folder / "metrics.jsonl")
     history.reread()
     last = history.rows[-1] if len(history) else {}
     if not shapes.ROW(last):
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     summary = {"round": last.get("round", 0), "final": last}
+    if started_from_python and last and last.get("round") == held.get("rounds"):  # such a run writes no summary
+        return Record(folder, settings, "finished", {**summary, "rounds": held["rounds"]}, _paid(folder, summary))
     return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
+
+
+def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that was started from Python, whose method may have settings of any kind."""
+    own = held.get("method_settings", {})
+    text = configs.format_assignments(own) if isinstance(own, dict) else own
+    return {**dict.fromkeys(IDENTITY), **held, "method_settings": text}
+
+
+def _checked(held: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a config.toml; raises `UsageError` where they are none."""
+    configs.make(held)
+    return held
 
 
 def _paid(folder: Path, summary: Mapping[str, Any]) -> float | None:

@@ -2,7 +2,8 @@
 
     runs/NAME/  config.toml  metrics.jsonl  summary.json  report.html  ledger.jsonl  checkpoint/
 
-`config.toml` is what to rerun, `summary.json` what came out, `report.html` the page about both; the rest is `train`'s.
+`config.toml` holds every setting with the value that was used, and is what to rerun; `summary.json` holds the same
+settings and what came out, `report.html` is the page about both; the rest is `train`'s.
 A folder belongs to one configuration; it is known by it, goes on where it stopped, and is left alone once it is
 finished.
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,22 @@ from ..privacy.verify import verified
 from ..problems.problem import Problem
 from ..report import page
 from ..storage.history import NOT_COVERED, History, uncovered
+from ..storage.run_folder import CONFIG, STARTED_BY
 from ..system.atomic import write_atomic, writing
-from ..system.file_reading import read_json
+from ..system.file_reading import read_json, read_toml
 from ..system.interrupt import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Alone, World
 from ..training.interleaved import finished
+from ..training.loop import TrainingLoop
 from ..training.run import Run
 from ..training.train import prepare, ready
 from . import build, methods
-from .config import ELSEWHERE, RunConfig, load, to_toml
+from .config import IDENTITY, RunConfig, load, to_toml
+from .resolve import Measured, resolved
 
+# Settings whose defaults depend on the data: the number of clients, of parameters, or of rounds.
+OF_THE_DATA = ("clients", "k", "log_every", "evaluate_every")
 HELD_OUT = (
     "the validation records are held out of the training records: no client holds them, no noise covers them, and the "
     "guarantee does not protect them"
@@ -78,21 +85,21 @@ def steps(
         return read(folder) if world.rank == 0 else Result(folder, known, History())
     problem = build.problem(config) if problem is None else problem
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
-    keeper = _Keeper(folder, config)
+    loop = prepare(problem, method, out=folder, callbacks=callbacks, world=world, **build.training(config))
+    used = settings_of(config, loop)
+    loop.storage.settings = used
     try:
-        watching = [keeper, *callbacks]
-        rounds = prepare(problem, method, out=folder, callbacks=watching, world=world, **build.training(config))
-        run = yield from rounds.steps(asked)
+        run = yield from loop.steps(asked)
     except Diverged as error:
-        if world.rank == 0 and (folder / "config.toml").exists():
-            note(config, folder, {"status": "diverged", "round": error.round, "error": str(error)})
+        if world.rank == 0 and (folder / CONFIG).exists():
+            note(used, folder, {"status": "diverged", "round": error.round, "error": str(error)})
         raise
     if run.clients and world.rank == 0:
         table: dict[str, Any] = {"columns": list(run.clients), "rows": list(zip(*run.clients.values(), strict=True))}
         if run.privacy is not None:
             table["note"] = NOT_COVERED
         write_atomic(folder / "clients.json", json.dumps(table) + "\n", private=run.privacy is not None)
-    summary = summarise(run, config)
+    summary = summarise(run, used)
     if summary["privacy"] is not None:
         if config.validation:
             summary["privacy"]["notes"] += (HELD_OUT,)
@@ -107,7 +114,11 @@ def steps(
 def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     """The summary of the run in the folder, if there is one and it has reached its end."""
     known = held(folder, config)
-    return known.summary if known is not None and known.summary["status"] == "finished" else None
+    if known is None or known.summary["status"] != "finished":
+        return None
+    # Whether the theory gives the step size that is stored there is for the checkpoint to say.
+    unsure = config.lr == "theory" and known.summary.get("config", {}).get("lr") != "theory"
+    return None if unsure else known.summary
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -128,19 +139,35 @@ def read(folder: Path) -> Result:
     return Result(folder, summary, history)
 
 
-def note(config: RunConfig, folder: Path, facts: dict[str, Any]) -> None:
-    """Leave word in its folder of a run that ended without a result: `facts` say its status and why."""
+def note(settings: Mapping[str, Any], folder: Path, facts: dict[str, Any]) -> None:
+    """Record in its folder that a run ended without a result: `facts` say its status and why."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "config.toml").exists():
-        write_atomic(folder / "config.toml", to_toml(config))
+    if not (folder / CONFIG).exists():
+        write_atomic(folder / CONFIG, to_toml(settings))
     history = History(folder / "metrics.jsonl")
     history.reread()
-    write_summary(folder, {**facts, **_setting(config), "final": history.rows[-1] if len(history) else {}})
+    write_summary(folder, {**facts, **_recorded(settings), "final": history.rows[-1] if len(history) else {}})
 
 
-def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
-    """What a reader wants to know first."""
+def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str, Any]:
+    """Every setting with the value that is used, as far as it is known before (None) or when the run is prepared."""
+    if loop is None:
+        return resolved(config).record()
+    lr = loop.plan.lr
+    measured = Measured(
+        clients=loop.problem.clients,
+        dimension=len(loop.problem.x0),
+        rounds=loop.plan.rounds,
+        lr=lr if isinstance(lr, float) else None,
+        device=str(build.device(config.device)),
+        engine=loop.engine.name,
+    )
+    return resolved(config, measured).record()
+
+
+def summarise(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reader wants to know first; `settings` are all that were used."""
     last = run.history.rows[-1] if len(run.history) else {}
     accuracies, norms = run.history["accuracy"], run.history["grad_norm"]
     best = max(accuracies, default=None)
@@ -161,7 +188,7 @@ def summarise(run: Run, config: RunConfig) -> dict[str, Any]:
         "engine": run.engine,
         "device": device_name(run.x.device),
         "timings": {part: round(seconds, 4) for part, seconds in run.timings.items()},
-        **_setting(config),
+        **_recorded(settings),
     }
 
 
@@ -169,33 +196,30 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-class _Keeper(Callback):
-    """Writes config.toml when the first gradients are known to be finite, so never for a run that cannot start."""
+def held(folder: Path, config: RunConfig, method: str | None = None) -> Result | None:
+    """The run already in the folder, None if there is none yet; another configuration's is refused.
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        self._folder, self._config = folder, config
-
-    def begin(self, first_round: int, rounds: int) -> None:  # noqa: ARG002
-        path = self._folder / "config.toml"
-        if not path.exists():
-            write_atomic(path, to_toml(self._config))
-
-
-def held(folder: Path, config: RunConfig) -> Result | None:
-    """The run already in the folder, None if there is none yet; another configuration's is refused."""
+    Configurations are compared by the values that are used. Those that depend on data which is not loaded here are
+    computed from what the folder says of its data; training compares them again with its checkpoint. `method` says how
+    a method of one's own is found, if not by its name.
+    """
     if not folder.exists():
         return None
     if not folder.is_dir():
         raise UsageError(f"{folder} is a file; a run needs a folder")
-    path = folder / "config.toml"
+    path = folder / CONFIG
     if not path.exists():
         if any(not entry.name.startswith(".") for entry in folder.iterdir()):
             raise UsageError(f"{folder} exists and is not a run (it has no config.toml); choose another folder")
         return None
+    if STARTED_BY in read_toml(path):
+        raise UsageError(f"{folder} holds a run that was started from Python; choose another folder with --out")
     stored = load(path)
-    for key in sorted(RunConfig.model_fields.keys() - set(ELSEWHERE)):
-        here, there = getattr(config, key), getattr(stored, key)
-        if here != there:
+    measured = replace(_measured(folder, config, stored), method=method)
+    ours, theirs = resolved(config, measured), resolved(stored, measured)
+    for key in sorted(IDENTITY):
+        here, there = getattr(ours, key), getattr(theirs, key)
+        if here != there and not (key in OF_THE_DATA and None in (here, there)):
             raise UsageError(
                 f"{folder} holds a run of another configuration: {key} is {there!r} there, {here!r} here; "
                 "choose another folder with --out"
@@ -203,9 +227,29 @@ def held(folder: Path, config: RunConfig) -> Result | None:
     return read(folder) if (folder / "summary.json").exists() else None
 
 
-def _setting(config: RunConfig) -> dict[str, Any]:
+def _measured(folder: Path, config: RunConfig, stored: RunConfig) -> Measured:
+    """What a run's folder says of its data, where a setting of either configuration depends on it."""
+    lr = stored.lr if isinstance(stored.lr, float) else None
+    if not any(_depends_on_data(one) for one in (config, stored)):
+        return Measured(lr=lr)
+    facts: dict[str, Any] = {}
+    for name in ("checkpoint/latest.json", "summary.json"):
+        with suppress(FileNotFoundError, UsageError):  # whoever reads the run says what is wrong with it
+            found = read_json(folder / name)
+            facts |= found.get("identity", found) if isinstance(found, dict) else {}
+    known = {key: facts[key] for key in ("clients", "dimension", "rounds") if isinstance(facts.get(key), int)}
+    return Measured(**known, lr=lr)
+
+
+def _depends_on_data(config: RunConfig) -> bool:
+    """Whether a default of the configuration depends on data."""
+    parameters = config.method == "ef21" and config.k is None
+    return parameters or build.number_of_clients(config) is None or methods.rounds(config) is None
+
+
+def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:
     versions = {"normec": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return {"config": config.model_dump(exclude_none=True), "versions": versions}
+    return {"config": dict(settings), "versions": versions}
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:

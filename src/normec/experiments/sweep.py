@@ -239,7 +239,7 @@ def _outcome(cell: Cell, folder: Path, ending: Ending) -> Outcome:
             facts = {"status": ending.status, "round": ending.round, "error": ending.error}
             if ending.traceback is not None:
                 facts["traceback"] = ending.traceback
-            runs.note(cell.config, folder, facts)
+            runs.note(runs.settings_of(cell.config), folder, facts)
         found = runs.read(folder)
     except UsageError as error:  # the folder is damaged, or another run's: it is left as it is
         return Outcome(cell, "failed", folder, error=ending.error or str(error))

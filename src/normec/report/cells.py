@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..experiments import config
 from ..storage.history import NOT_COVERED
 from . import words
 from .reading import RunView
 
-# Where a run is computed and what is recorded of it, not what it computes.
-ELSEWHERE = ("data_dir", "device", "engine", "checkpoint_seconds", "diagnostics", "public_sizes")
 ENDED = ("finished", "stopped")  # how a run ends that has a result
 
 
@@ -91,9 +90,8 @@ def _value(run: RunView, metric: Metric) -> float | None:
 
 def varied(views: Sequence[RunView]) -> list[str]:
     """The settings that differ between runs, the seed aside; the method comes first."""
-    keys = dict.fromkeys(key for view in views for key in view.settings if key not in (*ELSEWHERE, "seed"))
-    found = [key for key in keys if any(view.settings.get(key) != views[0].settings.get(key) for view in views)]
-    return sorted(found, key=lambda key: key != "method")
+    found = [name for name in config.varied([view.settings for view in views]) if name not in ("seed", "diagnostics")]
+    return sorted(found, key=lambda name: name != "method")
 
 
 def grouped(views: Sequence[RunView], names: Sequence[str]) -> list[Cell]:

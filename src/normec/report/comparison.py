@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..experiments import config
 from ..storage.history import NOT_COVERED, UNNOISED
 from ..system.file_reading import read_json
 from . import several, shapes, words
@@ -142,17 +143,28 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
 
 
 def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict[str, Any]:
-    """Settings that every run has alike unless its label says otherwise; not the method, not its step size."""
+    """Settings that every run has alike unless its label says otherwise; not the method, not its step size.
+
+    Settings of methods are shared by those methods that have them.
+    """
     own = {label: {part.partition("=")[0].strip() for part in label.partition(":")[2].split(",")} for label in labels}
     held: dict[str, list[Any]] = {}
+    of_methods = config.in_groups("method")
+    absent = set[str]()
     implied = () if all("seed" in view.settings for view in views) else ("seed",)  # 0 where nothing is secret
     for view in views:
         name = view.folder.relative_to(folder).name
         named = max((label for label in labels if name.startswith(_folder_name(label))), key=len, default="")
+        hidden = {"method", "lr", *implied, *own.get(named, ())}
         for key, value in view.settings.items():
-            if key not in ("method", "lr", *implied, *own.get(named, ())):
+            if key not in hidden:
                 held.setdefault(key, []).append(value)
-    return {key: values[0] for key, values in held.items() if all(value == values[0] for value in values)}
+        absent |= config.SETTINGS.keys() - view.settings.keys() - hidden - set(of_methods)
+    return {
+        key: values[0]
+        for key, values in held.items()
+        if key not in absent and all(value == values[0] for value in values)
+    }
 
 
 def _folder_name(label: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..storage.history import UNNOISED, History
+from ..storage.run_folder import STARTED_BY
 from ..system.file_reading import parse_toml, read_bytes, read_json, read_text
 from . import shapes
 
@@ -162,23 +163,23 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     view.summary = summary or _kept(view, "summary.json", _json(view, "summary.json"), shapes.SUMMARY, None)
     try:
         view.toml = read_text(folder / "config.toml", MOST_BYTES)
-        settings = parse_toml(view.toml, "config.toml")
+        settings = _flat(parse_toml(view.toml, "config.toml"))
         view.settings = _kept(view, "config.toml", settings, shapes.SETTINGS, shapes.scalar)
     except FileNotFoundError:
         pass
     except UsageError as error:
         view.notes.append(_within(view, error))
     if not view.settings:
-        view.settings = _kept(
-            view, "summary.json", view.summary.get("config", {}), shapes.SETTINGS, shapes.optional(shapes.scalar)
-        )
+        held = _flat(view.summary.get("config", {}))
+        view.settings = _kept(view, "summary.json", held, shapes.SETTINGS, shapes.optional(shapes.scalar))
     latest = "checkpoint/latest.json"
     view.checkpoint = _kept(view, latest, _json(view, latest), shapes.CHECKPOINT, None)
     view.identity = _kept(view, latest, view.checkpoint.get("identity", {}), shapes.IDENTITY, shapes.anything)
     view.paid = _paid(folder / "ledger.jsonl")
     view.clients = _clients(view)
     view.history = _history(view)
-    view.status = str(view.summary.get("status", "unfinished"))
+    ended = STARTED_BY in view.settings and view.final.get("round") == view.settings.get("rounds", -1)
+    view.status = str(view.summary.get("status", "finished" if ended else "unfinished"))  # Python's have no summary
     if summary is None and being_written(folder):
         view.status = "training"
         if "seats" in view.checkpoint:
@@ -295,6 +296,16 @@ def _json(view: RunView, name: str) -> dict[str, Any]:
         view.notes.append(f"{name} is not what a run writes")
         return {}
     return held
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with those of the method among them; lists and tables of a method as text."""
+    own = settings.get("method_settings")
+    if not isinstance(own, dict):
+        return settings
+    rest = {name: value for name, value in settings.items() if name != "method_settings"}
+    plain = {name: value if shapes.scalar(value) else json.dumps(value, default=str) for name, value in own.items()}
+    return {**plain, **rest}
 
 
 def _within(view: RunView, error: UsageError) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..storage.history import NOT_COVERED
+from ..storage.run_folder import STARTED_BY
 from . import charts, guarantee, words
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table
@@ -228,7 +229,7 @@ def _bar(share: float) -> Html:
 
 def _configuration(view: RunView) -> Html:
     if not view.settings:
-        return e("p", "The folder has no config.toml: the run was started from Python.", _identity(view))
+        return e("p", "The folder has no config.toml.", _identity(view))
     rows = [[e("code", key), e("code", _toml(value))] for key, value in view.settings.items() if key not in NOT_SHOWN]
     versions = view.summary.get("versions") or {}
     return join(
@@ -253,8 +254,11 @@ def _toml(value: object) -> str:
 
 def _rerun(view: RunView) -> Html:
     where = shown(view.folder)
-    if not view.settings:
-        return e("p", "Call normec.train as before; with out= this folder it goes on where it stopped.")
+    if not view.settings or STARTED_BY in view.settings:
+        text = (
+            "The run was started from Python: call normec.train as before. With out= this folder, it goes on where it "
+        )
+        return e("p", text + "stopped.")
     if view.identity.get("parties"):
         return _rerun_federation(where, view.status)
     again = shlex.join(["normec", "train", f"{where}/config.toml", "--out", f"{where}-again"])

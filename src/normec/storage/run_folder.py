@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,9 @@ from ..system.process import process_identity
 from .checkpoint import CURE, LATEST, Checkpoints
 from .history import History
 from .releases import Releases
+
+CONFIG = "config.toml"
+STARTED_BY = "started_by"  # in a config.toml: what started a run that no command can repeat
 
 
 class FolderLock:
@@ -89,8 +93,12 @@ class RunStorage:
     """
 
     def __init__(self, out: Path | None, identity: dict[str, Any], secret: int | None = None) -> None:
-        """`secret`: kept in the folder from the start, so that a resumed run draws the noise that it paid for."""
+        """`secret`: kept in the folder from the start, so that a resumed run draws the noise that it paid for.
+
+        `settings`, an attribute, is what config.toml will hold: every setting with the value that is used.
+        """
         self.out, self._secret = out, secret
+        self.settings: Mapping[str, Any] = {}
         private = identity.get("privacy") is not None
         self.history = History(out / "metrics.jsonl" if out is not None else None, private=private)
         self.releases = Releases(out / "checkpoint" / "releases.jsonl" if out is not None else None)
@@ -125,6 +133,15 @@ class RunStorage:
             self.open()
             self._keep_secret(self.out)
             self._checkpoints.begin()
+
+    def keep_settings(self) -> None:
+        """Take the folder and write config.toml, which no other file of a run comes before; once a run."""
+        self.open()
+        if self.out is None or not self.settings or (self.begun and (self.out / CONFIG).exists()):
+            return
+        import tomli_w
+
+        write_atomic(self.out / CONFIG, tomli_w.dumps(self.settings))
 
     def _keep_secret(self, folder: Path) -> None:
         if self._secret is None:

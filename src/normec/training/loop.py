@@ -379,7 +379,7 @@ class TrainingLoop:
         """Once, when the first gradients of this process were found finite: only now may files appear."""
         if self.begun:
             return
-        self.world.first(self.storage.open)
+        self.world.first(self.storage.keep_settings)
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
         self.world.first(self.storage.begin)

@@ -141,6 +141,16 @@ class Plan:
         return facts
 
 
+def usual_log_every(rounds: int) -> int:
+    """Rounds between two rows of history, unless given: about 500 rows in all."""
+    return max(1, rounds // 500)
+
+
+def usual_evaluate_every(rounds: int) -> int:
+    """Rounds between two evaluations, unless given: about 20 in all."""
+    return max(1, rounds // 20)
+
+
 def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:
     """The batches a plan asks for; None for full local gradients."""
     if problem.sizes is None:

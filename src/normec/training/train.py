@@ -31,7 +31,18 @@ from .callbacks import Callback
 from .communicator import Alone, World, agree
 from .loop import TrainingLoop
 from .memory_table import Home, MemoryTable
-from .run import WATCHING, InitialMemory, Plan, Run, Schedule, State, batches_of
+from .run import (
+    WATCHING,
+    InitialMemory,
+    Plan,
+    Run,
+    Schedule,
+    State,
+    batches_of,
+    usual_evaluate_every,
+    usual_log_every,
+)
+from .settings_used import settings_used
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
@@ -104,9 +115,9 @@ def prepare(
 
     With `out` the run lives in a folder: killed at any instant, the same call goes on from its last
     checkpoint to the same numbers. The same seed gives the same bits on the same machine, whatever is
-    logged, evaluated or interrupted; it defaults to 0. Private runs of different settings share no noise. A
-    private run without a given seed draws its noise, and the coins that decide who takes part, from a fresh
-    secret, which only its folder keeps.
+    logged, evaluated or interrupted; it defaults to 0. Private runs of different settings share no noise. A private run
+    without a given seed draws its noise, and the coins that decide who takes part, from a fresh secret, which only its
+    folder keeps. The folder's config.toml holds every setting with the value that is used.
 
     Ctrl-C ends the run after the current round, with a checkpoint.
 
@@ -150,12 +161,12 @@ def prepare(
         secret=_secret(privacy, seed, out, world),
         participation=_participation(participation, privacy),
         initial_memory=initial_memory,
-        log_every=log_every if log_every is not None else max(1, total // 500),
-        evaluate_every=evaluate_every if evaluate_every is not None else max(1, total // 20),
+        log_every=log_every if log_every is not None else usual_log_every(total),
+        evaluate_every=evaluate_every if evaluate_every is not None else usual_evaluate_every(total),
         full_gradient=full_gradient,
         diagnostics=diagnostics or privacy is None,
         precision=precision,
-        memory=MemoryTable(memory_dtype, memory_home),
+        memory=MemoryTable(None if memory_dtype == problem.x0.dtype else memory_dtype, memory_home),
     )
     at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
     if full_gradient and not plan.diagnostics:
@@ -163,7 +174,7 @@ def prepare(
             "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
             "add diagnostics=True to record them all the same, or leave full_gradient out"
         )
-    rounded = plan.memory.dtype not in (None, problem.x0.dtype) and Steps(method, problem.x0).stateful
+    rounded = plan.memory.dtype is not None and Steps(method, problem.x0).stateful
     if rounded and not may_round(method):
         raise UsageError(
             f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
@@ -194,7 +205,10 @@ def prepare(
         _spread(world, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
     storage = RunStorage(Path(out) if out is not None and world.rank == 0 else None, identity, plan.secret)
     watching = callbacks if world.rank == 0 else ()
-    return TrainingLoop(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
+    loop = TrainingLoop(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
+    if storage.out is not None:
+        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, checkpoint_seconds)
+    return loop
 
 
 def _check_method(method: Any) -> None:
@@ -327,7 +341,7 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
             f"with noise={privacy.noise!r} no gain from sampling is claimed: the coins come from the run's seed, "
             "which is no secret; drop sampling and batch_rate"
         )
-    if plan.memory.dtype not in (None, problem.x0.dtype):
+    if plan.memory.dtype is not None:
         raise UsageError(
             f"memory_dtype={str(plan.memory.dtype).removeprefix('torch.')} rounds memories, and messages rounded alike "
             f"would leave their bound; private runs keep their memories in the model's {problem.x0.dtype}"

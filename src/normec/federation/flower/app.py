@@ -22,11 +22,12 @@ from torch.utils.data import Dataset
 
 from ...errors import Diverged, UsageError, at_least
 from ...experiments import build, methods, runs
-from ...experiments.config import RunConfig
+from ...experiments.config import RunConfig, to_toml
+from ...experiments.resolve import Measured, resolved
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
 from ...system.atomic import write_atomic
-from ...training.run import Plan
+from ...training.run import Plan, usual_evaluate_every
 from ..protocol.client_work import ProblemWork, Work
 from ..protocol.coordinator import Coordinator, disk_failure
 from ..protocol.party import Party
@@ -119,16 +120,17 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         retries.max_time = SILENCE
     model, test = task.model(), task.test()
     out, config = Path(settings.out), settings.run.model_copy(update={"model": type(model).__name__})
+    method = located(config.method, _folder_of(task))
     _wait_for(out)
     if (out / "config.toml").exists():
-        known = runs.held(out, config)
+        known = runs.held(out, config, method)
         if known is not None and known.summary["status"] == "finished":
             _say(f"the run in {out} is finished")
             return
     x0, evaluate = _start(task, model, test)
     roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
     coordinator = Coordinator(
-        methods.build(config.model_copy(update={"method": located(config.method, _folder_of(task))}), len(x0)),
+        methods.build(config.model_copy(update={"method": method}), len(x0)),
         x0,
         roster.names,
         _plan(config),
@@ -138,14 +140,16 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         minimum=settings.least,
         evaluate=evaluate,
     )
-    write_atomic(out / "config.toml", settings_of_run.to_toml(config))
+    config = resolved(config, Measured(dimension=len(x0), method=method))
+    write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
     try:
         with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
             serve(coordinator, mailbox, roster, Patience(settings.round_seconds, settings.wait_seconds), _say)
-        runs.write_summary(out, runs.summarise(coordinator.finish(), config))
+        runs.write_summary(out, runs.summarise(coordinator.finish(), config.record(settings_of_run.RECORDED)))
         _say(coordinator.stopped or f"finished; the run is in {out}")
     except Diverged as error:
-        runs.note(config, out, {"status": "diverged", "round": error.round, "error": str(error)})
+        facts = {"status": "diverged", "round": error.round, "error": str(error)}
+        runs.note(config.record(settings_of_run.RECORDED), out, facts)
         raise
     finally:
         coordinator.close()
@@ -179,7 +183,7 @@ def _plan(config: RunConfig) -> Plan:
         participation=Everyone(),
         initial_memory="zero",
         log_every=1,
-        evaluate_every=config.evaluate_every if config.evaluate_every is not None else max(1, rounds // 20),
+        evaluate_every=config.evaluate_every if config.evaluate_every is not None else usual_evaluate_every(rounds),
         full_gradient=False,
         diagnostics=config.diagnostics or not config.private,
     )

@@ -17,15 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...errors import UsageError, at_least, nearest
 from ...experiments import methods
-from ...experiments.config import RunConfig, make
+from ...experiments.config import FEDERATED, RunConfig, make
 from ..protocol.terms import LATER
 
-# What a federated run has in common with any other, by the names of experiments/config.py.
-OF_THE_LAB = (
-    *("method", "alpha", "beta", "server_norm", "decay", "momentum", "tau", "compressor", "k", "method_settings"),
-    *("private", "epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory"),
-    *("lr", "rounds", "batch_size", "seed", "evaluate_every", "diagnostics"),
-)
+RECORDED = ("data", "model", "clients", *FEDERATED)  # the settings that a federated run's folder holds
 
 
 class Settings(BaseModel):
@@ -49,7 +44,7 @@ class Settings(BaseModel):
         return self.parties if self.min_parties is None else self.min_parties
 
 
-NAMES = (*(name for name in Settings.model_fields if name != "run"), *OF_THE_LAB)
+NAMES = (*(name for name in Settings.model_fields if name != "run"), *FEDERATED)
 
 
 def read(config: Mapping[str, Any]) -> Settings:
@@ -61,7 +56,7 @@ def read(config: Mapping[str, Any]) -> Settings:
             raise UsageError(f"there is no setting {key!r}{nearest(name, NAMES)}; settings are {', '.join(NAMES)}")
         if value != "":
             given[name] = value
-    lab = {name: given.pop(name) for name in OF_THE_LAB if name in given}
+    lab = {name: given.pop(name) for name in FEDERATED if name in given}
     try:
         settings = Settings.model_validate(given)
     except ValidationError as error:
@@ -95,10 +90,3 @@ def located(method: str, app: Path) -> str:
     """A method's name, with the path of its file in the app's folder where it has one."""
     file, colon, kind = method.rpartition(":")
     return f"{(app / file).resolve()}:{kind}" if colon else method
-
-
-def to_toml(run: RunConfig) -> str:
-    """What the run's folder says of its settings: those that mean something in a federation."""
-    import tomli_w
-
-    return tomli_w.dumps(run.model_dump(include={"data", "model", "clients", *OF_THE_LAB}, exclude_none=True))

@@ -22,6 +22,7 @@ from ...experiments import build, methods, runs
 from ...experiments.config import is_own, load
 from ...storage.history import History
 from ...system.atomic import private_folder, write_atomic
+from ...system.file_reading import read_toml
 from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, located, read
@@ -169,7 +170,7 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
     config = federation.settings.run
     if (asked.out / "config.toml").exists():
         model = load(asked.out / "config.toml").model  # known to the app alone
-        known = runs.held(asked.out, config.model_copy(update={"model": model}))
+        known = runs.held(asked.out, config.model_copy(update={"model": model}), federation.method)
         if known is not None and known.summary["status"] == "finished":
             return known
     try:
@@ -285,4 +286,4 @@ def _leave_word(out: Path) -> None:
     history = History(out / "metrics.jsonl")
     history.reread()
     last = history.rows[-1]["round"] if len(history) else 0
-    runs.note(load(out / "config.toml"), out, {"status": "interrupted", "stopped": "interrupted", "round": last})
+    runs.note(read_toml(out / "config.toml"), out, {"status": "interrupted", "stopped": "interrupted", "round": last})
