@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from normec.experiments.tables import to_markdown
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from . import edges, leads, sheets, why
 from .contenders import CONTENDERS

@@ -18,7 +18,7 @@ import torch
 from normec import __version__
 from normec.errors import UsageError, at_least, nearest
 from normec.experiments import build, runs
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from . import tuned
 from .studies import Place, Study

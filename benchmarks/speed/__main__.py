@@ -7,8 +7,7 @@ import sys
 import typer
 
 from normec.cli import app as cli
-from normec.system.heap import keep_freed_memory
-from normec.system.parent import tie_to_parent
+from normec.system.processes import keep_freed_memory, tie_to_parent
 
 from .command import bench
 

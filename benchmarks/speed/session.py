@@ -12,7 +12,7 @@ import torch
 
 from normec.errors import UsageError, one_of
 from normec.gradients.precision import Precision
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from . import picture, results
 from .contestants import check_names, line_up

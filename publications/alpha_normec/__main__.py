@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 from normec.cli import app as cli
-from normec.system.heap import keep_freed_memory
-from normec.system.parent import tie_to_parent
+from normec.system.processes import keep_freed_memory, tie_to_parent
 
 from .figures.command import reproduce
 from .replay.command import app

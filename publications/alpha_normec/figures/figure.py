@@ -11,7 +11,7 @@ from typing import Any
 from normec.experiments.grid import Cell
 from normec.experiments.sweep import Outcome
 from normec.experiments.tables import to_csv
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from .arms import Arm
 from .protocol import Protocol, extent

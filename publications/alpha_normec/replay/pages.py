@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.privacy import page as honest
 from normec.errors import UsageError
 from normec.experiments.tables import Row, to_csv, to_markdown
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from ..figures.protocol import Protocol
 from . import claims, page_alpha, page_claims, page_private, page_readings, page_tables, records

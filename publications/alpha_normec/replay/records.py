@@ -16,7 +16,7 @@ import torch
 
 from normec.errors import UsageError
 from normec.experiments.sweep import Outcome
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from ..figures.protocol import Protocol
 from ..figures.results import Results

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import UsageError, nearest
-from ..system.file_reading import read_toml
+from ..system.files import read_toml
 
 Scalar = str | int | float | bool
 METHODS = "normec.methods"  # the entry points of other packages' methods (`algorithms.registry`)

@@ -25,9 +25,8 @@ from ..privacy.verify import verified
 from ..problems.problem import Problem
 from ..report import page
 from ..storage.history import NOT_COVERED, History, uncovered
-from ..system.atomic import write_atomic, writing
-from ..system.file_reading import read_json
-from ..system.interrupt import Interrupt
+from ..system.files import read_json, write_atomic, writing
+from ..system.processes import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Alone, World
 from ..training.interleaved import finished

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..system.process import process_identity
+from ..system.processes import process_identity
 from .extras import needed
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]

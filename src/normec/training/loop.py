@@ -25,7 +25,7 @@ from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..storage.history import Row
 from ..storage.run_folder import RunStorage
-from ..system.interrupt import Interrupt
+from ..system.processes import Interrupt
 from . import state as start
 from .budget import Budget
 from .callbacks import Callback

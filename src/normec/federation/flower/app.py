@@ -25,7 +25,7 @@ from ...experiments import build, methods, runs
 from ...experiments.config import RunConfig
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
-from ...system.atomic import write_atomic
+from ...system.files import write_atomic
 from ...training.run import Plan
 from ..protocol.client_work import ProblemWork, Work
 from ..protocol.coordinator import Coordinator, disk_failure
