@@ -20,7 +20,7 @@ from normec.gradients.precision import Precision
 from normec.gradients.shared import Shared
 from normec.models import NonconvexPenalty, binary_loss
 from normec.problems.client_data import ResidentRecords
-from normec.sampling.participation import Batches
+from normec.sampling.batches import Batches
 
 BATCH = 5
 SIZES = (9, 9, 9, 3, 7)  # client 3 has fewer records than a batch, and stands between the others

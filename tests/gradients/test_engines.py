@@ -11,7 +11,7 @@ import torch
 
 from normec import FixedSize, NormEC, Poisson, Privacy, Run, UsageError, train
 from normec.gradients import choose
-from normec.sampling.participation import PoissonBatches
+from normec.sampling.batches import PoissonBatches
 
 from ..support.runs import StopAt, same
 from .cases import BATCH, METHODS, problem

@@ -19,7 +19,7 @@ from normec.gradients import choose
 from normec.gradients.batched import Batched
 from normec.gradients.shared import Shared
 from normec.problems.client_data import ResidentRecords
-from normec.sampling.participation import PoissonBatches
+from normec.sampling.batches import PoissonBatches
 
 FEATURES, CLASSES = 5, 3
 CLIENT = Privacy(epsilon=8, trust="secure-sum")

@@ -16,7 +16,7 @@ from torch import Tensor
 from normec import GD, FixedSize, NormEC, train
 from normec.gradients import choose
 from normec.gradients.shared import Shared
-from normec.sampling.participation import Batches
+from normec.sampling.batches import Batches
 
 from ..support.runs import alike
 from .cases import BATCH, apart, everything, problem

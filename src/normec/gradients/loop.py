@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
-from ..sampling.participation import BatchSource
+from ..sampling.batches import BatchSource
 from ..sampling.random_streams import Stream, derive_seed, seed_generators
 from .clipped import clipped_gradient
 from .engine import Block

@@ -23,7 +23,8 @@ from ..problems.functions import FunctionProblem
 from ..problems.independence import refuse_coupled_clients, refuse_mixing_methods
 from ..problems.objective import Objective
 from ..problems.problem import Problem
-from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, known_participation, rounds_of
+from ..sampling.batches import rounds_of
+from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, known_participation
 from ..storage.checkpoint import SECRET
 from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, kept_secret
