@@ -20,7 +20,6 @@ from ..algorithms.registry import identity_of
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.precision import PRECISIONS, Precision, products
 from ..problems.functions import FunctionProblem
-from ..problems.independence import refuse_coupled_clients, refuse_mixing_methods
 from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.batches import rounds_of
@@ -30,6 +29,7 @@ from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, kept_secret
 from .callbacks import Callback
 from .communicator import Alone, World, agree
+from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import Home, MemoryTable
 from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
