@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normec import gradients
 from normec.algorithms.method import Method
 from normec.algorithms.operators import normalise, norms
 from normec.errors import Diverged
 from normec.experiments import build, methods
 from normec.experiments.config import RunConfig, make
+from normec.gradients.choice import choose
 from normec.problems.client_data import Records
 from normec.problems.problem import Problem
 from normec.training import interleaved as fleet
@@ -130,7 +130,7 @@ def _anatomy(problem: Problem, method: Method, run: Run, plan: Plan) -> Found:
     round, βσ√(d/n), expected; or of the T that momentum p carries on, √((1−p²ᵀ)/(1−p²)) times as much.
     """
     state, n, seed = run.state, problem.clients, 0
-    engine = gradients.choose("auto", problem, None, seed, precision=plan.precision)
+    engine = choose("auto", problem, None, seed, precision=plan.precision)
     direction = normalise(state.estimate) if getattr(method, "server_norm", False) else state.estimate
     before = state.x + plan.step_size(state.round - 1) * direction
     slope, earlier, away = torch.zeros_like(state.x), torch.zeros_like(state.x), 0.0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from normec import FixedSize, NormEC, Poisson, Privacy, Run, UsageError, train
-from normec.gradients import choose
+from normec.gradients.choice import choose
 from normec.sampling.batches import PoissonBatches
 
 from ..support.runs import StopAt, same

@@ -9,7 +9,7 @@ from torch import Tensor
 from normec import DPSGD, Clip, NormEC, train
 from normec.errors import UsageError
 from normec.experiments import build, config
-from normec.gradients import choose
+from normec.gradients.choice import choose
 from normec.problems.problem import Problem
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
 

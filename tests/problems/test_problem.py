@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from normec import GD, NormEC, Problem, UsageError, train
-from normec.gradients import choose
+from normec.gradients.choice import choose
 from normec.sampling.batches import Batches
 
 

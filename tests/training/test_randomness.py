@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from normec import GD, Clip21, Poisson, Problem, train
-from normec.gradients import choose
+from normec.gradients.choice import choose
 from normec.problems.objective import Objective
 from normec.sampling.batches import Batches
 

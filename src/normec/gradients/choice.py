@@ -19,7 +19,8 @@ from .guard import Fast, Guarded
 from .linear import Linear, fits
 from .loop import Loop
 from .precision import Precision
-from .shared import NoRule, Shared
+from .shared.engine import Shared
+from .shared.rules import NoRule
 
 ENGINES = ("auto", "loop", "compiled", "batched", "shared", "linear")
 

@@ -135,7 +135,7 @@ def prepare(
     problem = _moved(problem, torch.device(device) if device is not None else problem.x0.device, dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
     if privacy is not None and counted:
-        refuse_private_sizes(privacy, public_sizes)
+        privacy.refuse_private_sizes(public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
     if isinstance(lr, str):
         sampled = batch_size or batch_rate or participation
@@ -272,16 +272,6 @@ def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_s
     if problem.sizes is None:
         raise UsageError("epochs need records; a problem of plain functions takes rounds")
     return rounds_of(epochs or 0, problem.sizes, batch_size)
-
-
-def refuse_private_sizes(privacy: Privacy, public_sizes: bool) -> None:
-    """Refuse rounds, and with them the noise, that follow from how many records protected clients hold."""
-    if privacy.unit == "client" and not public_sizes:
-        raise UsageError(
-            "epochs of batches make the number of rounds, and with it the noise, a function of how many records the "
-            "clients hold, which unit='client' protects; give rounds, or declare these numbers public with "
-            "public_sizes=True"
-        )
 
 
 def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool) -> None:
