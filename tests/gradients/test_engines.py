@@ -13,7 +13,7 @@ from normec import FixedSize, NormEC, Poisson, Privacy, Run, UsageError, train
 from normec.gradients.choice import choose
 from normec.sampling.batches import PoissonBatches
 
-from ..support.runs import StopAt, same
+from ..support.runs import StopAt, same, states
 from .cases import BATCH, METHODS, problem
 
 ENGINES = ("loop", "batched", "shared")
@@ -34,8 +34,8 @@ def run(engine: str, method: Any, name: str = "small", **options: Any) -> Run:
 
 
 def close(found: Run, expected: Run) -> None:
-    for part in ("x", "memory", "estimate"):
-        torch.testing.assert_close(getattr(found.state, part), getattr(expected.state, part), rtol=1e-9, atol=1e-9)
+    for part, value in states(expected).items():
+        torch.testing.assert_close(states(found)[part], value, rtol=1e-9, atol=1e-9)
     for key, rows in expected.state.buffers.items():
         torch.testing.assert_close(found.state.buffers[key], rows, rtol=1e-9, atol=1e-9)
     assert found.state.messages == expected.state.messages

@@ -59,10 +59,16 @@ def alike(a: Run, b: Run) -> None:
     assert (a.state.round, a.state.messages) == (b.state.round, b.state.messages)
 
 
+def states(run: Run) -> dict[str, torch.Tensor]:
+    """x, and the states of clients and server by name."""
+    return {"x": run.x, **run.state.clients, **run.state.server}
+
+
 def same(a: Run, b: Run) -> None:
-    """Equal to the bit: iterate, memory, estimate, buffers, history, counters, model."""
-    for name in ("x", "memory", "estimate"):
-        assert torch.equal(getattr(a.state, name), getattr(b.state, name)), name
+    """Equal to the bit: iterate, states, buffers, history, counters, model."""
+    assert states(a).keys() == states(b).keys()
+    for name, value in states(a).items():
+        assert torch.equal(value, states(b)[name]), name
     assert a.state.buffers.keys() == b.state.buffers.keys()
     for name, rows in a.state.buffers.items():
         assert torch.equal(rows, b.state.buffers[name]), name

@@ -21,7 +21,6 @@ What a method says of itself is believed only as far as it was said of the same 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -152,10 +151,11 @@ def _plain(owner: str, name: str, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return [_plain(owner, name, one) for one in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "bound"):
-        kind: type = type(value)
-        known = OPERATORS.get(kind.__name__) is kind  # else an operator of the caller's own
-        return {"operator": kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}", **vars(value)}
+    if hasattr(value, "bound") and not isinstance(value, type):  # an operator
+        kind = type(value)
+        known = OPERATORS.get(kind.__name__) is kind  # else one of the caller's own
+        title = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
+        return {"operator": title, **{key: _plain(title, key, one) for key, one in vars(value).items()}}
     raise UsageError(
         f"the setting {name} of {owner} is a {type(value).__name__}, which no file can hold; override spec()"
     )

@@ -53,7 +53,7 @@ class RunConfig(BaseModel):
     tau: float | None = None
     compressor: Literal["topk", "randk"] | None = None
     k: int | None = None
-    method_settings: dict[str, Any] = {}  # of a method of one's own (FILE.py:CLASS, or of an installed package)
+    method_settings: str | None = None  # KEY=VALUE,… of a method of one's own (FILE.py:CLASS, or of another package)
 
     private: bool = True
     epsilon: float | None = None
@@ -131,7 +131,8 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
     own = {key: value for key, value in settings.items() if key not in fields}
     if own and is_own(str(settings.get("method", ""))):
         settings = {key: value for key, value in settings.items() if key in fields}
-        settings["method_settings"] = {**settings.get("method_settings", {}), **own}
+        own = parse_assignments(settings.get("method_settings") or "") | own
+        settings["method_settings"] = ",".join(f"{key}={json.dumps(own[key])}" for key in sorted(own))
     for key in settings:
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
@@ -159,6 +160,11 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
     except tomllib.TOMLDecodeError:
         parsed = value
     return key.strip(), parsed
+
+
+def parse_assignments(text: str) -> dict[str, Scalar]:
+    """'key=value,key=value' as a table."""
+    return dict(parse_assignment(part) for part in text.split(",") if part.strip())
 
 
 def to_toml(config: RunConfig) -> str:

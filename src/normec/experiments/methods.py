@@ -12,7 +12,7 @@ from ..algorithms.method import Method
 from ..algorithms.operators import Clip, RandK, SmoothedNorm, TopK
 from ..algorithms.tensor_norm import TensorNormEC
 from ..errors import UsageError, nearest, one_of
-from .config import RunConfig, is_own, parse_assignment
+from .config import RunConfig, is_own, parse_assignments
 
 # alpha is the paper's choice after its first experiment, beta its best value; the others follow.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -76,7 +76,7 @@ def split_name(text: str) -> tuple[str, dict[str, Any]]:
         name = f"{file}.py:{kind}"
     else:
         name, _, own = text.partition(":")
-    return name, dict(parse_assignment(part) for part in own.split(",") if part.strip())
+    return name, parse_assignments(own)
 
 
 def step_size(config: RunConfig) -> float | Literal["theory"]:
@@ -131,9 +131,9 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
 
 def _own(config: RunConfig) -> Method:
     """A method of the user's own, or of another package."""
-    given = {
-        name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None
-    } | config.method_settings
+    given = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None} | parse_assignments(
+        config.method_settings or ""
+    )
     known = settings_of(config.method)
     for name in given:
         if name not in known:

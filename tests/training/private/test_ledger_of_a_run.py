@@ -70,7 +70,7 @@ def test_a_resumed_simulation_is_not_charged_twice(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from tests.private.test_ledger_of_a_run import RUN, problem
+from tests.training.private.test_ledger_of_a_run import RUN, problem
 from normec import Callback, NormEC, Privacy, train
 class Die(Callback):
     def round(self, round):
