@@ -1,4 +1,5 @@
 # make run    environment, then the demonstration on the embedded digits
+# make reproduce   environment, then the paper's figures and tables at smoke scale, in runs/alpha_normec/smoke/figures
 # make test   environment, then formatting, types and the quick tests: at most five minutes on two cores
 # make test-all   the same with the slow tests, a federation over TLS and Triton's kernels; about half an hour
 # make test-kernels   the kernels alone, without a GPU: interpreted, and compiled for one; a few minutes, Linux
@@ -13,16 +14,19 @@ TEST_ENV := OMP_NUM_THREADS=1
 # Where there is none, as with torch for CPUs: its interpreter works with the NumPy of constraints.txt.
 TRITON := triton==3.8.0
 
-.PHONY: run test test-all test-kernels check clean
+.PHONY: run reproduce test test-all test-kernels check clean
 
 run: .venv/.ready-run
 	@echo "1. Private: 100 clients, (8, 1e-5) for each client against a server that sees sums; non-private for comparison;"
-	@echo "   private settings chosen on validation data, 16 trials a method (normec privacy methods)"
+	@echo "   private settings chosen on validation data, 16 trials a method (python -m benchmarks.privacy table)"
 	$(BIN)/normec compare --quiet --seed 0 --out runs/private \
 		normec normec:decay=0.0,lr=0.028 clip21 dpsgd-norm dpsgd-clip normec:private=false gd:private=false
 	@echo "2. Why error feedback: ten clients, one digit each, no noise; every method with its best step size"
 	$(BIN)/normec compare --quiet --config examples/digits.toml --by grad_norm --lr 0.05,0.2,1 --out runs/digits \
 		normec normec:server_norm=false clip21 ef21 dpsgd-norm dpsgd-clip gd
+
+reproduce: .venv/.ready-run
+	$(BIN)/python -m publications.alpha_normec figures all --scale smoke
 
 # A file of tests stays in one process, because its tests share what they train; tests/conftest.py orders the files.
 PYTEST := $(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -1,1 +1,1 @@
-"""What a true guarantee leaves of each method: studies over data, clients and ε, every method tuned alike."""
+"""The privacy benchmark: methods compared under the same guarantee, each tuned with the same budget."""

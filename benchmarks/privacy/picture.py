@@ -1,4 +1,4 @@
-"""Accuracy over ε, a panel for each study and split: error feedback in full lines, DP-SGD dashed."""
+"""Accuracy over ε, one panel per study and split: error feedback with solid lines, DP-SGD with dashed ones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from normec.report import pictures
 
-from .contenders import CONTENDERS
+from .records import Record
+from .search_space import SEARCH_SPACES
 from .studies import EPSILONS, SPLITS, STUDIES
-from .work import Record
 
-ACROSS = 4  # studies in a picture, at most
+ACROSS = 4  # studies per picture, at most
 WIDTH, HEIGHT = 2.5, 2.3  # of a panel, inches
-LEGEND = {1: 1, 2: 3, 3: 3, 4: 6}  # its columns, by the studies in a picture
+LEGEND = {1: 1, 2: 3, 3: 3, 4: 6}  # columns of the legend, by the number of studies
 MARKS = "os^Dvx"
 
 
 def draw(held: Mapping[str, Sequence[Record]], folder: Path) -> list[Path]:
-    """The studies that have run, in as few pictures as it takes, about equally many in each."""
+    """Draw the studies that have run in as few pictures as possible, with about the same number in each."""
     ran = [name for name in STUDIES if held[name]]
     across = math.ceil(len(ran) / max(1, math.ceil(len(ran) / ACROSS)))
     found = []
@@ -30,7 +30,7 @@ def draw(held: Mapping[str, Sequence[Record]], folder: Path) -> list[Path]:
         with pictures.figure(path, len(names), HEIGHT * len(SPLITS) + 0.5, WIDTH, len(SPLITS)) as (sheet, axes):
             for axis, (name, split) in zip(axes, panels, strict=True):
                 _panel(axis, [one for one in held[name] if one["split"] == split], f"{name}, {split}")
-                axis.set_ylabel(f"test {'area' if STUDIES[name].effort.by == 'area' else 'accuracy'}, %", fontsize=8)
+                axis.set_ylabel(f"test {'area' if STUDIES[name].budget.by == 'area' else 'accuracy'}, %", fontsize=8)
             handles, labels = axes[0].get_legend_handles_labels()
             sheet.legend(handles, labels, loc="outside lower center", ncols=LEGEND[len(names)], fontsize=8)
         found.append(path)
@@ -43,12 +43,12 @@ def _panel(axis: Any, records: Sequence[Record], title: str) -> None:
     axis.set_xticks(EPSILONS, [f"ε = {one:g}" for one in EPSILONS], fontsize=7)
     axis.set_xlim(0.8 * min(EPSILONS), 1.25 * max(EPSILONS))
     axis.minorticks_off()
-    for place, (name, contender) in enumerate(CONTENDERS.items()):
+    for position, (name, space) in enumerate(SEARCH_SPACES.items()):
         own = sorted((one for one in records if one["method"] == name), key=lambda one: float(one["epsilon"]))
         axis.errorbar(
-            [one["epsilon"] * 2 ** (0.05 * (place - 2.5)) for one in own],  # beside each other, not on top
+            [one["epsilon"] * 2 ** (0.05 * (position - 2.5)) for one in own],  # side by side
             [100 * one["accuracy"] for one in own],
             [100 * one["spread"] for one in own],
-            color=pictures.COLOURS[place], linestyle="-" if contender.remembers else "--", linewidth=1.2,
-            marker=MARKS[place], markersize=3.5, capsize=1.5, elinewidth=0.7, label=name,
+            color=pictures.COLOURS[position], linestyle="-" if space.error_feedback else "--", linewidth=1.2,
+            marker=MARKS[position], markersize=3.5, capsize=1.5, elinewidth=0.7, label=name,
         )  # fmt: skip

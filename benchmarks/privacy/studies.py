@@ -1,7 +1,7 @@
-"""The studies: which data, how many clients, which model, how hard every method is tried.
+"""The studies: data, number of clients, model, and tuning budget.
 
-All protect a client against a server that sees sums alone (zero-out, secure sum), at δ = 1e-5 and exact ε. Every
-training record belongs to one client, whatever their number: none is reused.
+All of them protect a client against a server that sees only sums (zero-out, secure sum), with exact ε at δ = 1e-5.
+Every training record belongs to exactly one client.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from normec.errors import one_of
 
-from .contenders import CONTENDERS
-from .tuned import Effort
+from .search_space import SEARCH_SPACES
+from .tuning import TuningBudget
 
 EPSILONS = (8.0, 4.0, 2.0, 1.0)
 SPLITS = ("iid", "label")
@@ -21,41 +21,50 @@ SPLITS = ("iid", "label")
 
 @dataclass(frozen=True)
 class Study:
-    """One table: settings that all runs share, the splits and ε of its cells, and the effort."""
+    """One study: the settings that all runs share, the splits and ε of its cells, and the tuning budget."""
 
     name: str
     shows: str
     settings: Mapping[str, Any]
-    effort: Effort
+    budget: TuningBudget
     epsilons: tuple[float, ...] = EPSILONS
     splits: tuple[str, ...] = SPLITS
     notes: tuple[str, ...] = field(default=())
-    instead: str = ""  # of the study that it repeats with more effort
+    repeats: str = ""  # the study that is repeated with a larger tuning budget
 
-    def cells(self) -> list[Place]:
-        """Every cell, in the order they are run: strong targets last, for they matter least where all fail."""
+    def cells(self) -> list[Cell]:
+        """All cells in the order in which they are run; small ε come last, because most methods fail there."""
         return [
-            Place(self.name, method, epsilon, split)
+            Cell(self.name, method, epsilon, split)
             for split in self.splits
             for epsilon in self.epsilons
-            for method in CONTENDERS
+            for method in SEARCH_SPACES
         ]
 
-    def where(self, place: Place) -> dict[str, Any]:
-        """The settings that the methods of a cell share."""
-        return {**self.settings, "epsilon": place.epsilon, "split": place.split}
+    def shared_settings(self, cell: Cell) -> dict[str, Any]:
+        """The settings that all methods share in the condition of a cell."""
+        return {**self.settings, "epsilon": cell.epsilon, "split": cell.split}
 
-    def asked(self, place: Place) -> dict[str, Any]:
-        """What the record of a cell must say: where it stands, and how hard it was tried, with which seeds."""
-        effort = self.effort
-        seeds = {"tuning_seeds": [*effort.tuning_seeds], "test_seeds": [*effort.test_seeds]}
-        cell = {"study": self.name, "method": place.method, **self.where(place)}
-        return {**cell, "by": effort.by, "trials": effort.trials, **seeds}
+    def expected(self, cell: Cell) -> dict[str, Any]:
+        """The entries that the record of a cell must have: its condition, and the tuning budget with its seeds."""
+        budget = self.budget
+        seeds = {"tuning_seeds": [*budget.tuning_seeds], "test_seeds": [*budget.test_seeds]}
+        own = {"study": self.name, "method": cell.method, **self.shared_settings(cell)}
+        return {**own, "by": budget.by, "trials": budget.trials, **seeds}
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a cell stands: its study, method, ε and split."""
+class Condition:
+    """A study, an ε and a split, in which all methods are compared."""
+
+    study: str
+    epsilon: float
+    split: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one condition."""
 
     study: str
     method: str
@@ -63,24 +72,29 @@ class Place:
     split: str
 
     @property
+    def condition(self) -> Condition:
+        return Condition(self.study, self.epsilon, self.split)
+
+    @property
     def key(self) -> str:
+        """The name of the cell within its study."""
         return f"{self.split}/{self.epsilon:g}/{self.method}"
 
 
-# One tuning seed and more settings beat two seeds and fewer: validation sets are large here.
-_LINEAR = Effort(12, (0,), (2, 3, 4))
+# The validation sets are large, so one tuning seed and more settings are better than two seeds and fewer settings.
+_LINEAR = TuningBudget(12, (0,), (2, 3, 4))
 _RARE = replace(_LINEAR, steps=(0.1, 30.0), plain_steps=(1.0, 300.0), by="area")
-_IMAGES = Effort(6, (0,), (2, 3), plain_steps=(0.1, 10.0))
-_SMALL = "24,346 parameters: the noise grows with their number, and ResNet20 has eleven times as many"
+_IMAGES = TuningBudget(6, (0,), (2, 3), plain_steps=(0.1, 10.0))
+_SMALL = "the model has 24,346 parameters, because the noise grows with their number; ResNet20 has eleven times as many"
 _MANY = {"data": "cifar10", "model": "cnn-gn", "clients": 10000, "precision": "bf16"}
-_A9A = "A constant answer has 76.4 %"
-_W8A = "3 % of the records are positive, and a constant answer has 97.0 % accuracy: the area says more"
+_A9A = "A constant answer reaches 76.4 %"
+_W8A = "The area is used because 3 % of the records are positive and a constant answer reaches 97.0 % accuracy"
 
 
-def _linear(data: str, clients: int, effort: Effort, model: str, *notes: str) -> Study:
+def _linear(data: str, clients: int, budget: TuningBudget, model: str, *notes: str) -> Study:
     settings = {"data": data, "model": model, "clients": clients}
     kind = "logistic regression" if model == "logistic" else "softmax regression"
-    return Study(f"{data}-{clients}", f"{kind} on {data}, {clients:,} clients", settings, effort, notes=notes)
+    return Study(f"{data}-{clients}", f"{kind} on {data}, {clients:,} clients", settings, budget, notes=notes)
 
 
 STUDIES: Mapping[str, Study] = {
@@ -90,20 +104,20 @@ STUDIES: Mapping[str, Study] = {
         _linear("a9a", 1000, _LINEAR, "logistic", _A9A),
         _linear("w8a", 100, _RARE, "logistic", _W8A),
         _linear("w8a", 1000, _RARE, "logistic", _W8A),
-        _linear("digits", 100, Effort(15), "softmax"),
+        _linear("digits", 100, TuningBudget(15), "softmax"),
         Study(
             "fashion-mnist-1000",
             "a small CNN on Fashion-MNIST, 1,000 clients",
             {"data": "fashion-mnist", "model": "cnn", "clients": 1000, "precision": "bf16"},
             _IMAGES,
-            notes=("60 images a client, each client's own",),
+            notes=("Each client has 60 images of its own",),
         ),
         Study(
             "cifar10-1000",
             "a small CNN with GroupNorm on CIFAR-10, 1,000 clients",
             {"data": "cifar10", "model": "cnn-gn", "clients": 1000, "precision": "bf16"},
             _IMAGES,
-            notes=("50 images a client, each client's own; " + _SMALL,),
+            notes=("Each client has 50 images of its own; " + _SMALL,),
         ),
         Study(
             "cifar10-10000",
@@ -111,28 +125,28 @@ STUDIES: Mapping[str, Study] = {
             _MANY,
             _IMAGES,
             notes=(
-                "5 images a client, each client's own (4 while tuning). No image is reused: 50,000 images allow that, "
-                "at the price of very small clients; " + _SMALL,
+                "Each client has 5 images of its own (4 while tuning): no image is reused, so the clients are very "
+                "small; " + _SMALL,
             ),
         ),
         Study(
             "cifar10-10000-longer",
-            "the same with twice the settings and longer runs",
+            "the study cifar10-10000 with twice the settings and longer runs",
             _MANY,
-            Effort(12, (0,), (2, 3), rounds=(200, 400)),
+            TuningBudget(12, (0,), (2, 3), rounds=(200, 400)),
             epsilons=(8.0, 2.0),
             notes=(
-                "For with six settings most methods chose the longest run. NormEC without SN, DP-Clip21 and DP-SGD "
-                "with clipping also get longer steps",
+                "With six settings most methods chose the longest run. NormEC without SN, DP-Clip21 and DP-SGD with "
+                "clipping also get longer steps",
             ),
-            instead="cifar10-10000",
+            repeats="cifar10-10000",
         ),
     )
 }
 
 
 def named(names: Iterable[str]) -> list[Study]:
-    """Studies by name, in the order asked; "all" is every one."""
+    """Studies by name, in the given order; "all" means every study."""
     found: list[Study] = []
     for name in names:
         one_of(("all", *STUDIES), study=name)

@@ -1,4 +1,4 @@
-"""One private run of a study: what it reaches, and what its estimate is made of when it ends."""
+"""One run of a study: its test or validation value, and diagnostics of the server's estimate at its end."""
 
 from __future__ import annotations
 
@@ -10,49 +10,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normec.algorithms.method import Method
+from normec import Diverged, Method, Problem, Run
 from normec.algorithms.operators import normalise, norms
-from normec.errors import Diverged
 from normec.experiments import build, methods
 from normec.experiments.config import RunConfig, make
 from normec.gradients.choice import choose
 from normec.problems.client_data import Records
-from normec.problems.problem import Problem
-from normec.training import interleaved as fleet
+from normec.training import interleaved
 from normec.training.loop import TrainingLoop
 from normec.training.observer import copied
-from normec.training.run import Plan, Run
+from normec.training.run import Plan
 from normec.training.train import prepare, ready
 
-Found = dict[str, Any]
-ANATOMY = ("gradient", "estimate", "noise", "cosine", "turn", "memory_error")
-DIVERGED = 0.0  # the accuracy, or the area, of a run that did not come to its end
+Measurement = dict[str, Any]
+DIAGNOSTICS = ("gradient", "estimate", "noise", "cosine", "turn", "memory_error")
+DIVERGED = 0.0  # the accuracy or area of a run that diverged
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run that is to be measured.
+    """A run to measure.
 
-    `by` says what is measured: "accuracy", or "area", that under the ROC curve, where one class is so common that
-    accuracy says nothing. With `why` also what ĝ holds at the end: see `_anatomy`.
+    Attributes:
+        settings: The settings of the run.
+        seed: Its seed.
+        validation: The share of the training records that is held out.
+        by: "accuracy", or "area" under the ROC curve if one class is so frequent that accuracy is not informative.
+        diagnose: Also compute the diagnostics of `_diagnostics`.
     """
 
     settings: Mapping[str, Any]
     seed: int
-    validation: float  # the share of the training records held out
+    validation: float
     by: str = "accuracy"
-    why: bool = False
+    diagnose: bool = False
 
 
-def measure(trials: Sequence[Trial]) -> list[Found]:
-    """`value` at the end of each run: on the records held out where some are, else on the test set.
+def measure(trials: Sequence[Trial]) -> list[Measurement]:
+    """Run trials of the same precision, which take turns on a GPU.
 
-    They are alike in precision and take turns, which is worth it on a GPU.
+    Returns:
+        For each trial a dictionary with its `value` on the held-out records, or on the test set if none are held out.
     """
     begun = [_Begun.of(trial) for trial in trials]
     device, precision = begun[0].problem.x0.device, begun[0].rounds.plan.precision
     with ready(precision):
-        ends = fleet.together([one.rounds.steps(lambda: False) for one in begun], device)
+        ends = interleaved.together([one.rounds.steps(lambda: False) for one in begun], device)
         return [one.found(end) for one, end in zip(begun, ends, strict=True)]
 
 
@@ -72,7 +75,7 @@ class _Begun:
         asked |= {"log_every": config.rounds, "evaluate_every": config.rounds}
         return cls(trial, problem, method, prepare(problem, method, **asked))
 
-    def found(self, run: Run | Exception) -> Found:
+    def found(self, run: Run | Exception) -> Measurement:
         if isinstance(run, Diverged):
             return {"value": DIVERGED, "diverged": run.round}
         if isinstance(run, Exception):
@@ -85,27 +88,27 @@ class _Begun:
         found["value"] = last[f"{prefix}accuracy"] if trial.by == "accuracy" else _area(problem, run, held)
         if run.privacy is not None:
             found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
-        return found | (_anatomy(problem, self.method, run, self.rounds.plan) if trial.why else {})
+        return found | (_diagnostics(problem, self.method, run, self.rounds.plan) if trial.diagnose else {})
 
 
-_kept: dict[str, Problem] = {}
+_cache: dict[str, Problem] = {}
 
 
 def _problem(name: str, config: RunConfig, device: str) -> Problem:
-    """The problem of a configuration, on its device; the last few are kept, for trials differ in little else."""
+    """The problem of a configuration on its device; the last few are cached, since most trials share one."""
     key = f"{device} {name}"
-    if key not in _kept:
-        if len(_kept) >= 4:
-            _kept.pop(next(iter(_kept)))
-        _kept[key] = build.problem(config).to(torch.device(device))
-    return _kept[key]
+    if key not in _cache:
+        if len(_cache) >= 4:
+            _cache.pop(next(iter(_cache)))
+        _cache[key] = build.problem(config).to(torch.device(device))
+    return _cache[key]
 
 
 def area(scores: Tensor, positive: Tensor) -> float:
-    """The share of pairs, a positive and a negative record, that the scores put in order; a tie counts half."""
-    values, place, count = scores.double().unique(return_inverse=True, return_counts=True)
+    """The share of pairs of a positive and a negative record that the scores order correctly; ties count half."""
+    values, position, count = scores.double().unique(return_inverse=True, return_counts=True)
     del values
-    ranks = (count.cumsum(0) - (count - 1) / 2)[place]  # ties share the mean of their ranks
+    ranks = (count.cumsum(0) - (count - 1) / 2)[position]  # ties share the mean of their ranks
     p, n = int(positive.sum()), int((~positive).sum())
     if not p or not n:
         return math.nan
@@ -122,12 +125,14 @@ def _area(problem: Problem, run: Run, held: Records | None) -> float:
     return area(scores.cpu(), (targets > 0).cpu())
 
 
-def _anatomy(problem: Problem, method: Method, run: Run, plan: Plan) -> Found:
-    """Norms at the end: of ∇f, of ĝ, of the noise in ĝ, of the clients' memory error; cosines of ĝ and ∇f, and of ∇f
-    before the last step and after (`turn`: far below zero where steps are too long).
+def _diagnostics(problem: Problem, method: Method, run: Run, plan: Plan) -> Measurement:
+    """Diagnostics at the end of a run.
 
-    With error feedback the noise in ĝ is all that it has gathered, ‖ĝ − mean g_i‖, measured; without, that of one
-    round, βσ√(d/n), expected; or of the T that momentum p carries on, √((1−p²ᵀ)/(1−p²)) times as much.
+    These are the norms of ∇f, of ĝ, of the noise in ĝ and of the clients' memory error; the cosine of ĝ and ∇f; and
+    `turn`, the cosine of ∇f before and after the last step, which is far below zero if steps are too long.
+
+    With error feedback the noise in ĝ is the noise of all rounds, measured as ‖ĝ − mean g_i‖. Without it, it is the
+    expected noise of one round, βσ√(d/n), or √((1−p²ᵀ)/(1−p²)) times as much with momentum p after T rounds.
     """
     state, n, seed = run.state, problem.clients, 0
     engine = choose("auto", problem, None, seed, precision=plan.precision)

@@ -1,1 +1,1 @@
-"""The project's own benchmark: a floor, our engines, a hand-written loop and other libraries, side by side."""
+"""The speed benchmark: the cost of a round, compared with a lower bound, a hand-written loop and other libraries."""

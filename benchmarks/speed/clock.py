@@ -1,4 +1,4 @@
-"""When rounds end: start-up, warm-up, then the time of each round."""
+"""Timing of rounds: start-up, warm-up, then the time of each round."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Told of the end of every round; says when enough rounds were seen.
+    """Times rounds, after a warm-up of a fifth of `rounds`, at most ten, and only one if that takes `seconds`.
 
-    The first rounds are warm-up: a fifth of `rounds`, ten at most, and only one where that took `seconds`. Where rounds
-    only queue work on a device, `wait` is called around blocks of `block` rounds, and a block counts as its mean.
-    `report` is called now and then, for the case that the clock is never asked for its results.
+    Args:
+        rounds: Maximal number of timed rounds.
+        seconds: Maximal time for them.
+        wait: Waits for the device, on which rounds only queue work.
+        block: Rounds between two calls of `wait`; each of them counts with the mean of the block.
+        report: Called about once per second, so that results are not lost if the process is stopped.
     """
 
     def __init__(
@@ -25,27 +28,27 @@ class Clock:
     ) -> None:
         self.rounds, self.seconds = rounds, seconds
         self._wait, self._block, self._report = wait, min(block, rounds), report
-        self._warm_up = self._cold = max(1, min(10, rounds // 5))
+        self._warm_up = self._warm_up_left = max(1, min(10, rounds // 5))
         self._began = self._last = time.perf_counter()
         self._reported = 0.0
         self._open = 0
-        self.first: float | None = None  # wall-clock time at the end of the first round
+        self.first_round_end: float | None = None  # wall-clock time at the end of the first round
         self.times: list[float] = []
 
     @property
-    def most(self) -> int:
-        """How many rounds a contestant may be asked for."""
+    def max_rounds(self) -> int:
+        """The number of rounds to run, with the warm-up."""
         return self._warm_up + self.rounds
 
     def tick(self) -> bool:
-        """A round has ended; True once there were enough."""
+        """Record the end of a round; returns whether enough rounds were timed."""
         self._open += 1
-        if not self._cold and self._open < self._block:
+        if not self._warm_up_left and self._open < self._block:
             return False
         self._wait()
         now = time.perf_counter()
-        if self._cold:
-            return self._warmer(now)
+        if self._warm_up_left:
+            return self._end_of_warm_up_round(now)
         self.times += [(now - self._last) / self._open] * self._open
         self._last, self._open = now, 0
         if now - self._reported > 1:
@@ -53,20 +56,20 @@ class Clock:
             self._reported = self._last = time.perf_counter()
         return len(self.times) >= self.rounds or now - self._began >= self.seconds
 
-    def _warmer(self, now: float) -> bool:
-        if self.first is None:
-            self.first = time.time()
-        self._cold -= 1
+    def _end_of_warm_up_round(self, now: float) -> bool:
+        if self.first_round_end is None:
+            self.first_round_end = time.time()
+        self._warm_up_left -= 1
         if now - self._began >= self.seconds:
-            self._cold = 0
-        if not self._cold:
+            self._warm_up_left = 0
+        if not self._warm_up_left:
             self._began = now
         self._last, self._open = now, 0
         return False
 
 
-def drive(step: Callable[[], object], clock: Clock) -> None:
-    """One round after the other, until the clock has seen enough."""
+def run_rounds(step: Callable[[], object], clock: Clock) -> None:
+    """Run rounds until the clock has timed enough of them."""
     step()
     while not clock.tick():
         step()

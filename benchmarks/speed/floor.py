@@ -1,7 +1,7 @@
-"""What no federated round can undercut by much: one step of SGD on all the round's records in one batch.
+"""The floor, a practical lower bound of a round: one step of SGD on all records of the round in one batch.
 
-Beside it, the passes over the clients' memory [n, d] that error feedback cannot do without: one to read it for the
-norms, one to read and write it for the update.
+The passes over the clients' memory [n, d], which error feedback requires, are measured separately: one pass reads it
+for the norms, and one reads and writes it for the update.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import torch
 
 from normec.system.processes import keep_freed_memory
 
-from .clock import Clock, drive
-from .workloads import LR, Case, Material
+from .clock import Clock, run_rounds
+from .workloads import LR, Case, WorkloadData
 
 VARIANTS = ("eager", "kept", "one-thread", "channels-last", "compiled", "autotuned", "graphed")
 COMPILED = {"compiled": "default", "autotuned": "max-autotune-no-cudagraphs", "graphed": "max-autotune-no-cudagraphs"}
 
 
 def variants(case: Case) -> list[str]:
-    """The ways to run one batch that are worth trying; the fastest is the floor."""
+    """The variants that are tried for a case; the fastest one is the floor."""
     if case.device != "cpu":
         return ["eager", *(["channels-last"] if case.images else []), "autotuned", "graphed"]
     return ["eager", "kept", "channels-last" if case.images else "one-thread", "compiled"]
 
 
-def step(material: Material, clock: Clock, variant: str) -> str:
+def step(data: WorkloadData, clock: Clock, variant: str) -> str:
     """Forward, backward and a fused SGD step on the whole batch.
 
-    On the CPU every variant but eager keeps its memory: glibc gives large blocks back to the system whenever they are
-    freed, and fetching them anew costs a tenth or more. Compiled image models are in channels-last layout too.
+    On the CPU every variant except eager keeps freed memory: glibc returns large freed blocks to the system, and
+    allocating them again costs ten percent or more. Compiled image models also have the channels-last layout.
     """
-    case = material.case
+    case = data.case
     if case.device == "cpu" and variant != "eager":
         keep_freed_memory()
-    if variant == "one-thread":  # small batches are done before a second thread has woken up
+    if variant == "one-thread":  # small batches finish before a second thread has started
         torch.set_num_threads(1)
-    model, loss = material.built.model.to(case.device), material.built.loss
-    inputs, targets = material.batch()
+    model, loss = data.built.model.to(case.device), data.built.loss
+    inputs, targets = data.batch()
     if case.images and variant in ("channels-last", *COMPILED):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = inputs.to(memory_format=torch.channels_last)
@@ -50,7 +50,7 @@ def step(material: Material, clock: Clock, variant: str) -> str:
         loss(forward(inputs), targets).backward()
         optimizer.step()
 
-    drive(_captured(once) if variant == "graphed" else once, clock)
+    run_rounds(_captured(once) if variant == "graphed" else once, clock)
     return ""
 
 
@@ -65,21 +65,21 @@ def _captured(once: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         once()
-    replay: Callable[[], None] = graph.replay
-    return replay
+    run: Callable[[], None] = graph.replay
+    return run
 
 
-def passes(material: Material, clock: Clock) -> str:
-    """Two reads and one write of the drawn clients' rows of the memory."""
-    case = material.case
+def passes(data: WorkloadData, clock: Clock) -> str:
+    """Two reads and one write of the participating clients' rows of the memory."""
+    case = data.case
     if case.device == "cpu":
         keep_freed_memory()
-    dimension = sum(p.numel() for p in material.built.model.parameters())
+    dimension = sum(p.numel() for p in data.built.model.parameters())
     memory = torch.ones(case.drawn, dimension, device=case.device)
 
     def once() -> None:
         norms = torch.linalg.vector_norm(memory, dim=1, keepdim=True)
         memory.div_(norms)
 
-    drive(once, clock)
+    run_rounds(once, clock)
     return f"[{case.drawn}, {dimension}]"

@@ -1,9 +1,9 @@
-"""What the kernels of 3×3 convolutions and norms take on a GPU, by setting: how those are chosen.
+"""Time the kernels of 3×3 convolutions and norms on a GPU for many settings, to choose the settings.
 
     python -m benchmarks.speed.kernels [SECONDS] [NETWORK | KIND …]
 
-At the shapes of ResNet20 with ten clients of 32 images, or of the CNNs with many small clients; bfloat16. Every
-setting's result is held against the present one's; a wrong one counts as infinitely slow.
+The shapes are those of ResNet20 with ten clients of 32 images, or of CNNs with many small clients, in bfloat16. The
+result of every setting is compared with that of the current one, and a wrong result counts as infinitely slow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from normec.kernels import batch_norm, convolution, group_norm_pool, sweep, tile
 
 from .shapes import NETWORKS, Layer
 
-REPEATS, SETS = 5, 3  # calls in a graph, over so many sets of images
+REPEATS, SETS = 5, 3  # calls per graph, and sets of images
 
 Setting = tuple[Any, ...]
 Calls = list[Callable[[], Tensor]]
@@ -45,7 +45,7 @@ def is_swept(layer: Layer, way: str) -> bool:
 
 
 def sweeps(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """Setting: tiles a program, rows, warps, stages."""
+    """A setting is (tiles per program, rows, warps, stages)."""
     usual = sweep.settings
 
     def settings(*given: Any) -> Any:
@@ -61,7 +61,7 @@ def sweeps(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, Calls]
 
 
 def convolutions(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """Setting: tiles a program, columns, warps."""
+    """A setting is (tiles per program, columns, warps)."""
     inputs, outputs, stride, height, clients, records = layer
     cut = getattr(tiles, way)(inputs, outputs, stride)
     small = tiles.size((height, height), stride)
@@ -87,7 +87,7 @@ def convolutions(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, 
 
 
 def gradients(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """Setting: seen rows a program, tiles a step, programs in all, warps, stages."""
+    """A setting is (input rows per program, tiles per step, total programs, warps, stages)."""
     inputs, outputs, stride, height, clients, records = layer
     xs = images(clients * records, inputs, height)
     gs = images(clients * records, outputs, tiles.size((height, height), stride)[0])
@@ -113,7 +113,7 @@ def gradients(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls
 
 
 def norms(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """Forward and backward with shortcut and ReLU. Setting: times the usual rows a block, programs, warps."""
+    """Forward and backward with shortcut and ReLU; a setting is (factor of the rows per block, programs, warps)."""
     channels, height, clients, records = layer[1], *layer[3:]
     sets = list(zip(*(images(clients * records, channels, height) for _ in range(3)), strict=True))
     weight, bias = torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
@@ -142,7 +142,7 @@ def norms(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls]:
 
 
 def pooled_norms(layer: Layer, way: str, setting: Setting | None) -> tuple[Any, Calls]:
-    """GroupNorm with ReLU and pooling. Setting: parts, numbers a thread."""
+    """GroupNorm with ReLU and pooling; a setting is (parts, numbers per thread)."""
     channels, height, clients, records = layer[1], *layer[3:]
     xs, gs = (images(clients * records, channels, side) for side in (height, height // 2))
     weight, bias = torch.rand(channels, device="cuda") + 0.5, torch.randn(channels, device="cuda")
@@ -195,7 +195,7 @@ KINDS: dict[str, tuple[Callable[..., tuple[Any, Calls]], tuple[str, ...], list[S
 
 
 def timed(kind: str, layer: Layer, way: str, setting: Setting | None) -> tuple[float, Tensor]:
-    """Microseconds a call, the median of five replays, and the first result."""
+    """Microseconds per call, as the median of five runs of the graph, and the first result."""
     torch.manual_seed(0)
     patch, calls = KINDS[kind][0](layer, way, setting)
     with patch:
@@ -220,7 +220,7 @@ def timed(kind: str, layer: Layer, way: str, setting: Setting | None) -> tuple[f
 
 
 def cells(names: Sequence[str] = ()) -> Iterator[tuple[str, Layer, str]]:
-    """Of the networks and kinds named, ResNet20 if no network is; norms where the network has them."""
+    """The kernels and layers of the named networks (default: ResNet20) and kinds (default: all)."""
     for name in names:
         one_of((*NETWORKS, *KINDS), network_or_kind=name)
     networks = [name for name in names if name in NETWORKS] or ["resnet20"]
@@ -231,7 +231,7 @@ def cells(names: Sequence[str] = ()) -> Iterator[tuple[str, Layer, str]]:
             convolved = kind in ("sweep", "convolution")
             if normed.get(kind, network) != network or (convolved and is_swept(layer, way) != (kind == "sweep")):
                 continue
-            if convolved and way == "backward" and layer[0] <= 3:  # the first layer's images need no gradient
+            if convolved and way == "backward" and layer[0] <= 3:  # the inputs of the first layer need no gradient
                 continue
             yield kind, layer, way
 
@@ -244,11 +244,11 @@ def main(seconds: float, names: Sequence[str] = ()) -> None:
         for setting in KINDS[kind][2]:
             if time.monotonic() > end:
                 break
-            if kind == "weight gradients" and layer[4] > setting[2] != 264:  # more clients than programs, whatever
+            if kind == "weight gradients" and layer[4] > setting[2] != 264:  # more clients than programs
                 continue
             try:
                 took, found = timed(kind, layer, way, setting)
-            except Exception as error:  # too much shared memory, say
+            except Exception as error:  # for example too much shared memory
                 print(f"  {setting}: {repr(error)[:90]}")
                 continue
             off = float((found.float() - expected.float()).norm() / expected.float().norm())

@@ -1,4 +1,4 @@
-"""The cost of a round against the number of clients, and beside it the workloads with one number of clients."""
+"""A picture of the cost of a round: by the number of clients, or as bars for workloads with one number."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from normec.report.pictures import COLOURS, STYLES, figure
 
-from .contestants import ENGINE, FLOOR, RECORD
+from .implementations import ENGINE, FLOOR, RECORD
 from .results import scaling
 
 Case = dict[str, Any]
 
 
 def draw(cases: list[Case], path: Path) -> None:
-    """One panel a workload and precision: lines over n, or bars where there is one n."""
+    """One panel per workload and precision: lines over n, or bars if there is one n."""
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         groups.setdefault((case["workload"], case["precision"]), []).append(case)
@@ -40,7 +40,7 @@ def _lines(axis: Any, cases: list[Case]) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("clients n")
-    axis.set_ylabel("ms a round")
+    axis.set_ylabel("ms per round")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=6)
 
 
@@ -50,11 +50,11 @@ def _bars(axis: Any, case: Case) -> None:
     colours = [COLOURS[0] if row["kind"] in (ENGINE, RECORD) else "0.75" for row in rows]
     axis.set_axisbelow(True)
     axis.barh(range(len(rows)), [1e3 * row["seconds"] for row in rows], color=colours)
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         over = row["over_floor"]
         ratio = "" if over is None else f" {over:,.0f} ×" if over >= 100 else f" {over:.3g} ×"
-        axis.text(1e3 * row["seconds"], place, ratio, va="center", fontsize=6)
+        axis.text(1e3 * row["seconds"], position, ratio, va="center", fontsize=6)
     axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=7)
     axis.set_xscale("log")
     axis.margins(x=0.25)
-    axis.set_xlabel("ms a round; × the floor")
+    axis.set_xlabel("ms per round; × the floor")

@@ -1,7 +1,7 @@
-"""What ranks gain: one process on one core against N ranks on N cores, in turns; and what an all-reduce costs.
+"""The speed-up of ranks: one process on one core compared with N ranks on N cores, and the cost of an all-reduce.
 
-`projected` puts the measured parts together for more ranks than a machine has: a round of R ranks is a rank's share of
-the gradients, and a ring all-reduce of 4d bytes.
+`projected` extrapolates to more ranks than the machine has: a round on R ranks consists of a rank's share of the
+gradients and a ring all-reduce of 4d bytes.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from typing import Any
 import torch
 
 import normec
+from normec import UsageError
 from normec.distributed import join
 from normec.distributed.launch import launch
 from normec.distributed.process_group import launched
-from normec.errors import UsageError, at_least
+from normec.errors import at_least
 from normec.system.processes import keep_freed_memory, tie_to_parent
 from normec.training.communicator import World
 
-from .workloads import ALPHA, BETA, LR, Case, Material
+from .workloads import ALPHA, BETA, LR, Case, WorkloadData
 
-LATENCY, BANDWIDTH = 50e-6, 25e9 / 8  # a step over a data centre's Ethernet: 50 µs, and 25 Gbit/s
+LATENCY, BANDWIDTH = 50e-6, 25e9 / 8  # of a step over the Ethernet of a data centre: 50 µs, 25 Gbit/s
 _MARK, _MODULE = "measured: ", "benchmarks.speed.ranks"
 
 
-def run(case: Case, ranks: int, repeats: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """`repeats` pairs of (one process, `ranks` ranks), one after the other."""
+def run(case: Case, ranks: int, repeats: int, rounds: int, log: Callable[[str], None]) -> dict[str, Any]:
+    """Measure `repeats` pairs of one process and `ranks` ranks, one after the other."""
     at_least(2, ranks=ranks)
     at_least(2, rounds=rounds)
     if ranks > (os.cpu_count() or 1):
-        raise UsageError(f"{ranks} ranks need a core each, this machine has {os.cpu_count()}")
+        raise UsageError(f"{ranks} ranks need a core each, and this machine has {os.cpu_count()}; lower --ranks")
     pairs = []
     for number in range(repeats):
         one, several = _measured(case, 1, rounds), _measured(case, ranks, rounds)
         pairs.append({"one": one, "ranks": several})
-        say(f"pair {number + 1}: {one['round']:.3f} s alone, {several['round']:.3f} s on {ranks} ranks")
+        log(f"pair {number + 1}: {one['round']:.3f} s alone, {several['round']:.3f} s on {ranks} ranks")
     alone = statistics.median(pair["one"]["round"] for pair in pairs)
     spread = statistics.median(pair["ranks"]["round"] for pair in pairs)
     dimension = pairs[0]["one"]["dimension"]
@@ -63,7 +64,7 @@ def run(case: Case, ranks: int, repeats: int, rounds: int, say: Callable[[str], 
 
 
 def projected(client: float, dimension: int, ranks: int) -> float:
-    """Seconds a round with one client a rank: its gradient, then a ring of 2(R−1) steps of 4d/R bytes each."""
+    """Seconds per round with one client per rank: its gradient, then a ring of 2(R−1) steps of 4d/R bytes each."""
     return client + 2 * (ranks - 1) * (LATENCY + 4 * dimension / ranks / BANDWIDTH)
 
 
@@ -95,24 +96,24 @@ class _Rounds(normec.Callback):
 
 
 def _rank(case: Case, world: World, rounds: int) -> None:
-    """Measure, bound to the core of this rank's number; rank 0 prints."""
+    """Measure on the core with the number of this rank; rank 0 prints the result."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[world.rank]})
     torch.set_num_threads(1)
     keep_freed_memory()
-    material, ticks = Material(case), _Rounds()
+    data, ticks = WorkloadData(case), _Rounds()
     normec.train(
-        material.problem(),
+        data.problem(),
         normec.NormEC(ALPHA, BETA),
         lr=LR,
         rounds=rounds + 1,
-        batch_size=material.case.spec.batch,
+        batch_size=data.case.spec.batch,
         engine="loop",
         log_every=rounds + 1,
         evaluate_every=rounds + 1,
         callbacks=[ticks],
         world=world,
     )
-    dimension = sum(p.numel() for p in material.built.model.parameters())
+    dimension = sum(p.numel() for p in data.built.model.parameters())
     whole, reduced = torch.zeros(dimension), []
     for _ in range(10):
         begun = time.perf_counter()

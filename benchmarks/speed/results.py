@@ -1,4 +1,4 @@
-"""What the measurements say: medians, spreads, ratios."""
+"""The summary of the measurements: medians, spreads and ratios."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 from normec import __version__
 
-from .contestants import ENGINE, FLOOR, PASSES, RECORD, Contestant
-from .measure import Effort, Measured, Outcome
+from .implementations import ENGINE, FLOOR, PASSES, RECORD, Implementation
+from .measurement import Limits, Measured, Outcome
 
 Row = dict[str, Any]
 
 
-def summary(measured: list[Measured], effort: Effort, threads: int) -> dict[str, Any]:
-    """Everything, ready for JSON."""
+def summary(measured: list[Measured], limits: Limits, threads: int) -> dict[str, Any]:
+    """The summary of all cases, for JSON."""
     gpu = any(found.case.device != "cpu" for found in measured)
     return {
         "versions": {"normec": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -29,15 +29,15 @@ def summary(measured: list[Measured], effort: Effort, threads: int) -> dict[str,
             "threads": threads,
             "device": torch.cuda.get_device_name() if gpu else "cpu",
         },
-        "effort": vars(effort),
+        "limits": vars(limits),
         "cases": [case_summary(found) for found in measured],
     }
 
 
 def case_summary(found: Measured) -> dict[str, Any]:
-    """A case's rows, and the times that ratios are taken to: the best floor, the passes, the best of our engines."""
+    """The rows of a case, and the times that ratios refer to: the floor, the memory passes, our fastest engine."""
     case = found.case
-    rows = [_row(contestant, outcomes) for contestant, outcomes in found.outcomes.items()]
+    rows = [_row(implementation, outcomes) for implementation, outcomes in found.outcomes.items()]
     best = {kind: _least(rows, kind) for kind in (FLOOR, PASSES, ENGINE, RECORD)}
     floor, passes = best[FLOOR], best[PASSES]
     both = floor + passes if floor is not None and passes is not None else None
@@ -62,15 +62,15 @@ def case_summary(found: Measured) -> dict[str, Any]:
     }
 
 
-def _row(contestant: Contestant, outcomes: list[Outcome]) -> Row:
-    """One contestant over all its processes: the median of the processes' medians, from the least to the greatest."""
+def _row(implementation: Implementation, outcomes: list[Outcome]) -> Row:
+    """One implementation over all its processes: the median of their medians, and the range of the medians."""
     timed = [outcome for outcome in outcomes if outcome.get("times")]
     medians = [statistics.median(outcome["times"]) for outcome in timed]
     last = outcomes[-1] if outcomes else {"status": "not run"}
     return {
-        "name": contestant.name,
-        **contestant.to_dict(),
-        "per_record": contestant.per_record,
+        "name": implementation.name,
+        **implementation.to_dict(),
+        "per_record": implementation.per_record,
         "status": last["status"],
         "reason": last.get("reason"),
         "note": last.get("note") or None,
@@ -88,7 +88,7 @@ def _row(contestant: Contestant, outcomes: list[Outcome]) -> Row:
 
 
 def scaling(cases: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """(n, seconds a round) of every contestant where it was measured; of the floors, the best."""
+    """(n, seconds per round) of every implementation that was measured; for the floor, its fastest variant."""
     found: dict[str, list[tuple[int, float]]] = {}
     for case in sorted(cases, key=lambda case: int(case["clients"])):
         for row in case["rows"]:
@@ -99,7 +99,7 @@ def scaling(cases: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """The name of the processor, if it is known."""
     information = Path("/proc/cpuinfo")
     if information.exists():
         for line in information.read_text().splitlines():

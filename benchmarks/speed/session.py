@@ -1,4 +1,4 @@
-"""A whole benchmark: cases chosen, measured, written down as it goes."""
+"""A whole benchmark: choose the cases, measure them, and write the results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, get_args
 
 import torch
 
-from normec.errors import UsageError, one_of
+from normec import UsageError
+from normec.errors import one_of
 from normec.gradients.precision import Precision
 from normec.system.files import write_atomic
 
 from . import picture, results
-from .contestants import check_names, line_up
-from .measure import Effort, Measured, arena, compete
+from .implementations import check_names, implementations_of
+from .measurement import Limits, Measured, measure_all, runner
 from .workloads import WORKLOADS, Case
 
 
@@ -27,10 +28,10 @@ def cases(
     precisions: Sequence[Precision] | None = None,
     threads: int | None = None,
 ) -> list[Case]:
-    """Every workload with every number of clients, in every precision; what is not given is the usual."""
+    """The combinations of workloads, numbers of clients and precisions; by default those of the workloads."""
     one_of(("cpu", "cuda"), device=device)
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("no GPU is to be seen here; leave out --device")
+        raise UsageError("no GPU is available; leave out --device")
     for name in workloads or []:
         one_of(WORKLOADS, workload=name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -45,18 +46,19 @@ def cases(
 
 def run(
     cases: Sequence[Case],
-    effort: Effort,
+    limits: Limits,
     *,
     engines: Sequence[str] | None = None,
     peers: Sequence[str] | None = None,
     floors: Sequence[str] | None = None,
     peer_python: str | None = None,
     out: Path | None = None,
-    say: Callable[[str], object] = lambda _: None,
+    log: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """The summary of all measurements; `out` gets bench.json after every process, and cost.png at the end.
+    """Measure all cases and return the summary.
 
-    After Ctrl-C the summary is of what was measured until then, and its "interrupted" is true.
+    `out` gets bench.json after every process and cost.png at the end. After Ctrl-C the summary contains what was
+    measured until then, and its "interrupted" is true.
     """
     check_names(engines, peers, floors)
     measured: list[Measured] = []
@@ -66,14 +68,14 @@ def run(
             write_atomic(out / "bench.json", json.dumps(summary([*measured, current]), indent=1) + "\n")
 
     def summary(found: list[Measured], interrupted: bool = False) -> dict[str, Any]:
-        return results.summary(found, effort, cases[0].threads) | {"interrupted": interrupted}
+        return results.summary(found, limits, cases[0].threads) | {"interrupted": interrupted}
 
     interrupted = False
-    with arena(effort, peer_python) as place:
+    with runner(limits, peer_python) as started:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
         for case in cases:
-            found, interrupted = compete(place, case, line_up(case, engines, peers, floors), say, keep)
+            found, interrupted = measure_all(started, case, implementations_of(case, engines, peers, floors), log, keep)
             measured.append(found)
             if interrupted:
                 break

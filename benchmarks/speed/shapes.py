@@ -1,4 +1,4 @@
-"""The convolutions at whose sizes kernels are timed and compiled: ResNet20's, and those of CNNs with many clients."""
+"""The shapes of convolutions for which kernels are timed and compiled: ResNet20, and CNNs with many clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured: three workloads, on synthetic records of the right shapes, the same for every contestant."""
+"""The workloads: three models on synthetic records, which are the same for every implementation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from normec.errors import UsageError, at_least, one_of
+from normec import Problem, UsageError
+from normec.errors import at_least, one_of
 from normec.gradients.precision import PRECISIONS, Precision
 from normec.models import Built, build
-from normec.problems.problem import Problem
 
-# The method of every contestant that has error feedback: NormEC(ALPHA, BETA) with server normalisation.
+# Every implementation with error feedback runs NormEC(ALPHA, BETA) with server normalisation.
 ALPHA, BETA, LR = 0.01, 0.1, 0.01
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, the shape of its records, and how clients take part.
+    """A model, the shape of its records, and the participation of clients.
 
-    Clients draw `batch` of their `records`. All records lie in one pool of at most `pool`, the size of the data set
-    whose shape they have; where the clients hold more than that between them, they share.
+    A client uses `batch` of its `records` per round. All records come from one pool of at most `pool` records, the size
+    of the data set with that shape; clients share records if they have more than that in total.
     """
 
     model: str
@@ -46,7 +46,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One workload with so many clients, on one device, in one precision."""
+    """A workload with a number of clients, a device, a precision and a number of threads."""
 
     workload: str
     clients: int
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def drawn(self) -> int:
-        """How many clients take part in a round."""
+        """The number of clients that take part in a round."""
         return max(1, round(self.spec.share * self.clients))
 
     @property
@@ -78,8 +78,8 @@ class Case:
         return asdict(self)
 
 
-class Material:
-    """A case's model and records, on its device; `norm`: "group" where BatchNorm would be refused."""
+class WorkloadData:
+    """The model and the records of a case on its device; `norm` is "group" if BatchNorm is not supported."""
 
     def __init__(self, case: Case, norm: str = "batch") -> None:
         self.case, spec = case, case.spec
@@ -95,20 +95,20 @@ class Material:
         return build(self.case.spec.model + self._groups, self.case.spec.shape, self.case.spec.classes)
 
     def problem(self, records: int | None = None) -> Problem:
-        """The normec problem; `records`: only so many of each client."""
+        """The problem for `normec.train`, with at most `records` records per client."""
         whole = TensorDataset(self.inputs, self.targets)
         rows = self.rows[:, :records].tolist()
         return Problem(self.built.model, self.built.loss, [Subset(whole, own) for own in rows])
 
     def draw(self) -> list[int]:
-        """The clients of a round."""
+        """Draw the clients of a round."""
         if self.case.drawn == self.case.clients:
             return list(range(self.case.clients))
         found: list[int] = torch.randperm(self.case.clients)[: self.case.drawn].tolist()
         return found
 
     def client_batch(self, client: int) -> tuple[Tensor, Tensor]:
-        """Some records of a client, drawn anew."""
+        """Draw a batch of records of a client."""
         rows = self.rows[client, torch.randperm(self.case.spec.records)[: self.case.spec.batch]]
         return self.inputs[rows], self.targets[rows]
 

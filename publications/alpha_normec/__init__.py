@@ -1,1 +1,1 @@
-""" "Smoothed Normalization for Efficient Distributed Private Optimization", figure by figure."""
+"""Reproduction of "Smoothed Normalization for Efficient Distributed Private Optimization"."""

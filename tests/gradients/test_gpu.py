@@ -124,8 +124,8 @@ def check_closing() -> None:
     of = problem("norms", DEVICE, torch.float32, EQUAL_SIZES)
     options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "batch_size": BATCH, "engine": "shared", **QUIET}
     under_way = prepare(of, ErrorFeedback(Waits(0.1), 0.3), **options)
-    assert not under_way.closing.able
-    under_way.closing.able = True  # one that waits would not be recorded even so
+    assert not under_way.graphed.able
+    under_way.graphed.able = True  # one that waits would not be recorded even so
     with lines() as said, ready("tf32"):
         waiting = under_way.run()
     assert said == ["no CUDA graph for the update: it waits for the device"], said

@@ -58,21 +58,21 @@ def compare(name: str, device: str, kind: str = "linear") -> None:
     """Every round that may be is closed at once, and nothing shows."""
     method, options = CASES[name]
     plain, closed = rounds(kind, method, device, options), rounds(kind, method, device, options)
-    plain.closing.able = False
-    closed.closing.able = name in ABLE  # as it is on a GPU
+    plain.graphed.able = False
+    closed.graphed.able = name in ABLE  # as it is on a GPU
     count = 0
-    close = closed.closing.close
+    close = closed.graphed.close
 
     def counted(*given: Any) -> None:
         nonlocal count
         count += 1
         close(*given)
 
-    closed.closing.close = counted  # type: ignore[method-assign]
+    closed.graphed.close = counted  # type: ignore[method-assign]
     same(ended(plain), ended(closed))
     # Of 23 rounds the five with a row are not.
     assert count == (18 if name in ABLE else 0), count
-    recorded = closed.closing._graphs
+    recorded = closed.graphed._graphs
     if name in ABLE and recorded is not None:
         assert recorded._kept, "nothing was recorded"
 
@@ -94,7 +94,7 @@ def check_blame(device: str) -> None:
     told = []
     for able in (False, True):
         under_way = prepare(of, NormEC(0.1, 0.3), engine="shared", precision="float32", seed=0, **options)
-        under_way.closing.able = able
+        under_way.graphed.able = able
         try:
             ended(under_way)
         except Diverged as error:

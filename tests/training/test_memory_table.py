@@ -79,7 +79,7 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_a_table_that_fits_on_no_disk_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="bytes") as error:
-        MemoryTable(home="disk").zeros(10**10, torch.zeros(10**6), tmp_path)
+        MemoryTable(home="disk").of(torch.zeros(10**6), 10**10, torch.zeros(10**6), tmp_path)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -87,7 +87,7 @@ def test_a_table_that_fits_on_no_disk_is_refused_in_one_line(tmp_path: Path) -> 
 @pytest.mark.parametrize("home", HOMES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_table_is_n_d_numbers_and_zero(home: Any, dtype: torch.dtype, tmp_path: Path) -> None:
-    table = MemoryTable(dtype, home).zeros(7, torch.zeros(11), tmp_path)
+    table = MemoryTable(dtype, home).of(torch.zeros(11), 7, torch.zeros(11), tmp_path)
     assert table.shape == (7, 11)
     assert table.untyped_storage().nbytes() == 7 * 11 * dtype.itemsize
     assert not table.any()

@@ -1,1 +1,1 @@
-"""Other libraries, one a file, each doing the same round: n clients, one gradient each, bounded messages, one step."""
+"""Other libraries, one per module; a round has n clients with one gradient each, bounded messages, and one step."""

@@ -1,4 +1,4 @@
-"""Flower's simulation: one supernode a client on Ray, messages through its grid; no client memory."""
+"""Flower's simulation: one supernode per client on Ray, messages through its grid, no client memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from ..clock import Clock
-from ..workloads import ALPHA, LR, Case, Material
+from ..workloads import ALPHA, LR, Case, WorkloadData
 
 
-def run(material: Material, clock: Clock) -> str:
+def run(data: WorkloadData, clock: Clock) -> str:
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
-    case = material.case
+    case = data.case
     setting = case.to_dict()
     server, client = ServerApp(), ClientApp()
 
@@ -35,7 +35,7 @@ def run(material: Material, clock: Clock) -> str:
 
     @server.main()
     def main(grid: Any, context: Any) -> None:  # noqa: ARG001
-        state = {name: p.detach().clone() for name, p in material.built.model.named_parameters()}
+        state = {name: p.detach().clone() for name, p in data.built.model.named_parameters()}
         nodes: list[int] = []
         while len(nodes) < case.clients:
             time.sleep(0.1)
@@ -63,18 +63,18 @@ def run(material: Material, clock: Clock) -> str:
 
 
 @cache
-def _records(**setting: Any) -> Material:
-    """Made once in every Ray actor."""
-    return Material(Case(**setting))
+def _records(**setting: Any) -> WorkloadData:
+    """The data of a case, made once per Ray actor."""
+    return WorkloadData(Case(**setting))
 
 
-def _gradient(material: Material, state: dict[str, torch.Tensor], client: int) -> dict[str, torch.Tensor]:
+def _gradient(data: WorkloadData, state: dict[str, torch.Tensor], client: int) -> dict[str, torch.Tensor]:
     """The client's normalised gradient on a batch of its records."""
-    model = material.built.model
+    model = data.built.model
     model.load_state_dict(state, strict=False)
-    inputs, targets = material.client_batch(client)
+    inputs, targets = data.client_batch(client)
     model.zero_grad()
-    material.built.loss(model(inputs), targets).backward()
+    data.built.loss(model(inputs), targets).backward()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     length = ALPHA + torch.stack([part.norm() for part in found.values()]).norm()
     return {name: part / length for name, part in found.items()}

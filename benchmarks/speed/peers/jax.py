@@ -1,4 +1,4 @@
-"""JAX: gradients and update compiled; clients by `vmap`, for ResNet20 on the CPU one by one, which is faster there."""
+"""JAX with compiled gradients and updates; clients by `vmap`, or one by one for ResNet20 on the CPU (faster there)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from normec.errors import UsageError
+from normec import UsageError
 
-from ..clock import Clock, drive
-from ..workloads import ALPHA, BETA, LR, Case, Material
+from ..clock import Clock, run_rounds
+from ..workloads import ALPHA, BETA, LR, Case, WorkloadData
 
 Params = dict[str, Any]
 
 
-def run(material: Material, clock: Clock) -> str:
-    case = material.case
+def run(data: WorkloadData, clock: Clock) -> str:
+    case = data.case
     if case.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -27,12 +27,12 @@ def run(material: Material, clock: Clock) -> str:
     import jax.numpy as jnp
 
     if case.precision == "bf16":
-        raise UsageError("JAX has no autocast; a bf16 model would be another one")
+        raise UsageError("JAX has no autocast, so it would need another model for bf16")
     products = "highest" if case.precision == "float32" else "tensorfloat32"
     jax.config.update("jax_default_matmul_precision", products)
-    inputs, targets = jnp.asarray(material.inputs.cpu().numpy()), jnp.asarray(material.targets.cpu().numpy())
-    rows = material.rows.numpy()
-    objective = partial(loss, case=case, shapes=shapes(material))
+    inputs, targets = jnp.asarray(data.inputs.cpu().numpy()), jnp.asarray(data.targets.cpu().numpy())
+    rows = data.rows.numpy()
+    objective = partial(loss, case=case, shapes=shapes(data))
 
     @jax.jit  # type: ignore[untyped-decorator]
     def gradient(x: Any, inputs: Any, targets: Any, batch: Any) -> Any:
@@ -56,23 +56,23 @@ def run(material: Material, clock: Clock) -> str:
         estimate = estimate + BETA / case.clients * message.sum(0)
         return x - LR * estimate / jnp.linalg.norm(estimate), memory, estimate
 
-    x = jnp.concatenate([jnp.asarray(p.detach().numpy()).ravel() for p in material.built.model.parameters()])
+    x = jnp.concatenate([jnp.asarray(p.detach().numpy()).ravel() for p in data.built.model.parameters()])
     state = x, jnp.zeros((case.clients, len(x))), jnp.zeros_like(x)
     random = np.random.default_rng(0)
 
     def once() -> None:
         nonlocal state
-        clients = np.asarray(material.draw())
+        clients = np.asarray(data.draw())
         picked = random.random((case.drawn, case.spec.records)).argpartition(case.spec.batch, axis=1)
         batches = np.take_along_axis(rows[clients], picked[:, : case.spec.batch], axis=1)
         state = jax.block_until_ready(advance(*state, clients, gradients(state[0], inputs, targets, batches)))
 
-    drive(once, clock)
+    run_rounds(once, clock)
     return ""
 
 
-def shapes(material: Material) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in material.built.model.named_parameters()}
+def shapes(data: WorkloadData) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in data.built.model.named_parameters()}
 
 
 def loss(x: Any, inputs: Any, targets: Any, case: Case, shapes: dict[str, tuple[int, ...]]) -> Any:
@@ -101,7 +101,7 @@ def _logistic(p: Params, inputs: Any) -> Any:
 
 
 def _resnet(p: Params, inputs: Any) -> Any:
-    """ResNet20 as in `normec.models`, with the batch's statistics; running ones are not kept."""
+    """ResNet20 as in `normec.models`, with batch statistics and without running ones."""
     import jax
     import jax.numpy as jnp
 

@@ -1,19 +1,19 @@
-"""Opacus, the per-record case: each client one DP-SGD gradient, every record clipped, noise added; no client memory."""
+"""Opacus: one DP-SGD gradient per client with record-level clipping and noise, no client memory."""
 
 from __future__ import annotations
 
 import torch
 
-from ..clock import Clock, drive
-from ..workloads import LR, Material
+from ..clock import Clock, run_rounds
+from ..workloads import LR, WorkloadData
 
 
-def run(material: Material, clock: Clock) -> str:
+def run(data: WorkloadData, clock: Clock) -> str:
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    case = material.case
-    model = GradSampleModule(material.built.model.to(case.device))
+    case = data.case
+    model = GradSampleModule(data.built.model.to(case.device))
     parameters = list(model.parameters())
     optimizer = DPOptimizer(
         torch.optim.SGD(parameters, lr=LR),
@@ -24,14 +24,14 @@ def run(material: Material, clock: Clock) -> str:
 
     def once() -> None:
         total = [torch.zeros_like(p) for p in parameters]
-        for client in material.draw():
-            inputs, targets = material.client_batch(client)
+        for client in data.draw():
+            inputs, targets = data.client_batch(client)
             optimizer.zero_grad()
-            material.built.loss(model(inputs), targets).backward()
+            data.built.loss(model(inputs), targets).backward()
             optimizer.pre_step()
             torch._foreach_add_(total, [p.grad for p in parameters])
         with torch.no_grad():
             torch._foreach_add_(parameters, total, alpha=-LR / case.clients)
 
-    drive(once, clock)
+    run_rounds(once, clock)
     return "GroupNorm" if case.images else ""

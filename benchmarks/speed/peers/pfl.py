@@ -1,4 +1,4 @@
-"""pfl-research: FederatedAveraging with one local step, clipped updates, the simulated backend; no client memory."""
+"""pfl-research: FederatedAveraging with one local step, clipped updates, the simulated backend, no client memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from ..clock import Clock
-from ..workloads import LR, Material
+from ..workloads import LR, WorkloadData
 
 
-def run(material: Material, clock: Clock) -> str:
-    os.environ["PFL_PYTORCH_DEVICE"] = material.case.device
+def run(data: WorkloadData, clock: Clock) -> str:
+    os.environ["PFL_PYTORCH_DEVICE"] = data.case.device
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -25,7 +25,7 @@ def run(material: Material, clock: Clock) -> str:
     from pfl.model.pytorch import PyTorchModel
     from pfl.privacy.privacy_mechanism import NormClippingOnly
 
-    case = material.case
+    case = data.case
 
     class Ticks(TrainingProcessCallback):  # type: ignore[misc]
         def after_central_iteration(
@@ -38,13 +38,13 @@ def run(material: Material, clock: Clock) -> str:
             return clock.tick(), Metrics()
 
     def records_of(client: int) -> Any:
-        return Dataset(raw_data=list(material.client_batch(client)))
+        return Dataset(raw_data=list(data.client_batch(client)))
 
-    model = _Trained(material)
+    model = _Trained(data)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=clock.most,
-            evaluation_frequency=clock.most,
+            central_num_iterations=clock.max_rounds,
+            evaluation_frequency=clock.max_rounds,
             train_cohort_size=case.drawn,
             val_cohort_size=0,
         ),
@@ -65,11 +65,11 @@ def run(material: Material, clock: Clock) -> str:
 
 
 class _Trained(torch.nn.Module):
-    """The model as pfl wants it: with a `loss` and `metrics` of a batch."""
+    """The model with the methods `loss` and `metrics` that pfl needs."""
 
-    def __init__(self, material: Material) -> None:
+    def __init__(self, data: WorkloadData) -> None:
         super().__init__()
-        self.inner, self._loss = material.built.model.to(material.case.device), material.built.loss
+        self.inner, self._loss = data.built.model.to(data.case.device), data.built.loss
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self._loss(self.inner(inputs), targets)

@@ -1,1 +1,1 @@
-"""The paper, figure by figure: what it ran, what it printed, and what comes out here, one module a figure or table."""
+"""The figures and tables of the paper, drawn from the records of cells."""

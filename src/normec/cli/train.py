@@ -148,7 +148,7 @@ def _beside(result: Result, quiet: bool) -> None:
         compare.contestants(names, {}), result.folder.parent / "default", lambda label: watcher(label, quiet)
     )
     show_rows([compare.row(outcome) for outcome in outcomes])
-    print("The private settings were chosen on validation data, 16 trials a method: see `normec privacy methods`.")
+    print("The private settings were chosen on validation data, 16 trials a method: see benchmarks/privacy.")
 
 
 def show_result(result: Result) -> None:

@@ -1,9 +1,10 @@
-"""Studies under a guarantee: every method tried alike, kept as they come, and what is measured is what it says."""
+"""Studies: equal tuning budgets, resumed runs, records that are checked, and diagnostics that are correct."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +14,18 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.privacy import studies, trial, tuned, work
-from benchmarks.privacy.contenders import CONTENDERS, ROUNDS, Contender, contender, outermost, settings
-from benchmarks.privacy.studies import STUDIES, Place, Study
+from benchmarks.privacy import records, runner, studies, trial, tuning
+from benchmarks.privacy.search_space import ROUNDS, SEARCH_SPACES, SearchSpace, range_ends, search_space, settings
+from benchmarks.privacy.studies import STUDIES, Cell, Study
 from benchmarks.privacy.trial import Trial
 from normec import DPSGD, NormEC, SmoothedNorm, train
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.experiments.config import make
 
-EFFORT = tuned.Effort(2, (0,), (2, 3), rounds=(3, 5))
+BUDGET = tuning.TuningBudget(2, (0,), (2, 3), rounds=(3, 5))
 WHERE: dict[str, Any] = {"data": "digits", "model": "softmax", "clients": 20}
-TINY = Study("tiny", "softmax regression on digits, 20 clients", WHERE, EFFORT, epsilons=(8.0,), splits=("iid",))
+TINY = Study("tiny", "softmax regression on digits, 20 clients", WHERE, BUDGET, epsilons=(8.0,), splits=("iid",))
 
 
 def test_the_area_under_the_curve() -> None:
@@ -35,10 +36,10 @@ def test_the_area_under_the_curve() -> None:
     assert math.isnan(trial.area(scores, torch.ones(500, dtype=torch.bool)))
 
 
-def test_every_study_tries_all_methods_alike_under_the_same_guarantee() -> None:
+def test_every_study_has_all_methods_under_the_same_guarantee() -> None:
     for study in STUDIES.values():
-        places = study.cells()
-        assert len(places) == len(set(places)) == len(CONTENDERS) * len(study.epsilons) * len(study.splits)
+        cells = study.cells()
+        assert len(cells) == len(set(cells)) == len(SEARCH_SPACES) * len(study.epsilons) * len(study.splits)
         assert set(study.epsilons) == ({2.0, 8.0} if study.name.endswith("-longer") else {1.0, 2.0, 4.0, 8.0})
         assert set(study.splits) == {"iid", "label"}
         assert not {"unit", "relation", "trust", "delta"} & set(study.settings)  # the defaults: client, zero-out, sum
@@ -46,16 +47,16 @@ def test_every_study_tries_all_methods_alike_under_the_same_guarantee() -> None:
     assert {"cifar10-1000", "cifar10-10000"} < set(STUDIES)
 
 
-@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize("name", SEARCH_SPACES)
 def test_settings_are_spread_evenly_over_their_ranges(name: str) -> None:
-    one = contender(name, steps=(0.5, 0.8), plain=(7.0, 9.0), memory=(0.001, 0.002), threshold=(3.0, 4.0))
+    one = search_space(name, steps=(0.5, 0.8), plain=(7.0, 9.0), memory=(0.001, 0.002), threshold=(3.0, 4.0))
     found = settings(one, 12, (10, 20, 40))
     assert found == settings(one, 12, (10, 20, 40))
     assert found != settings(one, 12, (10, 20, 40), seed=1)
     ranges = {"lr": (0.5, 0.8) if one.normalises else (7.0, 9.0)}
     if name != "DP-SGD, norm":
         memory = "beta" if one.method == "normec" else "tau"
-        ranges[memory] = (0.001, 0.002) if one.remembers else (3.0, 4.0)
+        ranges[memory] = (0.001, 0.002) if one.error_feedback else (3.0, 4.0)
     for key, (low, high) in ranges.items():
         places = sorted(math.log(setting[key] / low) / math.log(high / low) * 12 for setting in found)
         assert all(part - 0.1 <= place <= part + 1.1 for part, place in enumerate(places))  # three digits are kept
@@ -65,11 +66,11 @@ def test_settings_are_spread_evenly_over_their_ranges(name: str) -> None:
     assert all(setting["method"] == one.method for setting in found)
 
 
-@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize("name", SEARCH_SPACES)
 @pytest.mark.parametrize("count", [6, 12])
 def test_long_runs_meet_short_and_long_steps(name: str, count: int) -> None:
     """Drawn one by one, a method may get no long run, or none with a long step."""
-    one = contender(name)
+    one = search_space(name)
     found = settings(one, count)
     for rounds in ROUNDS:
         places = [rank(one, setting, count) for setting in found if setting["rounds"] == rounds]
@@ -77,39 +78,39 @@ def test_long_runs_meet_short_and_long_steps(name: str, count: int) -> None:
         assert [place // len(ROUNDS) for place in sorted(places)] == list(range(len(places)))
 
 
-def rank(one: Contender, setting: dict[str, Any], count: int) -> int:
+def rank(one: SearchSpace, setting: dict[str, Any], count: int) -> int:
     low, high = one.ranges["lr"]
     return int(math.log(setting["lr"] / low) / math.log(high / low) * count)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16])
 def test_any_number_of_settings(count: int) -> None:
-    for name in CONTENDERS:
-        found = settings(contender(name), count)
+    for name in SEARCH_SPACES:
+        found = settings(search_space(name), count)
         assert len(found) == len({json.dumps(one) for one in found}) == count
         lengths = Counter(one["rounds"] for one in found)
         assert max(lengths.values()) - min(lengths.get(rounds, 0) for rounds in ROUNDS) <= 1
 
 
-def test_values_at_the_edge_of_their_range_are_told() -> None:
-    one = contender("DP-SGD, clip", plain=(1.0, 16.0), threshold=(1.0, 16.0))
-    assert outermost(one, {"lr": 4.0, "tau": 4.0}, 4) == {}
-    assert outermost(one, {"lr": 1.9, "tau": 4.0}, 4) == {"lr": "lowest"}
-    assert outermost(one, {"lr": 1.9, "tau": 8.1}, 4) == {"lr": "lowest", "tau": "highest"}
+def test_values_at_the_end_of_their_range() -> None:
+    one = search_space("DP-SGD, clip", plain=(1.0, 16.0), threshold=(1.0, 16.0))
+    assert range_ends(one, {"lr": 4.0, "tau": 4.0}, 4) == {}
+    assert range_ends(one, {"lr": 1.9, "tau": 4.0}, 4) == {"lr": "lowest"}
+    assert range_ends(one, {"lr": 1.9, "tau": 8.1}, 4) == {"lr": "lowest", "tau": "highest"}
 
 
 def test_the_best_by_validation_is_tested_with_other_seeds() -> None:
-    found = tuned.cell("DP-SGD, norm", {**WHERE, "split": "iid", "epsilon": 8.0}, EFFORT)
-    chosen = EFFORT.settings("DP-SGD, norm")[max(range(2), key=lambda k: found["tried"][k])]
+    found = tuning.tune_and_test("DP-SGD, norm", {**WHERE, "split": "iid", "epsilon": 8.0}, BUDGET)
+    chosen = BUDGET.settings("DP-SGD, norm")[max(range(2), key=lambda k: found["tried"][k])]
     assert found["chosen"] == chosen
     where = {**WHERE, "split": "iid", "epsilon": 8.0, **chosen}
     assert found["accuracies"] == [one["value"] for one in trial.measure([Trial(where, seed, 0.0) for seed in (2, 3)])]
     assert found["exact_epsilon"] == pytest.approx(8.0, rel=1e-6)
 
 
-def test_the_cosine_tells_steps_that_are_too_long() -> None:
+def test_the_cosine_shows_steps_that_are_too_long() -> None:
     plain = {**WHERE, "method": "gd", "private": False, "rounds": 20}
-    short, long = trial.measure([Trial({**plain, "lr": lr}, 0, 0.0, why=True) for lr in (0.1, 50.0)])
+    short, long = trial.measure([Trial({**plain, "lr": lr}, 0, 0.0, diagnose=True) for lr in (0.1, 50.0)])
     assert short["turn"] > 0.9
     assert long["turn"] < -0.2
     for one in (short, long):  # ĝ was the gradient before the step
@@ -127,7 +128,7 @@ def test_the_turn_is_that_of_the_gradient_in_the_last_step() -> None:
         records = [problem.records.batch(client, None) for client in range(problem.clients)]
         loss = sum(problem.loss(problem.outputs(x, inputs), targets) for inputs, targets in records)
         slopes += torch.autograd.grad(loss, x)
-    (found,) = trial.measure([Trial({**settings, "rounds": 8}, 0, 0.0, why=True)])
+    (found,) = trial.measure([Trial({**settings, "rounds": 8}, 0, 0.0, diagnose=True)])
     wanted = float(torch.cosine_similarity(*slopes, dim=0))
     assert abs(wanted) < 0.95
     assert found["turn"] == pytest.approx(wanted, abs=1e-3)
@@ -137,7 +138,7 @@ def test_the_turn_is_that_of_the_gradient_in_the_last_step() -> None:
 def test_the_noise_in_the_estimate_is_what_the_guarantee_needs(settings: dict[str, Any]) -> None:
     """Averaged over seeds: βσ√(kd/n) with error feedback, βσ√(d/n) without."""
     where = {**WHERE, "epsilon": 8.0, "rounds": 16, "lr": 0.01, **settings}
-    found = trial.measure([Trial(where, seed, 0.0, why=True) for seed in range(3)])
+    found = trial.measure([Trial(where, seed, 0.0, diagnose=True) for seed in range(3)])
     beta, gathered = (0.1, 16) if settings["method"] == "normec" else (1.0, 1)
     wanted = beta * found[0]["sigma"] * math.sqrt(gathered * 650 / 20)
     assert sum(one["noise"] for one in found) / 3 == pytest.approx(wanted, rel=0.1)
@@ -149,10 +150,10 @@ def test_a_committed_record_comes_out_again(name: str) -> None:
     """Seeded noise is the same for good: what was published can be run again."""
     folder = Path(__file__).resolve().parents[3] / "benchmarks/privacy/records"
     study = STUDIES["digits-100"]
-    place = Place(study.name, name, 8.0, "iid")
-    held = {(one["method"], one["epsilon"], one["split"]): one for one in work.read(study, folder)}
+    cell = Cell(study.name, name, 8.0, "iid")
+    held = {(one["method"], one["epsilon"], one["split"]): one for one in records.read(study, folder)}
     record = held[name, 8.0, "iid"]
-    settings = {**study.where(place), **record["chosen"]}
+    settings = {**study.shared_settings(cell), **record["chosen"]}
     found = trial.measure([Trial(settings, seed, 0.0) for seed in record["test_seeds"]])
     assert sum(one["loss"] for one in found) / len(found) == pytest.approx(record["loss"], rel=1e-3)
 
@@ -161,7 +162,7 @@ def test_a_committed_record_comes_out_again(name: str) -> None:
 def test_the_noise_that_momentum_carries_on(momentum: float, rounds: int) -> None:
     """Against what is left of ĝ when that of the same run without noise is taken away; x stands still."""
     settings = {**WHERE, "rounds": rounds, "lr": 1e-9, "method": "dpsgd-norm", "momentum": momentum}
-    (found,) = trial.measure([Trial({**settings, "epsilon": 8.0}, 0, 0.0, why=True)])
+    (found,) = trial.measure([Trial({**settings, "epsilon": 8.0}, 0, 0.0, diagnose=True)])
     estimates = []
     for config in (make({**settings, "epsilon": 8.0}), make({**settings, "epsilon": None, "private": False})):
         problem, asked = build.problem(config), build.training(config)
@@ -169,7 +170,7 @@ def test_the_noise_that_momentum_carries_on(momentum: float, rounds: int) -> Non
     assert found["noise"] == pytest.approx(float((estimates[0] - estimates[1]).norm()), rel=0.1)
 
 
-def test_a_run_that_diverges_counts_as_nothing() -> None:
+def test_a_run_that_diverges_counts_as_zero() -> None:
     (found,) = trial.measure([Trial({**WHERE, "method": "clip21", "tau": 0.1, "lr": 1e38, "rounds": 8}, 0, 0.2)])
     assert found["value"] == 0.0
     assert "diverged" in found
@@ -184,9 +185,9 @@ def test_runs_that_take_turns_are_the_runs_alone() -> None:
     assert trial.measure(trials) == alone
     assert ["diverged" in one for one in alone] == [False, False, True, True]
     left = iter([False] * 3)
-    effort = replace(EFFORT, trials=3)
-    found = tuned.cell("NormEC", where, effort, time_is_up=lambda: next(left), together=2)
-    assert found == tuned.cell("NormEC", where, effort)
+    budget = replace(BUDGET, trials=3)
+    found = tuning.tune_and_test("NormEC", where, budget, time_is_over=lambda: next(left), together=2)
+    assert found == tuning.tune_and_test("NormEC", where, budget)
     assert next(left, None) is None  # three trials and two tests are three groups
 
 
@@ -194,75 +195,77 @@ def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "seconds"}
 
 
-def test_a_study_stopped_anywhere_goes_on_to_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert work.run([TINY], tmp_path / "whole", device="cpu")
+def test_a_study_stopped_anywhere_continues_to_the_same_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert runner.run([TINY], tmp_path / "whole", device="cpu")
     left = iter([False] * 6 + [True])  # four runs a cell: stops in the middle of the second
-    monkeypatch.setattr(work, "_study", _stopping(left))
-    assert not work.run([TINY], tmp_path / "parts", limit_seconds=0.0, device="cpu")
+    monkeypatch.setattr(runner, "_study", _stopping(left))
+    assert not runner.run([TINY], tmp_path / "parts", limit_seconds=0.0, device="cpu")
     monkeypatch.undo()
-    assert len(work.read(TINY, tmp_path / "parts")) == 1
+    assert len(records.read(TINY, tmp_path / "parts")) == 1
     part = tmp_path / "parts" / "tiny.part.jsonl"
     assert len(part.read_text().splitlines()) == 6
     part.write_text(part.read_text() + '{"cell": "iid/8')  # a kill in the middle of a line
-    assert work.run([TINY], tmp_path / "parts", device="cpu")
+    assert runner.run([TINY], tmp_path / "parts", device="cpu")
     assert not part.exists()
-    whole, parts = work.read(TINY, tmp_path / "whole"), work.read(TINY, tmp_path / "parts")
+    whole, parts = records.read(TINY, tmp_path / "whole"), records.read(TINY, tmp_path / "parts")
     assert list(map(without_seconds, whole)) == list(map(without_seconds, parts))
-    assert [one["method"] for one in whole] == list(CONTENDERS)
+    assert [one["method"] for one in whole] == list(SEARCH_SPACES)
 
 
 def test_runs_of_other_settings_are_not_taken_over() -> None:
     where: dict[str, Any] = {**WHERE, "split": "iid", "epsilon": 8.0}
     known: dict[str, Any] = {}
-    tuned.cell("DP-SGD, norm", where, EFFORT, keep=known.__setitem__)
+    tuning.tune_and_test("DP-SGD, norm", where, BUDGET, keep=known.__setitem__)
     assert len(known) == 4
     more = dict(known)
-    other = replace(EFFORT, steps=(0.5, 0.6))
-    found = tuned.cell("DP-SGD, norm", where, other, more)
+    other = replace(BUDGET, steps=(0.5, 0.6))
+    found = tuning.tune_and_test("DP-SGD, norm", where, other, more)
     assert len(more) == 8
-    assert found == tuned.cell("DP-SGD, norm", where, other)
+    assert found == tuning.tune_and_test("DP-SGD, norm", where, other)
 
 
 def _stopping(left: Any) -> Any:
-    real = work._study
+    real = runner._study
     return lambda study, out, device, report, _, together, cells: real(
         study, out, device, report, lambda: next(left), together, cells
     )
 
 
 def test_one_cell_is_made_again(tmp_path: Path) -> None:
-    assert work.run([TINY], tmp_path / "whole", device="cpu", cells=["iid/8/NormEC, no SN", "iid/8/DP-SGD, norm"])
-    records = work.read(TINY, tmp_path / "whole")
-    assert [one["method"] for one in records] == ["NormEC, no SN", "DP-SGD, norm"]
+    assert runner.run([TINY], tmp_path / "whole", device="cpu", cells=["iid/8/NormEC, no SN", "iid/8/DP-SGD, norm"])
+    held = records.read(TINY, tmp_path / "whole")
+    assert [one["method"] for one in held] == ["NormEC, no SN", "DP-SGD, norm"]
     assert (tmp_path / "whole/tiny.part.jsonl").exists()  # the study is not done
-    assert work.run([TINY], tmp_path / "again", device="cpu", cells=["iid/8/DP-SGD, norm"])
-    assert list(map(without_seconds, work.read(TINY, tmp_path / "again"))) == [without_seconds(records[1])]
+    assert runner.run([TINY], tmp_path / "again", device="cpu", cells=["iid/8/DP-SGD, norm"])
+    assert list(map(without_seconds, records.read(TINY, tmp_path / "again"))) == [without_seconds(held[1])]
     with pytest.raises(UsageError, match=r"tiny has no cell .*, did you mean 'iid/8/NormEC, no SN'"):
-        work.run([TINY], tmp_path / "none", device="cpu", cells=["iid/8/NormEC, no S"])
+        runner.run([TINY], tmp_path / "none", device="cpu", cells=["iid/8/NormEC, no S"])
     assert not (tmp_path / "none").exists()
 
 
-def test_no_time_begins_nothing(tmp_path: Path) -> None:
-    assert not work.run([TINY], tmp_path, limit_seconds=0.0, device="cpu")
+def test_without_time_nothing_starts(tmp_path: Path) -> None:
+    assert not runner.run([TINY], tmp_path, limit_seconds=0.0, device="cpu")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_record_of_another_study_is_refused(tmp_path: Path) -> None:
-    place = TINY.cells()[0]
-    record = TINY.asked(place) | {"chosen": EFFORT.settings(place.method)[0], "accuracies": [0.5, 0.6]}
+    cell = TINY.cells()[0]
+    record = TINY.expected(cell) | {"chosen": BUDGET.settings(cell.method)[0], "accuracies": [0.5, 0.6]}
     (tmp_path / "tiny.jsonl").write_text(json.dumps(record) + "\n")
-    assert work.read(TINY, tmp_path) == [record]
+    assert records.read(TINY, tmp_path) == [record]
     with pytest.raises(UsageError, match="trials is 2 in the record, 3 in the study"):
-        work.read(replace(TINY, effort=replace(EFFORT, trials=3)), tmp_path)
+        records.read(replace(TINY, budget=replace(BUDGET, trials=3)), tmp_path)
     with pytest.raises(UsageError, match="has no cell iid/8/NormEC"):
-        work.read(replace(TINY, epsilons=(4.0,)), tmp_path)
+        records.read(replace(TINY, epsilons=(4.0,)), tmp_path)
     with pytest.raises(UsageError, match="test_seeds is \\[2, 3\\] in the record, \\[2, 3, 4\\] in"):
-        work.read(replace(TINY, effort=replace(EFFORT, test_seeds=(2, 3, 4))), tmp_path)
+        records.read(replace(TINY, budget=replace(BUDGET, test_seeds=(2, 3, 4))), tmp_path)
     with pytest.raises(UsageError, match="is no setting of the study"):
-        work.read(replace(TINY, effort=replace(EFFORT, rounds=(3, 6), steps=(0.5, 0.6))), tmp_path)
+        records.read(replace(TINY, budget=replace(BUDGET, rounds=(3, 6), steps=(0.5, 0.6))), tmp_path)
     (tmp_path / "tiny.jsonl").write_text("{}\n")
     with pytest.raises(UsageError, match="no record of tiny"):
-        work.read(TINY, tmp_path)
+        records.read(TINY, tmp_path)
 
 
 def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:
@@ -270,3 +273,54 @@ def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:
         studies.named(["a9a-10"])
     assert next(one.name for one in studies.named(["w8a-100", "all"])) == "w8a-100"
     assert len(studies.named(["w8a-100", "all"])) == len(STUDIES)
+
+
+def line(cell: Cell) -> dict[str, Any]:
+    """A record of a9a-100 that is made up."""
+    study = STUDIES["a9a-100"]
+    chosen = study.budget.settings(cell.method)[0]
+    return {**study.expected(cell), "chosen": chosen, "accuracies": [0.8] * 3, "accuracy": 0.8}
+
+
+@pytest.mark.parametrize("form", ["folder", "tgz"])
+def test_records_are_collected_once(form: str, tmp_path: Path) -> None:
+    study = STUDIES["a9a-100"]
+    lines = [line(cell) for cell in study.cells()[:2]]
+    source, folder = tmp_path / "other", tmp_path / "records"
+    (source / "deeper").mkdir(parents=True)
+    (source / "deeper" / "a9a-100.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines[::-1]))
+    (source / "notes.jsonl").write_text("ignored")
+    given = Path(shutil.make_archive(str(source), "gztar", source)) if form == "tgz" else source
+    assert sorted(records.collect(given, folder)) == ["a9a-100/iid/8/NormEC", "a9a-100/iid/8/NormEC, no SN"]
+    assert records.read(study, folder) == lines
+    assert records.collect(given, folder) == []
+
+
+def test_a_record_that_does_not_fit_refuses_all(tmp_path: Path) -> None:
+    study = STUDIES["a9a-100"]
+    lines = [line(cell) for cell in study.cells()[:2]]
+    (tmp_path / "a9a-100.jsonl").write_text("".join(json.dumps(one | {"clients": 7}) + "\n" for one in lines))
+    with pytest.raises(UsageError, match="clients is 7 in the record"):
+        records.collect(tmp_path, tmp_path / "records")
+    assert not (tmp_path / "records").exists()
+
+
+def test_other_numbers_need_replace(tmp_path: Path) -> None:
+    study, folder, other = STUDIES["a9a-100"], tmp_path / "records", tmp_path / "other"
+    record = line(study.cells()[0])
+    for place, accuracy in ((folder, 0.8), (other, 0.9)):
+        place.mkdir()
+        records.write(study, place, [record | {"accuracy": accuracy}])
+    with pytest.raises(UsageError, match="already with other numbers"):
+        records.collect(other, folder)
+    assert records.collect(other, folder, replace=True) == ["a9a-100/iid/8/NormEC"]
+    assert records.read(study, folder)[0]["accuracy"] == 0.9
+
+
+@pytest.mark.parametrize("source", ["nothing.tgz", "text.tgz", "empty"])
+def test_a_source_without_records_is_refused(source: str, tmp_path: Path) -> None:
+    (tmp_path / "text.tgz").write_text("no archive")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError):
+        records.collect(tmp_path / source, tmp_path / "records")
+    assert not (tmp_path / "records").exists()

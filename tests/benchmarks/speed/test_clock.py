@@ -1,24 +1,24 @@
-"""The clock counts rounds as it says; no test here depends on how long anything takes."""
+"""The clock counts rounds; no test here depends on the time that anything takes."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.speed.clock import Clock, drive
+from benchmarks.speed.clock import Clock, run_rounds
 
 
 @pytest.mark.parametrize(("rounds", "warm_up"), [(1, 1), (3, 1), (20, 4), (200, 10)])
 def test_rounds_after_a_warm_up(rounds: int, warm_up: int) -> None:
     clock, steps = Clock(rounds, 1e9), []
-    drive(lambda: steps.append(1), clock)
-    assert len(steps) == clock.most == warm_up + rounds
+    run_rounds(lambda: steps.append(1), clock)
+    assert len(steps) == clock.max_rounds == warm_up + rounds
     assert len(clock.times) == rounds
     assert all(time >= 0 for time in clock.times)
 
 
 def test_time_ends_it_too() -> None:
     clock, steps = Clock(10**6, 1e-9), []
-    drive(lambda: steps.append(1), clock)
+    run_rounds(lambda: steps.append(1), clock)
     assert len(steps) == 2  # one to warm up, one timed
     assert len(clock.times) == 1
 
@@ -26,7 +26,7 @@ def test_time_ends_it_too() -> None:
 def test_a_block_is_waited_for_once_and_counts_as_its_mean() -> None:
     waits: list[int] = []
     clock, steps = Clock(20, 1e9, wait=lambda: waits.append(len(steps)), block=5), []
-    drive(lambda: steps.append(1), clock)
+    run_rounds(lambda: steps.append(1), clock)
     assert waits == [1, 2, 3, 4, 9, 14, 19, 24]
     assert len(clock.times) == 20
     assert clock.times[:5] == [clock.times[0]] * 5
@@ -35,5 +35,5 @@ def test_a_block_is_waited_for_once_and_counts_as_its_mean() -> None:
 def test_what_is_known_so_far_is_reported() -> None:
     reports: list[int] = []
     clock = Clock(3, 1e9, report=lambda: reports.append(len(clock.times)))
-    drive(lambda: None, clock)
-    assert reports[0] == 1  # a contestant stopped after its first timed round has not run in vain
+    run_rounds(lambda: None, clock)
+    assert reports[0] == 1  # an implementation that is stopped after its first timed round has a result

@@ -1,4 +1,4 @@
-"""Medians and ratios, from outcomes written by hand."""
+"""Medians and ratios of outcomes that are written by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed.contestants import Contestant
-from benchmarks.speed.measure import Effort, Measured
+from benchmarks.speed.implementations import Implementation
+from benchmarks.speed.measurement import Limits, Measured
 from benchmarks.speed.picture import draw
 from benchmarks.speed.results import case_summary, scaling, summary
 from benchmarks.speed.workloads import Case
@@ -27,15 +27,15 @@ def ran(*times: float) -> dict[str, Any]:
 
 def measured(n: int, factor: float = 1.0) -> Measured:
     outcomes = {
-        Contestant("floor", "eager"): [ran(4 * factor), ran(6 * factor)],
-        Contestant("floor", "compiled"): [ran(3 * factor, 2 * factor, 100 * factor), ran(5 * factor)],
-        Contestant("passes"): [ran(1 * factor)],
-        Contestant("engine", "loop"): [ran(10 * factor)],
-        Contestant("engine", "linear"): [{"status": "does not apply", "reason": "not linear"}],
-        Contestant("naive"): [ran(20 * factor)],
-        Contestant("peer", "pfl"): [{**ran(40 * factor), "status": "stopped", "reason": "stopped after 1 s"}],
-        Contestant("record"): [ran(100 * factor)],
-        Contestant("peer", "opacus"): [ran(300 * factor)],
+        Implementation("floor", "eager"): [ran(4 * factor), ran(6 * factor)],
+        Implementation("floor", "compiled"): [ran(3 * factor, 2 * factor, 100 * factor), ran(5 * factor)],
+        Implementation("passes"): [ran(1 * factor)],
+        Implementation("engine", "loop"): [ran(10 * factor)],
+        Implementation("engine", "linear"): [{"status": "does not apply", "reason": "not linear"}],
+        Implementation("hand-written"): [ran(20 * factor)],
+        Implementation("peer", "pfl"): [{**ran(40 * factor), "status": "stopped", "reason": "stopped after 1 s"}],
+        Implementation("record"): [ran(100 * factor)],
+        Implementation("peer", "opacus"): [ran(300 * factor)],
     }
     return Measured(Case("mlp", n), outcomes)
 
@@ -53,7 +53,7 @@ def test_medians_and_ratios() -> None:
     assert rows["opacus, per record"]["over_ours"] == 3  # against our per-record run, not against our best
 
 
-def test_who_was_stopped_keeps_what_it_had_and_who_did_not_run_says_why() -> None:
+def test_an_implementation_that_was_stopped_keeps_its_times_and_one_that_did_not_run_has_a_reason() -> None:
     rows = {row["name"]: row for row in case_summary(measured(5))["rows"]}
     assert rows["pfl"]["seconds"] == 40
     assert rows["pfl"]["reason"] == "stopped after 1 s"
@@ -62,13 +62,13 @@ def test_who_was_stopped_keeps_what_it_had_and_who_did_not_run_says_why() -> Non
 
 
 def test_a_case_without_a_floor_has_no_ratios() -> None:
-    found = case_summary(Measured(Case("mlp", 5), {Contestant("engine", "loop"): [ran(1.0)]}))
+    found = case_summary(Measured(Case("mlp", 5), {Implementation("engine", "loop"): [ran(1.0)]}))
     assert found["rows"][0]["over_floor"] is None
     assert found["rows"][0]["over_ours"] == 1
 
 
 def test_cost_against_n(tmp_path: Any) -> None:
-    found = summary([measured(1000, 10.0), measured(100)], Effort(), threads=2)
+    found = summary([measured(1000, 10.0), measured(100)], Limits(), threads=2)
     series = scaling(found["cases"])
     assert series["floor, best"] == [(100, 4), (1000, 40)]
     assert series["normec, loop"] == [(100, 10), (1000, 100)]
