@@ -130,6 +130,29 @@ def test_the_documentation_names_every_package() -> None:
     assert {name for name in packages if not re.search(rf"\b{name}/", text)} == set()
 
 
+def test_packages_import_only_from_the_levels_below_them_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    level = {
+        name: int(number) for number, names in re.findall(r"(?m)^ {4}(\d+)  (.+)$", text) for name in names.split(", ")
+    }
+
+    def unit(module: str) -> str | None:
+        """The documented package that a module belongs to; the package itself and `__main__` belong to none."""
+        parts = module.split(".")[1:]
+        known = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((name for name in known if name in level), None)
+
+    graph = imports(PACKAGE)
+    assert {module for module in graph if unit(module) is None} <= {"normec", "normec.__main__", "normec.federation"}
+    wrong = {
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in others
+        if (a := unit(module)) and (b := unit(other)) and a != b and level[a] <= level[b]
+    }
+    assert wrong == set()
+
+
 def test_the_documentation_names_only_files_that_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text))
