@@ -1,4 +1,4 @@
-"""Relative links of the README, the documentation and the pages of publications and benchmarks lead to a file."""
+"""Relative links of the README and its like, the documentation and the pages of publications and benchmarks lead to a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
 PAGES = sorted(
     [
-        ROOT / "README.md",
+        *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(path for name in ("publications", "benchmarks") for path in (ROOT / name).rglob("*.md")),
     ]
