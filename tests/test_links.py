@@ -1,4 +1,4 @@
-"""Relative links of the README and its like, the documentation and the pages of publications and benchmarks lead to a file."""
+"""Relative links of the pages at the top, of the documentation, publications and benchmarks lead to a file."""
 
 from __future__ import annotations
 

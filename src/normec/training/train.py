@@ -1,4 +1,4 @@
-"""The front door: `train` checks what it is asked, and sets the rounds going."""
+"""`train`: validate the arguments and run the training loop."""
 
 from __future__ import annotations
 
