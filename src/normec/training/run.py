@@ -24,6 +24,7 @@ from .memory_table import MemoryTable
 if TYPE_CHECKING:
     from ..privacy.mechanism import Spent
 
+WATCHING = ("log_every", "evaluate_every", "full_gradient")  # of a plan: what is looked at, not what is computed
 ClientTable = dict[str, list[Any]]  # columns of equal length, one entry a client
 Schedule = Callable[[int], float]
 InitialMemory = Literal["zero", "gradient"] | Tensor

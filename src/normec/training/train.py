@@ -32,10 +32,11 @@ from .communicator import Alone, World, agree
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import Home, MemoryTable
-from .run import InitialMemory, Plan, Run, Schedule, State, batches_of
+from .run import WATCHING, InitialMemory, Plan, Run, Schedule, State, batches_of
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
+    from ..privacy.setting import Setting
     from ..privacy.statement import Privacy
 
 __all__ = ["Plan", "Run", "State", "prepare", "train"]
@@ -104,8 +105,7 @@ def prepare(
 
     With `out` the run lives in a folder: killed at any instant, the same call goes on from its last
     checkpoint to the same numbers. The same seed gives the same bits on the same machine, whatever is
-    logged, evaluated or interrupted; it defaults to 0. Seeded noise differs between private runs of different settings,
-    `log_every` and `evaluate_every` included. A private run without a given seed draws its noise, and the coins that
+    logged, evaluated or interrupted; it defaults to 0. Private runs of different settings share no noise. A private run without a given seed draws its noise, and the coins that
     decide who takes part, from a fresh secret, which only its folder keeps.
 
     Ctrl-C ends the run after the current round, with a checkpoint.
@@ -347,15 +347,18 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
     )
-    public = {
-        "method": identity_of(method),
-        "privacy": privacy.to_dict(),
-        **plan.identity(),
-        "clients": problem.clients,
-    }
-    public["dimension"] = len(problem.x0)  # not the engine or the device: the same run has the same noise
-    name = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
-    return Mechanism(privacy, method, setting, plan.coins, name, notes)
+    return Mechanism(privacy, method, setting, plan.coins, noise_name(method, privacy, plan, setting), notes)
+
+
+def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -> str:
+    """The name of a run's seeded noise: runs that differ in anything public share none of it.
+
+    Neither the engine, the device nor what is logged is part of it: the same run has the same noise.
+    """
+    public = {name: value for name, value in plan.identity().items() if name not in WATCHING}
+    public |= {"method": identity_of(method), "privacy": privacy.to_dict()}
+    public |= {"clients": setting.clients, "dimension": setting.dimension}
+    return hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) -> tuple[str, ...]:

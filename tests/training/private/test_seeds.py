@@ -161,3 +161,9 @@ def test_another_secret_than_the_run_s_own_is_refused(tmp_path: Path, text: str)
     (tmp_path / ".noise-secret").write_text(text)
     with pytest.raises(UsageError, match="secret"):
         train(bowls(CLIENTS), METHOD, **words)
+
+
+@pytest.mark.parametrize("watching", [{"log_every": 3}, {"evaluate_every": 2}, {"log_every": 7, "evaluate_every": 5}])
+def test_what_is_logged_changes_no_bit_of_a_private_run(watching: dict[str, int]) -> None:
+    options = {"lr": 0.1, "rounds": 8, "seed": 4, "privacy": Privacy(epsilon=8)}
+    assert torch.equal(train(bowls(3), METHOD, **options).x, train(bowls(3), METHOD, **options, **watching).x)

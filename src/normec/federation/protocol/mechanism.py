@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-
 from ...algorithms.method import Method
-from ...algorithms.registry import identity_of
 from ...errors import UsageError
 from ...privacy.mechanism import Mechanism
 from ...privacy.setting import FULL, Sampling, Setting
 from ...privacy.statement import Privacy
 from ...sampling.participation import Everyone
 from ...training.run import Plan
+from ...training.train import noise_name
 from .terms import LATER
 
 
@@ -28,6 +25,4 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
         raise UsageError("record_clip is not for federations yet; leave it out, a record then counts as a whole client")
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
     setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension)
-    public = {"method": identity_of(method), "privacy": privacy.to_dict(), **plan.identity(), "clients": parties}
-    name = hashlib.sha256(json.dumps({**public, "dimension": dimension}, sort_keys=True).encode()).hexdigest()[:16]
-    return Mechanism(privacy, method, setting, plan.seed, name)
+    return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting))
