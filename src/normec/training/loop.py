@@ -310,8 +310,8 @@ class TrainingLoop:
     def _release_key(self) -> str | None:
         """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
 
-        It holds what the bits depend on beside the run's public settings: what is computed (`repeatability.computation`),
-        where, and by which engine.
+        It holds what the bits depend on beside the run's public settings: what is computed
+        (`repeatability.computation`), where, and by which engine.
         """
         if self.mechanism is None or not self._repeatable:
             return None
