@@ -6,7 +6,7 @@
     forgetting  a bound whose noise does not grow with the rounds
     relatives   Clip21, EF21, gradient descent
     constants   L_i, L, L_max, F0 and R; problem_constants: those of a problem that can be trained
-    planning    parameters for a horizon, and what they promise; search: how they are found
+    planning    parameters for a horizon, and what they promise
     steps       the step size for a method whose parameters are chosen
 
 `rounds` is K + 1 everywhere. Proofs and errata: docs/theory.md.

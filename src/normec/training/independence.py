@@ -29,8 +29,7 @@ from torch.utils.data import Dataset
 from ..algorithms.method import Method, Steps, rows_like
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
-from ..gradients.clipped import record_gradients
-from ..gradients.loop import Loop
+from ..gradients.loop import Loop, record_gradients
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords, length
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
