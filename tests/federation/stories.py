@@ -19,13 +19,16 @@ import torch
 from torch import Tensor
 
 from normec import DPSGD, Clip21, Method, NormEC, Privacy, SmoothedNorm
+from normec.algorithms import registry
+from normec.algorithms.method import MEMORY, Steps
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import FILE, read_releases
 from normec.federation.protocol.client_work import Work
 from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.method_checks import keeps_rows
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
-from normec.federation.protocol.reconciling import agree, forgotten
+from normec.federation.protocol.reconciling import agree, idled
 from normec.federation.protocol.terms import PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply, Request, to_fields
 
@@ -33,12 +36,13 @@ from .village import plan
 
 DIMENSION = 5
 NODES = ["a", "b", "c"]
+OWN_METHOD = f"{Path(__file__).with_name('methods') / 'my_method.py'}:Clip21SGDM"
 POLICY = Policy(
     epsilon=1e6,
     least_sigma=1e-3,
     allow_without_noise=True,
     trusts=["local", "central"],
-    methods=["normec", "clip21", "dpsgd"],
+    methods=["normec", "clip21", "dpsgd", OWN_METHOD],
 )
 
 NOISY = Privacy(sigma=0.5, noise="secure", memory="noisy")
@@ -48,6 +52,7 @@ SETTINGS: dict[str, tuple[Method, Privacy | None]] = {
     "noisy memory that forgets": (NormEC(0.1, 0.5, decay=0.1), NOISY),
     "clean memory": (Clip21(0.5), Privacy(sigma=0.5, noise="secure", memory="clean")),
     "central": (NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", trust="central")),
+    "a method of one's own": (registry.build(OWN_METHOD, {}), NOISY),
     "no memory": (DPSGD(SmoothedNorm(0.1), momentum=0.5), Privacy(sigma=0.5, noise="secure")),
 }
 
@@ -98,6 +103,7 @@ class Story:
     method: Method
     privacy: Privacy | None = None
     minimum: int = 1
+    policy: Policy = POLICY
     left: dict[str, set[str]] = field(default_factory=lambda: {node: set() for node in NODES})
     asked: list[Request] = field(default_factory=list)
     flying: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -138,7 +144,7 @@ class Story:
 
     def carry(self, request: Request, point: int | None = None) -> None:
         node = request.node
-        party = Party(self.home(node), POLICY, Quadratic(), node=node)
+        party = Party(self.home(node), self.policy, Quadratic(), node=node)
         try:
             with dying(10**9 if point is None else point):
                 answer = party.answer(to_fields(request))
@@ -174,7 +180,7 @@ class Story:
             (self.home(node) / name).unlink(missing_ok=True)
         request = self.server.requests().get(node)
         if request is not None and spent:
-            answer = Party(self.home(node), POLICY, Quadratic(), node=node).answer(request)
+            answer = Party(self.home(node), self.policy, Quadratic(), node=node).answer(request)
             assert isinstance(answer, Refusal)
             assert answer.reason == "failed"
         self.wipe(node)
@@ -212,23 +218,25 @@ class Story:
     def check(self) -> None:
         """What holds after every round: ĝ = mean g_i, every round has its row, every message is counted once."""
         state, seats = self.server.state.run, self.server.state.seats
-        if self.method.feedback and (self.privacy is None or self.privacy.trust == "local"):
+        if state.clients and (self.privacy is None or self.privacy.trust == "local"):
             torch.testing.assert_close(state.estimate, state.memory.mean(0), rtol=1e-9, atol=1e-9)
         assert [row["round"] for row in self.server.storage.history] == list(range(state.round))
         assert sum(seat.accepted for seat in seats.values()) == state.messages
 
     def check_parties(self) -> None:
         """Each party's memory is the server's row of it, and no account is short of what left."""
-        rows = self.server.state.run.memory
+        x = self.server.state.run.x
+        steps, rows = Steps(self.method, torch.zeros_like(x)), self.server.state.run.clients
+        assert bool(rows) == keeps_rows(steps)
         for number, (node, request) in enumerate(self.server.requests().items()):
             state = party_state.load(party_state.path_of(self.home(node), self.server.run, node))
             assert state is not None
-            agreed = agree(state, request, self.method)
+            agreed = agree(state, request, steps)
             assert agreed is not None
             assert agreed.accepted == self.server.state.seats[node].accepted
-            if self.privacy is None or self.privacy.memory == "noisy" or self.privacy.trust == "central":
-                own = forgotten(self.method, agreed, request.round)
-                torch.testing.assert_close(own, rows[number], rtol=1e-12 if self.method.decay else 0, atol=0)
+            if rows and (self.privacy is None or self.privacy.memory == "noisy" or self.privacy.trust == "central"):
+                own = idled(steps, agreed, request.round, x)[MEMORY][0]
+                torch.testing.assert_close(own, rows[MEMORY][number], rtol=0 if steps.stands_still else 1e-12, atol=0)
             if self.privacy is not None:
                 assert read_releases(self.home(node)).count("story", node) >= len(self.left[node])
 

@@ -56,10 +56,22 @@ THINGS = [
     np.int64(1),
     object(),
 ]
+SPECS = [
+    *("{}", "[]", "0", "null", "{" * 4000, "[" * 2000 + "]" * 2000, '{"alpha": ' + "9" * 4000 + ', "beta": 1}'),
+    *(
+        f'{{"alpha": {number}, "beta": 0.5}}'
+        for number in ("NaN", "-1", "0", "1e9", "1e10", "1e999", "null", "[]", '""')
+    ),
+    *(f'{{"alpha": 0.1, "beta": {number}}}' for number in ("0", "-1", "1e-12", "1e9", "true", '"x"', "[1, 2]")),
+    *(f'{{"alpha": 0.1, "beta": 0.5, "decay": {number}}}' for number in ("1", "-1", "2", "0.9999999", "1e-12", "true")),
+    *('{"alpha": 0.1, "beta": 0.5, "more": 1}', '{"operator": {"operator": "Identity"}}', '{"tau": 1.0}'),
+    '{"alpha": {"operator": "SmoothedNorm", "alpha": 0.1}, "beta": 0.5}',
+    "{" + ", ".join(f'"s{i}": 1' for i in range(100_000)) + "}",
+]
 VECTORS = [np.full(DIMENSION, value) for value in (math.nan, math.inf, 1.7e308, -1e30, 5e-324, 0.0)]
 VECTORS += [np.zeros(DIMENSION, kind) for kind in (np.float32, np.float16, np.int64, np.complex128, object, ">f8")]
 VECTORS += [np.zeros(shape) for shape in (0, 1, DIMENSION + 1, (DIMENSION, 1), ())]
-EXTREMES = [*WHOLE, *REAL, *WORDS, *THINGS, *VECTORS]
+EXTREMES = [*WHOLE, *REAL, *WORDS, *SPECS, *THINGS, *VECTORS]
 GOOD = HostileServer(Party("unused", POLICY, Quadratic()), zeros(DIMENSION)).fields()
 FIELDS = [*sorted(GOOD), "record.row", "more"]
 

@@ -43,7 +43,7 @@ def test_each_message_costs_what_its_own_method_and_noise_make_it_cost(tmp_path:
     for method, sigma in kinds:
         asking.method, asking.sigma = method, sigma
         assert isinstance(asking.ask(), Reply)
-        square += (method.operator.bound / sigma) ** 2
+        square += (method.bound / sigma) ** 2
     releases = read_releases(tmp_path)
     assert releases.count() == len(kinds)
     assert releases.epsilon(1e-5) == pytest.approx(gaussian.epsilon(math.sqrt(square), 1e-5), rel=1e-9)

@@ -37,6 +37,11 @@ def truth(index: int) -> Tensor:
     return torch.linspace(-1, 1, DIMENSION, dtype=torch.float64) * (index + 1)
 
 
+def message_of(index: int, memory: Tensor) -> Tensor:
+    """What a party sends before the noise."""
+    return METHOD.message(truth(index), memory)[0]
+
+
 def one_round(folder: Path, privacy: Privacy) -> tuple[Coordinator, dict[str, Tensor]]:
     """The server after one round, and the messages as they left the parties."""
     server = Coordinator(
@@ -66,7 +71,7 @@ def looks_like(noise: Tensor, sigma: float) -> None:
 @pytest.mark.parametrize("kind", ["secure", "seeded"])
 def test_local_noise_is_each_partys_own(kind: str, tmp_path: Path) -> None:
     server, sent = one_round(tmp_path, Privacy(sigma=SIGMA, noise=kind, memory="noisy"))  # type: ignore[arg-type]
-    clean = {node: METHOD.message(truth(i), torch.zeros(DIMENSION)) for i, node in enumerate(NODES)}
+    clean = {node: message_of(i, torch.zeros(DIMENSION)) for i, node in enumerate(NODES)}
     noises = {node: sent[node] - clean[node] for node in NODES}
     for noise in noises.values():
         looks_like(noise, SIGMA)
@@ -88,7 +93,7 @@ def test_central_noise_is_one_draw_at_the_server(kind: str, tmp_path: Path) -> N
     privacy = Privacy(sigma=SIGMA, noise=kind, trust="central")  # type: ignore[arg-type]
     server, sent = one_round(tmp_path, privacy)
     for number, node in enumerate(NODES):  # the messages travel clean
-        torch.testing.assert_close(sent[node], METHOD.message(truth(number), torch.zeros(DIMENSION)))
+        torch.testing.assert_close(sent[node], message_of(number, torch.zeros(DIMENSION)))
         torch.testing.assert_close(server.state.run.memory[number], BETA * sent[node])
     n = len(NODES)
     looks_like(server.state.run.estimate * n / BETA - sum(sent.values()), SIGMA * math.sqrt(n))
@@ -107,7 +112,7 @@ def test_two_messages_of_one_party_share_no_noise(tmp_path: Path) -> None:
             server.receive("a", answer)
             if isinstance(answer, Reply):
                 memory = server.state.run.memory[0].clone()
-                noises.append(torch.from_numpy(answer.message) - METHOD.message(truth(0), memory))
+                noises.append(torch.from_numpy(answer.message) - message_of(0, memory))
                 server.close_round()
         server.close()
     assert len(noises) == 4

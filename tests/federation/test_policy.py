@@ -69,7 +69,7 @@ def test_the_file(tmp_path: Path) -> None:
         ("epsilon = 4\nleast_sigma = 0", "least_sigma: input should be greater than or equal to 0.000001"),
         ("epsilon = 4\nleast_sigma = nan", "least_sigma"),
         ("epsilon = 4\ndelta = 1", "delta: input should be less than 1"),
-        ("epsilon = 4\nmethods = ['sgd']", "methods.0: input should be 'normec'"),
+        ("epsilon = 4\nmethods = ['sgd']", "methods: unknown method 'sgd'"),
         ("epsilon = 4\nmethods = []", "methods: list should have at least 1 item"),
         ("epsilon = 4\ntrusts = ['secure-sum']", "trusts.0"),
         ("epsilon = 4\nsimulation = 'yes'", "simulation"),

@@ -20,7 +20,7 @@ HANG = 120.0  # seconds; only a hang reaches it
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from normec.federation.processes import Processes
+from normec.federation.local.processes import Processes
 with Processes(Path(sys.argv[1])) as processes:
     processes.start("child", [sys.executable, sys.argv[2]], {"SAY": sys.argv[3]})
     time.sleep(600)
@@ -36,6 +36,16 @@ time.sleep(600)
 """
 
 
+def numbers(pipe: Path, count: int) -> list[int]:
+    """So many numbers that processes write into a pipe; fails where they do not come."""
+    handle, text = os.open(pipe, os.O_RDWR), b""  # writing too: then opening waits for nobody
+    while text.count(b"\n") < count:
+        assert select.select([handle], [], [], HANG)[0], "a process did not say its number"
+        text += os.read(handle, 64)
+    os.close(handle)
+    return [int(line) for line in text.split()]
+
+
 def ends(watch: Watch) -> bool:
     """Wait for a process's end."""
     return bool(select.select([watch.handle], [], [], HANG)[0])
@@ -46,9 +56,7 @@ def test_a_killed_launcher_takes_its_grandchildren_along(tmp_path: Path) -> None
     script.write_text(FAMILY)
     os.mkfifo(pipe)
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path), str(script), str(pipe)])
-    family: list[Watch] = []
-    while len(family) < 2:  # opening the pipe waits for a writer
-        family += [Watch(int(line)) for line in pipe.read_text().split()]
+    family = [Watch(pid) for pid in numbers(pipe, 2)]
     launcher.send_signal(signal.SIGKILL)
     launcher.wait(HANG)
     assert all(map(ends, family))
@@ -71,7 +79,7 @@ def test_a_descendant_is_found_by_its_program_and_its_end_is_an_event(tmp_path: 
     os.mkfifo(pipe)
     with Processes(tmp_path) as processes:
         processes.start("child", [sys.executable, str(program), "alone"], {"SAY": str(pipe)})
-        pid = int(pipe.read_text())
+        (pid,) = numbers(pipe, 1)
         found = processes.find("some-server")
         assert found is not None
         assert (found.pid, found.ended) == (pid, False)

@@ -23,7 +23,7 @@ signal.pause()
 LAUNCHER = """
 import signal, sys
 from pathlib import Path
-from normec.federation.processes import Processes
+from normec.federation.local.processes import Processes
 with Processes(Path(sys.argv[1])) as processes:
     processes.start("child", [sys.executable, "-c", "import signal; signal.pause()"])
     print(*processes.marked(), flush=True)

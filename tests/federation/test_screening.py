@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from scipy import stats
 
 from normec import DPSGD, GD, Clip, Method, NormEC, Privacy
+from normec.algorithms.method import Steps
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.digests import chained
 from normec.federation.protocol.journal import read_journal
 from normec.federation.protocol.screening import CHANCE, LARGEST_LOSS, Limits
-from normec.federation.protocol.server_state import TOKENS, Seat, ServerState
+from normec.federation.protocol.server_state import TOKENS, ServerState
 from normec.federation.protocol.wire import Refusal, Reply, to_fields
 
 from .village import plan
@@ -186,12 +188,15 @@ def test_tokens_do_not_pile_up_and_every_life_is_counted() -> None:
     server.close()
 
 
-def test_a_book_of_an_earlier_version_counts_its_lives_by_tokens() -> None:
-    facts = {"round": 0, "messages": 0, "seats": {"a": {"tokens": ["0" * 32, "1" * 32]}}}
-    x = torch.zeros(4)
-    restored = ServerState.restored(DPSGD(Clip(1.0)), {"x": x, "estimate": x}, facts)
-    assert restored.seats["a"].record(None).lost == 1
-    assert Seat().record(None).lost == 0
+def test_a_restored_server_knows_the_lives_of_its_parties() -> None:
+    method, x = DPSGD(Clip(1.0)), torch.zeros(4)
+    state = ServerState.fresh(Steps(method, x), x, ["a", "b"])
+    state.seats["a"].greet("0" * 32)
+    state.seats["a"].greet("1" * 32)
+    facts = {"round": 0, **json.loads(json.dumps(state.facts()))}
+    restored = ServerState.restored(Steps(method, x), {"x": x, "server.estimate": x}, facts)
+    assert restored.number == state.number
+    assert [restored.seats[name].record(None).lost for name in ("a", "b")] == [1, 0]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.05, 0.3])
@@ -215,7 +220,7 @@ def test_aimed_messages_add_up_to_no_more_than_stated(decay: float) -> None:
         message = 0.999 * longest * (part * u - math.copysign(math.sqrt(1 - part**2), across) * w)
         assert limits.broken_by(message, row if k else None) is None
         total += float(message @ u)
-        row = method.remember(torch.from_numpy(row), torch.from_numpy(message)).numpy()
+        row = method.follow(torch.from_numpy(row), torch.from_numpy(message)).numpy()
         largest = max(largest, float(np.linalg.norm(row)))
     kept, without = 1 - decay, math.sqrt(rounds) * longest + rounds * along
     if decay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from normec.errors import UsageError
+from normec.experiments import methods
 from normec.experiments.config import RunConfig, load
 from normec.federation.flower.scaffold import app_name, write_app
-from normec.federation.flower.settings import NAMES, OF_THE_LAB, read, to_toml
-from normec.federation.local.run import agreeing, app_config
+from normec.federation.flower.settings import NAMES, OF_THE_LAB, located, read, to_toml
+from normec.federation.local.run import Asked, Federation, agreeing, app_config
 from normec.federation.protocol.policy import load_policy
+from normec.federation.protocol.terms import MethodTerms
 
 from ..support.waiting import LIMIT
 
@@ -84,9 +87,40 @@ def test_a_folder_is_known_by_its_settings(tmp_path: Path) -> None:
 def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
     import tomli_w
 
-    for config in ({}, {"private": False}, {"trust": "central", "noise": "seeded"}, {"method": "dpsgd-clip"}):
-        (tmp_path / "policy.toml").write_text(tomli_w.dumps(agreeing(read(config))))
-        load_policy(tmp_path / "policy.toml")
+    mine = f"{Path(__file__).with_name('methods') / 'my_method.py'}:Clip21SGDM"
+    for config in (
+        *({}, {"private": False}, {"trust": "central", "noise": "seeded"}, {"method": "dpsgd-clip"}),
+        *({"server_norm": "by-tensor"}, {"method": "ef21", "private": False}, {"method": mine, "lr": 0.1}),
+    ):
+        settings = read(config)
+        (tmp_path / "policy.toml").write_text(tomli_w.dumps(agreeing(settings)))
+        policy = load_policy(tmp_path / "policy.toml")
+        MethodTerms.of(methods.build(settings.run, 20)).build(policy.methods)
+
+
+def test_a_method_in_a_file_of_the_app(tmp_path: Path) -> None:
+    write_app(tmp_path / "app")
+    shutil.copy(Path(__file__).with_name("methods") / "my_method.py", tmp_path / "app")
+    config = {"method": "my_method.py:Clip21SGDM", "method_settings": "tau=0.25,eta=0.4", "alpha": ""}
+    with pytest.raises(UsageError, match="lr must be given"):
+        read(config)
+    run = read({**config, "lr": 0.1}).run
+    assert run.method == "my_method.py:Clip21SGDM"  # wherever the app is unpacked
+    (tmp_path / "config.toml").write_text(to_toml(run))
+    assert load(tmp_path / "config.toml") == run
+    there = run.model_copy(update={"method": located(run.method, tmp_path / "app")})
+    assert methods.build(there, 5).spec() == {"tau": 0.25, "eta": 0.4}
+    assert located("dpsgd-clip", tmp_path) == "dpsgd-clip"
+
+    def federation(**changes: str) -> Federation:
+        config_ = {**config, "lr": 0.1, **changes}
+        return Federation(Asked(tmp_path / "app", tmp_path / "out", 2, config_))
+
+    assert federation().method == f"{(tmp_path / 'app' / 'my_method.py').resolve()}:Clip21SGDM"
+    with pytest.raises(UsageError, match="has no setting 'taus', did you mean 'tau'"):
+        federation(method_settings="taus=1")
+    with pytest.raises(UsageError, match="there is no file"):
+        federation(method="my_methods.py:Clip21SGDM")
 
 
 def test_other_commands_do_not_load_flower() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import pickle
 import random
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, Privacy, RandK, SmoothedNorm, TopK, UsageError
+from normec.algorithms.registry import BUILT_IN
 from normec.federation.protocol.digests import chained
 from normec.federation.protocol.journal import read_journal
 from normec.federation.protocol.screening import Limits
@@ -28,12 +30,13 @@ METHODS: list[Method] = [
     Clip21(0.3),
     EF21(TopK(3)),
     EF21(RandK(4)),
-    DPSGD(SmoothedNorm(0.1), 2.0),
+    DPSGD(SmoothedNorm(0.1), 2.0, momentum=0.5),
     DPSGD(Clip(0.5)),
     GD(),
 ]
 
 RUN = "run-1~0123456789abcdef"
+EVERY_METHOD = tuple(BUILT_IN)
 
 
 def request(**changes: Any) -> Request:
@@ -61,7 +64,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_a_method_comes_out_as_it_went_in(method: Method) -> None:
-    assert MethodTerms.of(method).build() == method
+    assert MethodTerms.of(method).build(EVERY_METHOD) == method
 
 
 @pytest.mark.parametrize(
@@ -152,21 +155,78 @@ def test_requests_that_contradict_themselves(changes: dict[str, Any]) -> None:
         from_fields(to_fields(request(**changes)))
 
 
+GOOD_SPEC = {"alpha": 0.01, "beta": 0.1, "decay": 0.0, "server_norm": True}
+BAD_SPECS: dict[str, str] = {
+    "no JSON": "alpha = 1",
+    "no table": "[1, 2]",
+    "deep": "[" * 2000 + "]" * 2000,
+    "a deep setting": '{"alpha": ' + "[" * 500 + "]" * 500 + "}",
+    "a table in a table": '{"alpha": {"operator": {"operator": "Clip"}}}',
+    "NaN": '{"alpha": NaN, "beta": 0.1}',
+    "infinity": '{"alpha": Infinity, "beta": 0.1}',
+    "an overflow": '{"alpha": 1e999, "beta": 0.1}',
+    "a huge number": '{"alpha": ' + "9" * 4000 + "}",
+    "a large number": '{"alpha": 1.1e9, "beta": 0.1}',
+    "a tiny number": '{"alpha": 1e-13, "beta": 0.1}',
+    "a long word": '{"alpha": "' + "x" * 65 + '"}',
+    "a long name": '{"' + "x" * 65 + '": 1}',
+    "too many settings": "{" + ", ".join(f'"s{i}": 1' for i in range(33)) + "}",
+    "100000 settings": "{" + ", ".join(f'"s{i}": 1' for i in range(100_000)) + "}",
+    "another alphabet": '{"alphа": 1}',
+    "two lines": '{"alpha":\n1}',
+}
+
+
+@pytest.mark.parametrize("kind", BAD_SPECS)
+def test_settings_that_no_request_may_hold(kind: str) -> None:
+    fields = {**to_fields(request()), "method.spec": BAD_SPECS[kind]}
+    with pytest.raises(WireError) as caught:
+        from_fields(fields)
+    assert len(str(caught.value)) < 100
+    assert "xxx" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "spec"),
     [
-        ("name", "sgd"),
-        ("operator", "Identity"),
-        ("parameter", -1.0),
-        ("beta", 0.0),
-        ("decay", 1.0),
-        ("operator", "TopK"),
+        ("sgd", GOOD_SPEC),
+        ("../normec", GOOD_SPEC),
+        ("normec.py:NormEC", GOOD_SPEC),
+        ("NormEC", GOOD_SPEC),
+        ("dpsgd", GOOD_SPEC),
+        ("normec", {}),
+        ("normec", {**GOOD_SPEC, "speed": 1}),
+        ("normec", {**GOOD_SPEC, "self": 1}),
+        ("normec", {**GOOD_SPEC, "operator": {"operator": "Identity"}}),
+        ("normec", {**GOOD_SPEC, "alpha": -1.0}),
+        ("normec", {**GOOD_SPEC, "alpha": "a"}),
+        ("normec", {**GOOD_SPEC, "alpha": None}),
+        ("normec", {**GOOD_SPEC, "alpha": [0.1]}),
+        ("normec", {**GOOD_SPEC, "alpha": {"operator": "Clip", "tau": 1.0}}),
+        ("normec", {**GOOD_SPEC, "beta": 0.0}),
+        ("normec", {**GOOD_SPEC, "decay": 1.0}),
+        ("clip21", {"tau": 0}),
+        ("dpsgd", {"operator": 3}),
+        ("dpsgd", {"operator": "Clip"}),
+        ("dpsgd", {"operator": {"operator": "Clip"}}),
+        ("dpsgd", {"operator": {"operator": "Clip", "tau": 1.0, "more": 1}}),
+        ("dpsgd", {"operator": {"operator": "os.system", "tau": 1.0}}),
+        ("dpsgd", {"operator": {"tau": 1.0}}),
+        ("ef21", {"compressor": {"operator": "TopK", "k": 2.5}}),
     ],
 )
-def test_a_method_that_is_none_cannot_be_built(name: str, value: Any) -> None:
-    terms = dataclasses.replace(MethodTerms.of(NormEC(0.01, 0.1)), **{name: value})
+def test_a_method_that_is_none_cannot_be_built(name: str, spec: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        terms.build()
+        MethodTerms(name, json.dumps(spec), "").build(EVERY_METHOD)
+
+
+def test_a_method_that_the_policy_does_not_name_is_not_built() -> None:
+    terms = MethodTerms.of(NormEC(0.01, 0.1))
+    assert terms.spec == json.dumps(GOOD_SPEC, sort_keys=True)
+    with pytest.raises(UsageError, match="normec is not among methods"):
+        terms.build(["clip21", "dpsgd"])
+    with pytest.raises(UsageError, match="code of normec is not the server's"):
+        dataclasses.replace(terms, code="0" * 16).build(EVERY_METHOD)
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:

@@ -16,18 +16,21 @@ from torch import Tensor
 
 import normec
 import normec.data
+from normec.algorithms.method import MEMORY, Steps, Tables
 from normec.experiments import methods
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.settings import read
+from normec.federation.flower.settings import located, read
 from normec.federation.local.run import Asked, Federation, app_config
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
-from normec.federation.protocol.party import forgotten
+from normec.federation.protocol.party_state import PartyState
+from normec.federation.protocol.reconciling import idled
 from normec.storage.history import History
 
 from ..support.waiting import wait_for
 
 PARTS = Path(__file__).with_name("parts")
+OWN_METHOD = Path(__file__).parents[1] / "federation" / "methods" / "my_method.py"
 PARTIES = 5
 WITHOUT_NOISE = {"private": False, "epsilon": "", "delta": "", "unit": "", "relation": "", "trust": "", "noise": ""}
 
@@ -37,6 +40,7 @@ def write_test_app(folder: Path, task: str) -> None:
     write_app(folder)
     for name, source in (("task", task), ("client", "stoppable"), ("sorted_digits", "sorted_digits")):
         shutil.copy(PARTS / f"{source}.py", folder / "learning" / f"{name}.py")
+    shutil.copy(OWN_METHOD, folder)
 
 
 def keep_digits(path: Path) -> None:
@@ -81,13 +85,14 @@ class Stage:
         allowed = {
             "epsilon": epsilon,
             "least_sigma": 1e-6,
-            "methods": ["normec", "clip21", "dpsgd", "ef21", "gd"],
+            "methods": ["normec", "clip21", "dpsgd", "ef21", "gd", "my_method.py:Clip21SGDM"],
             "trusts": ["local", "central"],
             "allow_without_noise": True,
             **rules,
         }
         folder = self.federation.folder(i)
         folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(OWN_METHOD, folder)
         (folder / "policy.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in allowed.items()))
 
     def start(self, i: int) -> None:
@@ -97,6 +102,7 @@ class Stage:
         self.federation.processes.kill(self.federation.name(i))
 
     def stop_at(self, i: int, phase: str, round: int) -> None:
+        (self.folder / f"stopped-{i}.json").unlink(missing_ok=True)  # of an earlier story
         (self.folder / f"stop-{i}.json").write_text(json.dumps({"phase": phase, "round": round}))
 
     def stopped(self, i: int) -> bool:
@@ -145,32 +151,38 @@ class Stage:
         return normec.Problem(task.model(), task.loss, clients + clients[:1] * silent, task.test())
 
     def method(self, config: dict[str, Any], dimension: int) -> normec.Method:
-        return methods.build(read({**app_config(self.folder / "app"), **config}).run, dimension)
+        app = self.folder / "app"
+        run = read({**app_config(app), **config}).run
+        return methods.build(run.model_copy(update={"method": located(run.method, app)}), dimension)
 
     def check(self, name: str) -> None:
         """What holds after every story: ĝ = mean g_i, memories that agree, accounts that count enough, all rounds."""
         kept, facts = self.server(name), self.facts(name)
         method = self.method(self.config, len(kept["x"]))
         if self.config.get("trust") != "central":  # there the server's own noise is in ĝ, and in nobody's memory
-            torch.testing.assert_close(kept["memory"].mean(0), kept["estimate"], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(kept["client.memory"].mean(0), kept["server.estimate"], rtol=1e-4, atol=1e-6)
         assert [row["round"] for row in self.rows(name)] == list(range(len(self.rows(name))))
         assert facts["messages"] == sum(seat["accepted"] for seat in facts["seats"].values())
         for i in range(PARTIES):
             party, seat = facts["identity"]["parties"][i], facts["seats"][facts["identity"]["parties"][i]]
             own = party_state.load(party_state.path_of(self.federation.folder(i), f"{name}~{facts['number']}", party))
             assert own is not None, f"party {i} has no state of {name}"
-            if own.memory is not None:
-                end = facts["round"]
-                if own.accepted < seat["accepted"]:  # the server has taken it, the party has not heard of it yet
-                    assert own.pending is not None
-                    assert own.pending.digest == seat["digest"]
-                    memory = method.remember(forgotten(method, own, seat["since"] - 1), own.pending.taken)
-                    memory = memory * (1 - method.decay) ** (end - seat["since"])
-                else:
-                    memory = forgotten(method, own, end)
-                torch.testing.assert_close(memory, kept["memory"][i], rtol=1e-4, atol=1e-6)
+            if own.client is not None:
+                state = self._at_the_end(method, own, seat, facts["round"], kept["x"])
+                torch.testing.assert_close(state[MEMORY][0], kept["client.memory"][i], rtol=1e-4, atol=1e-6)
             if self.summary(name)["privacy"] is not None:
                 assert read_releases(self.federation.folder(i)).count(name) >= len(self.left(i, name))
+
+    @staticmethod
+    def _at_the_end(method: normec.Method, own: PartyState, seat: dict[str, Any], end: int, x: Tensor) -> Tables:
+        """A party's state after the last round, by the method's own functions."""
+        steps = Steps(method, torch.zeros_like(x))
+        if own.accepted == seat["accepted"]:
+            return idled(steps, own, end, x)
+        assert own.pending is not None  # the server has taken it, the party has not heard of it yet
+        assert own.pending.digest == seat["digest"]
+        draft = steps.absent(own.pending.draft, seat["since"] - 1 - own.since)
+        return steps.absent(steps.commit(draft, own.pending.taken[None]), end - seat["since"])
 
     def left(self, i: int, name: str) -> set[str]:
         """Digests of all messages of a run that a party ever began to send."""

@@ -29,7 +29,7 @@ def test_a_superlink_killed_and_restarted_changes_nothing(tmp_path: Path) -> Non
         assert stage.end(stage.begin("cnn", **settings)) == ""
         stage.check("cnn")
         assert stage.summary("cnn")["round"] == ROUNDS
-        x, memory, rows = stage.server("cnn")["x"], stage.server("cnn")["memory"], stage.rows("cnn")
+        x, memory, rows = stage.server("cnn")["x"], stage.server("cnn")["client.memory"], stage.rows("cnn")
 
         run = normec.train(stage.problem(), normec.Clip21(tau=0.5), lr=0.2, rounds=ROUNDS, seed=1)
         torch.testing.assert_close(x, run.x, rtol=1e-4, atol=1e-5)

@@ -49,7 +49,7 @@ def test_same_trajectory_as_in_one_process(stage: Stage) -> None:
     method = normec.NormEC(alpha=0.01, beta=0.1)
     run = normec.train(stage.problem(), method, lr=0.3, rounds=ROUNDS, batch_size=32, seed=5, evaluate_every=1)
     torch.testing.assert_close(stage.server("plain")["x"], run.x, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(stage.server("plain")["memory"], run.state.memory, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(stage.server("plain")["client.memory"], run.state.memory, rtol=1e-4, atol=1e-6)
     assert [row["test_loss"] for row in stage.rows("plain")] == pytest.approx(run.history["test_loss"], rel=1e-4)
     assert stage.summary("plain")["status"] == "finished"
     assert (stage.out("plain") / "report.html").exists()
@@ -78,6 +78,39 @@ def test_parties_killed_in_every_phase_of_a_round_and_a_disk_wiped(stage: Stage)
     assert made[1] == made[2] == ROUNDS + 1  # killed between paying and writing: paid once too often, never too little
     assert made[4] >= ROUNDS
     assert "recovered" in {line["event"] for line in read_journal(wiped / "events.jsonl")}
+
+
+def test_somebody_elses_method_with_a_party_killed_and_one_that_lost_its_disk(stage: Stage) -> None:
+    """A disk that is lost before its party's first message is accepted loses nothing: the trajectory is the same."""
+    settings = {"method": "my_method.py:Clip21SGDM", "method_settings": "tau=0.3,eta=0.4", "alpha": "", "lr": 0.2}
+    stage.stop_at(0, "written", round=0)
+    stage.stop_at(1, "computed", round=2)
+    run = stage.begin("own", rounds=ROUNDS, batch_size=32, seed=5, **settings, **WITHOUT_NOISE)
+    for i in (0, 1):
+        wait_for(lambda i=i: stage.stopped(i), f"party {i} to be stopped")
+        stage.kill(i)
+        if i == 0:
+            shutil.rmtree(stage.federation.folder(0))
+            stage.policy(0)
+        stage.start(i)
+    assert stage.end(run) == ""
+    stage.check("own")
+    method = stage.method(stage.config, len(stage.server("own")["x"]))
+    assert method.spec() == {"tau": 0.3, "eta": 0.4}
+    run_here = normec.train(stage.problem(), method, lr=0.2, rounds=ROUNDS, batch_size=32, seed=5)
+    torch.testing.assert_close(stage.server("own")["x"], run_here.x, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stage.server("own")["client.memory"], run_here.state.memory, rtol=1e-4, atol=1e-6)
+
+    other = stage.federation.folder(3) / "my_method.py"  # a party with code of its own refuses, and says so at home
+    other.write_text(other.read_text().replace("1 - self.eta", "2 - self.eta"))
+    stage.kill(3)
+    stage.start(3)
+    assert stage.end(stage.begin("code", rounds=1, **settings, **WITHOUT_NOISE)) == ""
+    assert "terms: 1" in stage.summary("code")["stopped"]
+    assert "not the server's" in read_journal(other.with_name("events.jsonl"))[-1]["exact"]
+    stage.policy(3)
+    stage.kill(3)
+    stage.start(3)
 
 
 def test_a_budget_that_runs_out_in_the_middle_under_central_trust(stage: Stage) -> None:
@@ -133,7 +166,7 @@ def test_malformed_messages_of_every_kind_change_nothing_and_hold_nobody_up(stag
     facts, kept = stage.facts("hostile"), stage.server("hostile")
     names = facts["identity"]["parties"]
     assert [facts["seats"][name]["accepted"] for name in names] == [rounds] * PARTIES + [0] * len(KINDS)
-    assert not kept["memory"][PARTIES:].any()
+    assert not kept["client.memory"][PARTIES:].any()
     journal = read_journal(stage.out("hostile") / "events.jsonl")
     dropped = {line["party"]: line["why"] for line in journal if line["event"] == "dropped"}
     who = dict(zip(KINDS, names[PARTIES:], strict=True))

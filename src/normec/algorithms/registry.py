@@ -38,6 +38,7 @@ BUILT_IN: dict[str, type[Method]] = {
     "dpsgd": DPSGD,
     "gd": GD,
 }
+_DIGESTS: dict[type, str] = {}  # of classes that were found
 
 
 def find(name: str) -> type[Method]:
@@ -73,7 +74,11 @@ def name_of(method: Method) -> str:
 
 def build(name: str, spec: Mapping[str, Any]) -> Method:
     """The method of a class with the settings of a `spec`; raises `UsageError` where they make none."""
-    kind = find(name)
+    return build_class(find(name), spec, name)
+
+
+def build_class(kind: type[Method], spec: Mapping[str, Any], name: str) -> Method:
+    """The method of a class with the settings of a `spec`; `name` is what errors call the class."""
     settings = {key: build_operator(value) for key, value in spec.items()}
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     try:
@@ -101,7 +106,16 @@ def identity_of(method: Method) -> str:
 
 
 def code_of(kind: type) -> str:
-    """A digest of the source of a class that is not of this package, with its bases; empty for this package's own."""
+    """A digest of the source of a class that is not of this package, with its bases; empty for this package's own.
+
+    It is taken once, when the class is found: a file that changes later does not change what this process runs.
+    """
+    if kind not in _DIGESTS:
+        _DIGESTS[kind] = _digest_of(kind)
+    return _DIGESTS[kind]
+
+
+def _digest_of(kind: type) -> str:
     texts = []
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in (__package__.partition(".")[0], "builtins"):
@@ -143,4 +157,5 @@ def _module(path: str, given: str) -> Any:
 def _checked(kind: Any, name: str) -> type[Method]:
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise UsageError(f"{name} must be a subclass of normec.Method, got {kind!r}")
+    code_of(kind)
     return kind

@@ -105,8 +105,9 @@ def prepare(
 
     With `out` the run lives in a folder: killed at any instant, the same call goes on from its last
     checkpoint to the same numbers. The same seed gives the same bits on the same machine, whatever is
-    logged, evaluated or interrupted; it defaults to 0. Private runs of different settings share no noise. A private run without a given seed draws its noise, and the coins that
-    decide who takes part, from a fresh secret, which only its folder keeps.
+    logged, evaluated or interrupted; it defaults to 0. Private runs of different settings share no noise. A
+    private run without a given seed draws its noise, and the coins that decide who takes part, from a fresh
+    secret, which only its folder keeps.
 
     Ctrl-C ends the run after the current round, with a checkpoint.
 

@@ -1,6 +1,6 @@
 """The two ends of a federation as Flower apps, made of what the user wrote: a model, a loss and data.
 
-    from normec.federation.app import client_app, server_app
+    from normec.federation.flower.app import client_app, server_app
     app = server_app(task)      # `task`: a module or object with model(), loss(outputs, targets), data(i, n), test()
 
 Everything about a party's privacy is decided by the party: its folder and its policy come from its own command line
@@ -38,7 +38,7 @@ from .mailbox import Mailbox
 from .records import from_records, to_records
 from .roster import SILENCE, gather
 from .serving import Patience, serve
-from .settings import Settings
+from .settings import Settings, located
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -128,7 +128,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     x0, evaluate = _start(task, model, test)
     roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
     coordinator = Coordinator(
-        methods.build(config, len(x0)),
+        methods.build(config.model_copy(update={"method": located(config.method, _folder_of(task))}), len(x0)),
         x0,
         roster.names,
         _plan(config),
@@ -149,6 +149,15 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         raise
     finally:
         coordinator.close()
+
+
+def _folder_of(task: Task) -> Path:
+    """The folder of the app that a task belongs to: the nearest one with a pyproject.toml."""
+    file = getattr(task, "__file__", None)
+    for folder in Path(file).resolve().parents if file else ():
+        if (folder / "pyproject.toml").exists():
+            return folder
+    return Path.cwd()
 
 
 def _say(line: str) -> None:

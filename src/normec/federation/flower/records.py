@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..protocol.terms import LONGEST_SPEC
 from ..protocol.wire import FLOATS, LARGEST, Fields, WireError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 SCALARS, ARRAYS = "fields", "arrays"
 _HEADER = 512  # an .npy file's own header is shorter
 _MOST_FIELDS = 64
-_LONGEST_TEXT = 256
+_LONGEST_NAME = 256
 
 
 def to_records(fields: Fields) -> RecordDict:
@@ -48,8 +49,8 @@ def from_records(records: object, largest: int = LARGEST) -> Fields:
     for name, value in _items(scalars):
         if type(value) not in (int, float, str, bool):
             raise WireError("a field must be a number, a word or yes/no")
-        if isinstance(value, str) and len(value) > _LONGEST_TEXT:
-            raise WireError(f"a word has at most {_LONGEST_TEXT} characters")
+        if isinstance(value, str) and len(value) > LONGEST_SPEC:
+            raise WireError(f"a word has at most {LONGEST_SPEC} characters")
         found[name] = value
     for name, value in _items(vectors):
         if name in found:
@@ -59,7 +60,7 @@ def from_records(records: object, largest: int = LARGEST) -> Fields:
 
 
 def _items(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    if not all(type(name) is str and len(name) <= _LONGEST_TEXT for name in record):
+    if not all(type(name) is str and len(name) <= _LONGEST_NAME for name in record):
         raise WireError("a field needs a short name")
     return list(record.items())
 

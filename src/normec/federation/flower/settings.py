@@ -1,23 +1,28 @@
 """The settings of a federated run: `[tool.flwr.app.config]` in the app's pyproject.toml, or `flwr run -c 'key=value'`.
 
-The names are those of `normec train` (lab/config.py), and a few more for the federation itself. Flower knows no empty
-value and lets nobody add a key that the app does not have; so an empty string stands for "not given".
+The names are those of `normec train` (experiments/config.py), and a few more for the federation itself. Flower knows no
+empty value and lets nobody add a key that the app does not have; so an empty string stands for "not given".
+
+`method = "my_method.py:MyMethod"` names a class in a file beside the app's pyproject.toml, and `method_settings`
+its settings, "tau=0.5,eta=0.3". Each party names its own copy of the file in its policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...errors import UsageError, at_least, nearest
+from ...experiments import methods
 from ...experiments.config import RunConfig, make
 from ..protocol.terms import LATER
 
-# What a federated run has in common with any other, by the names of lab/config.py.
+# What a federated run has in common with any other, by the names of experiments/config.py.
 OF_THE_LAB = (
-    *("method", "alpha", "beta", "server_norm", "decay", "momentum", "tau", "compressor", "k"),
+    *("method", "alpha", "beta", "server_norm", "decay", "momentum", "tau", "compressor", "k", "method_settings"),
     *("private", "epsilon", "delta", "unit", "relation", "trust", "sigma", "noise", "memory"),
     *("lr", "rounds", "batch_size", "seed", "evaluate_every", "diagnostics"),
 )
@@ -79,10 +84,17 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
         raise UsageError(LATER)
     run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
     at_least(0, seed=run.public_seed)
+    methods.step_size(run)  # raises where a method has no usual one and none is given
     for name in ("rounds", "batch_size", "evaluate_every"):
         if getattr(run, name) is not None:
             at_least(1, **{name: getattr(run, name)})
     return run
+
+
+def located(method: str, app: Path) -> str:
+    """A method's name, with the path of its file in the app's folder where it has one."""
+    file, colon, kind = method.rpartition(":")
+    return f"{(app / file).resolve()}:{kind}" if colon else method
 
 
 def to_toml(run: RunConfig) -> str:

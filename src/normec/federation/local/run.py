@@ -19,12 +19,12 @@ import tomli_w
 
 from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
-from ...experiments.config import load
+from ...experiments.config import is_own, load
 from ...storage.history import History
 from ...system.files import private_folder, write_atomic
 from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
-from ..flower.settings import Settings, read
+from ..flower.settings import Settings, located, read
 from . import certificates, superlink
 from .processes import Processes, free_port
 from .watching import Follower
@@ -58,6 +58,9 @@ class Federation:
             write_app(self.app)
         self.config = {**asked.config, "out": str(self.out), "parties": asked.parties}
         self.settings = read({**app_config(self.app), **self.config})
+        self.method = located(self.settings.run.method, self.app)
+        if is_own(self.method):  # a mistake in it shows now, before anything is started
+            methods.build(self.settings.run.model_copy(update={"method": self.method}), 1)
         self._tls = certificates.make_server(self.home / "tls")
         _call_directly("127.0.0.1")
         self.processes = Processes(self.home / "logs", self._environment())
@@ -110,7 +113,7 @@ class Federation:
             policy = folder / "policy.toml"
             if not policy.exists():
                 private_folder(folder)
-                write_atomic(policy, tomli_w.dumps(agreeing(self.settings)))
+                write_atomic(policy, tomli_w.dumps(agreeing(self.settings, self.method)))
         named = {"partition-id": i, "num-partitions": self._asked.parties, "folder": str(folder), "policy": str(policy)}
         trusted = ["--superlink", self.address, "--root-certificates", str(self._tls.authority)]
         if self._asked.flower_nodes:
@@ -242,15 +245,20 @@ def app_config(app: Path) -> dict[str, Any]:
     return found
 
 
-def agreeing(settings: Settings) -> dict[str, Any]:
-    """A policy under which a party takes part in just this run: for trying out, where all parties are one's own."""
+def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:
+    """A policy under which a party takes part in just this run: for trying out, where all parties are one's own.
+
+    Args:
+        settings: The run's settings.
+        method: The run's method, if it is a class in a file: with the file's path (`settings.located`).
+    """
     config = settings.run
     policy: dict[str, Any] = {
         "delta": config.delta,
         "unit": config.unit,
         "relation": config.relation,
         "least_sigma": 1e-6,
-        "methods": [config.method.partition("-")[0]],
+        "methods": [_as_parties_know(method or config.method, config.server_norm)],
         "trusts": [config.trust] if config.private else ["local", "central"],
         "simulation": config.private and config.noise == "seeded",
         "allow_without_noise": not config.private,
@@ -259,6 +267,15 @@ def agreeing(settings: Settings) -> dict[str, Any]:
     if config.private:  # twice the run's: a message that a kill left paid for and unsent counts all the same
         policy["epsilon"] = 2 * (config.epsilon or build.DEFAULT_EPSILON) if config.sigma is None else 1e6
     return policy
+
+
+def _as_parties_know(method: str, server_norm: bool | str | None) -> str:
+    """The name by which parties know a method of the settings (`algorithms.registry`)."""
+    if is_own(method):
+        return method
+    if method == "normec" and isinstance(server_norm, str):
+        return "normec-by-tensor"
+    return method.removesuffix("-norm").removesuffix("-clip")
 
 
 def _leave_word(out: Path) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from ...training.run import Plan, Run
 from .intake import Intake, Outcome
 from .journal import Journal
 from .mechanism import mechanism_of
+from .method_checks import check_client_functions, check_server_functions, restorable
 from .metrics import due, observed
 from .screening import Limits
 from .server_state import ServerState
@@ -105,6 +107,12 @@ class Coordinator:
         self.minimum, self._evaluate = minimum, evaluate
         x0 = x0.detach().cpu().clone()
         self._steps = Steps(method, x0)
+        check_client_functions(self._steps, x0)
+        check_server_functions(self._steps, x0)
+        if not restorable(self._steps):
+            logging.getLogger("normec").warning(
+                "%s does not define follow: a party that loses its disk cannot come back to the run", method.name
+            )
         privacy = privacy.with_noise("secure") if privacy is not None else None
         self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0))
         sigma = self.mechanism.sigma if self.mechanism is not None else 0.0
@@ -266,7 +274,8 @@ class Coordinator:
         if total is None:
             return
         direction, server = self._steps.server_step(total / len(self.parties), state.server)
-        x = state.x - self.plan.step_size(k) * direction
+        x = (state.x - self.plan.step_size(k) * direction).to(state.x.dtype)
+        server = {name: value.to(state.server[name].dtype) for name, value in server.items()}
         if not bool(torch.isfinite(x).all()):
             raise Diverged(k, [], "x")
         if row is not None:
@@ -347,8 +356,8 @@ class Coordinator:
         """The next round's state: rows take their messages, those of parties that are away do as absent clients."""
         state, steps = self.state.run, self._steps
         if state.clients:
-            rows = steps.absent_memory(state.memory.clone()).clone()
-            rows[numbers] = steps.follow(state.memory[numbers], messages)
+            rows = steps.absent_memory(state.memory.clone()).to(state.memory.dtype, copy=True)
+            rows[numbers] = steps.follow(state.memory[numbers], messages).to(rows)
             state.clients[MEMORY] = rows
         for i in numbers:
             self.state.seats[self.parties[i]].accept(self.intake.taken[self.parties[i]].digest, self.round)

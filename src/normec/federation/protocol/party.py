@@ -46,6 +46,7 @@ from .account import PartyAccount
 from .client_work import Work
 from .digests import chained
 from .journal import JOURNAL, Journal
+from .method_checks import as_used, check_client_functions, restorable
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
 from .reconciling import agree, grant, idled, overtaken
@@ -102,7 +103,7 @@ class Party:
         try:
             method = request.method.build(self.policy.methods)
             price = self._price(request, method)
-            steps = Steps(method, torch.tensor(request.x))
+            steps = Steps(method, torch.zeros_like(torch.tensor(request.x)))
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
         self.work.check(torch.tensor(request.x))
@@ -139,10 +140,10 @@ class Party:
         path = party_state.path_of(self.folder, request.run, request.node)
         state, record = self._loaded(path, request), request.record
         if state is not None and state.client is None and record.token == state.token:
+            if price is not None:  # also where the party cannot go on: what was sent was sent
+                self._recover(request, account, price)
             granted = self._granted(state, request, steps)
             if granted is not None:
-                if price is not None:
-                    self._recover(request, account, price)
                 return granted
         if state is not None and state.client is not None:
             if request.round < state.newest and overtaken(state, record):
@@ -164,10 +165,15 @@ class Party:
         return Refusal(request.run, request.node, request.round, "state", state.token)
 
     def _granted(self, state: PartyState, request: Request, steps: Steps) -> PartyState | None:
+        """The state that goes on from the server's record; refuses a method that cannot restore it or cannot work."""
+        if request.record.accepted and not restorable(steps):
+            name = request.method.name
+            raise _Refused(Verdict("lost", f"this party lost its state of the run, and {name} cannot restore it"))
         try:
-            return grant(state, request, steps)
+            check_client_functions(steps, torch.tensor(request.x))
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
+        return grant(state, request, steps)
 
     def _loaded(self, path: Path, request: Request) -> PartyState | None:
         try:
@@ -190,8 +196,9 @@ class Party:
         terms = request.privacy
         source = noise_source(terms.noise, request.plan.seed if terms.noise == "seeded" else None)
         account.pay(request, state.accepted + 1, price)
-        client = idled(steps, state, request.round)
+        client = state.client or {}
         try:
+            client = idled(steps, state, request.round, torch.tensor(request.x))
             message, draft, loss = self._message(request, steps, client)
         except (Exception, SystemExit) as error:  # whatever the party's own code does
             exact = _in_words(error)
@@ -209,8 +216,8 @@ class Party:
 
     def _without_noise(self, request: Request, steps: Steps, state: PartyState, account: PartyAccount) -> PartyState:
         """A message of a run that the policy lets in without noise: nothing is hidden, a failure neither."""
-        client = idled(steps, state, request.round)
         try:
+            client = idled(steps, state, request.round, torch.tensor(request.x))
             message, draft, loss = self._message(request, steps, client)
         except Exception as error:  # whatever the party's own code says in its errors, it stays here
             raise _Refused(Verdict("failed", _in_words(error))) from error
@@ -228,13 +235,15 @@ class Party:
         if grad.shape != x.shape:
             raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(x.shape)}")
         key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
-        own = {name: rows.clone() for name, rows in client.items()}
-        messages, draft = steps.message(grad.detach().to(x)[None], own, key)
+        messages, draft = steps.message(grad.detach().to(x)[None], as_used(client, x), key)
+        messages = messages.detach().to(x.dtype)
         if not bool(torch.isfinite(messages).all()):
             raise UsageError("the gradient is not finite")
         length = float(norms(messages))
         if request.privacy.bound and length > request.privacy.bound * (1 + ROUNDING):
             raise UsageError(f"the message has norm {length:.6g}, past the bound {request.privacy.bound:g}")
+        steps.commit(as_used(draft, x), messages)  # a try: later it must not fail, for the server would see that
+        draft = {name: _shared(rows.detach(), client[name]) for name, rows in draft.items()}
         return messages[0], draft, float(loss)
 
     def _written(
@@ -270,6 +279,11 @@ class Party:
             message=pending.sent.numpy(),
             loss=pending.loss if self.policy.report_loss else None,
         )
+
+
+def _shared(rows: Tensor, known: Tensor) -> Tensor:
+    """The known tensor where it holds the same numbers: what a message leaves as it is is kept once."""
+    return known if rows.dtype == known.dtype and torch.equal(rows, known) else rows
 
 
 def _in_words(error: BaseException) -> str:

@@ -39,7 +39,8 @@ class Pending:
     """A message that was made and paid for, and is not known to be accepted.
 
     `terms`: what covers it (`Request.cover`). `sent` is what leaves; `taken` what the client state takes once it was
-    accepted (the same, or the message without noise). `draft`: what the method would commit.
+    accepted (the same, or the message without noise). `draft`: what the method will commit; a table that the message
+    left unchanged is the client state's own, and is written once.
     """
 
     round: int
@@ -85,7 +86,10 @@ def save(path: Path, state: PartyState) -> None:
     if state.pending is not None:
         facts["pending"] = {name: getattr(state.pending, name) for name in ("round", "terms", "digest", "loss")}
         tensors["sent"] = state.pending.sent
-        tensors |= {f"draft.{name}": rows for name, rows in state.pending.draft.items()}
+        kept = state.client or {}
+        for name, rows in state.pending.draft.items():
+            if rows is not kept.get(name):
+                tensors[f"draft.{name}"] = rows
         if state.pending.taken is not state.pending.sent:
             tensors["taken"] = state.pending.taken
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
@@ -114,7 +118,7 @@ def load(path: Path) -> PartyState | None:
         pending = None
         if under_way is not None:
             sent = tensors["sent"]
-            draft = _named(tensors, "draft.")
+            draft = _named(tensors, "client.") | _named(tensors, "draft.")
             pending = Pending(**under_way, sent=sent, taken=tensors.get("taken", sent), draft=draft)
         facts["ledger"] = _head(facts)
         client = None if facts.pop("waiting") else _named(tensors, "client.")

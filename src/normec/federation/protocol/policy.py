@@ -13,6 +13,9 @@
     allow_without_noise = false
     report_loss = false      # the training loss, which no noise covers
 
+The settings of a method come from the server; its code is the party's own. A method of one's own must therefore check
+its settings, and state a `bound` that holds for each of them.
+
 A request that breaks a rule is refused. The server hears one of `wire.REASONS`; the exact reason stays in the party's
 log.
 """
@@ -29,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...algorithms import registry
 from ...errors import UsageError, nearest
 from ...privacy.release import Release
-from .terms import LATER, NOISES
+from .terms import LATER, NOISES, short_name
 from .wire import NAME, Request, run_name
 
 # The noise an observer may face, over the message's bound. With less a message would not fit the noise's grid; with
@@ -69,7 +72,7 @@ class Policy(BaseModel):
             return Verdict("terms", f"run {run_name(request.run)} is not among runs = {self.runs}")
         if len(request.x) > self.largest_model:
             return Verdict("terms", f"{len(request.x)} parameters are more than largest_model = {self.largest_model}")
-        if method.name not in [name.rpartition(":")[2] for name in self.methods]:
+        if method.name not in map(short_name, self.methods):
             return Verdict("terms", f"method {method.name} is not among methods = {self.methods}")
         if terms.noise not in NOISES:
             return Verdict("terms", f"unknown noise {terms.noise}")
@@ -132,6 +135,10 @@ def load_policy(path: str | Path) -> Policy:
     if policy.epsilon is None and not policy.allow_without_noise:
         raise UsageError(f"{path}: epsilon is missing; give the budget of all this party's runs together")
     policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods]})
+    known_by = [short_name(name) for name in policy.methods]
+    for name in known_by:
+        if known_by.count(name) > 1:
+            raise UsageError(f"{path}: methods: two are known as {name}; rename one of the classes")
     for run in policy.runs:
         if not NAME.fullmatch(run):
             raise UsageError(f"{path}: runs: {run!r} is no name of a run; letters, digits, dot, dash, underscore")

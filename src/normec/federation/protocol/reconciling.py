@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from torch import Tensor
 
-from ...algorithms.method import MEMORY, Steps, Tables, follows
-from ...errors import UsageError
+from ...algorithms.method import MEMORY, Steps, Tables
+from .method_checks import as_kept, as_used, first_state, keeps_rows
 from .party_state import PartyState
 from .wire import Record, Request
 
@@ -18,19 +19,16 @@ from .wire import Record, Request
 def grant(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
     """The server answered to our token: the state goes on from its record. None while the memory's row is missing.
 
-    Whatever a client keeps beside the memory begins anew.
-
-    Raises:
-        UsageError: The party's messages are in the server's sums, and the method cannot restore the party's state.
+    A party none of whose messages was accepted has the state of a client that was absent since round 0. One that lost
+    its state gets its memory back, for a method that is `restorable`; whatever it kept beside the memory begins anew.
     """
-    record = request.record
-    client = {name: start[None].clone() for name, start in steps.client_start.items()}
-    if steps.stateful and record.accepted:
-        if not follows(steps.method):
-            raise UsageError(f"this party lost its state of the run, and {steps.method.name} cannot restore it")
+    record, client = request.record, first_state(steps)
+    if not record.accepted:
+        return dataclasses.replace(state, client=client, accepted=0, since=0, digest=record.digest)
+    if keeps_rows(steps):
         if record.row is None:
             return None
-        client[MEMORY] = torch.tensor(record.row)[None]
+        client = as_kept({**client, MEMORY: torch.tensor(record.row)[None]}, steps)
     return dataclasses.replace(
         state, client=client, accepted=record.accepted, since=request.round, digest=record.digest
     )
@@ -52,10 +50,11 @@ def agree(state: PartyState, request: Request, steps: Steps) -> PartyState | Non
     if not state.since < record.since <= request.round:
         return None
     waited = record.since - 1 - state.since  # rounds between the message and the step that took it
-    draft = steps.absent(pending.draft, waited) if waited else pending.draft
+    draft = as_used(pending.draft, pending.taken)
+    draft = steps.absent(draft, waited) if waited else draft
     return dataclasses.replace(
         state,
-        client=steps.commit(draft, pending.taken[None]),
+        client=as_kept(steps.commit(draft, pending.taken[None]), steps),
         accepted=record.accepted,
         since=record.since,
         digest=record.digest,
@@ -76,9 +75,9 @@ def overtaken(state: PartyState, record: Record) -> bool:
     return record.accepted < state.accepted
 
 
-def idled(steps: Steps, state: PartyState, round: int) -> Tables:
-    """The client state at the beginning of `round`, after the rounds without this party."""
+def idled(steps: Steps, state: PartyState, round: int, like: Tensor) -> Tables:
+    """The client state at the beginning of `round`, after the rounds without this party; `like` is x."""
     if state.client is None:
         raise TypeError("a party that waits for the server's record has no state")
     rounds = round - state.since
-    return steps.absent(state.client, rounds) if rounds else state.client
+    return as_kept(steps.absent(as_used(state.client, like), rounds), steps) if rounds else state.client

@@ -1,9 +1,12 @@
 """What the server keeps: x, ĝ, each party's row g_i, and its book about each party; with its way to the disk and back.
 
-The row of a party is what its messages, as the server saw them, add up to: g_i ← (1−λ) g_i + β m̂_i. Hence ĝ = mean g_i
-exactly. Under "local" trust the server could compute the rows from what it saw in any case, so keeping them tells
-nobody anything; a party's own memory equals its row if it takes the noisy message, and differs from it by its own noise
-if it takes the clean one. Under "central" trust the rows are clean, as all that the server sees is.
+The row of a party is its memory as the server can follow it (`Method.follow`) from the messages it saw. With error
+feedback that is what the messages add up to, g_i ← (1−λ) g_i + β m̂_i, and hence ĝ = mean g_i exactly. A method without
+`follow` has no rows.
+
+Under "local" trust the server could compute the rows from what it saw in any case, so keeping them tells nobody
+anything; a party's own memory equals its row if it takes the noisy message, and differs from it by its own noise if it
+takes the clean one. Under "central" trust the rows are clean, as all that the server sees is.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...algorithms.method import MEMORY, Steps, follows
+from ...algorithms.method import MEMORY, Steps, rows_like
 from ...training.run import State
+from .method_checks import keeps_rows
 from .wire import Array, Record
 
 TOKENS = 8  # hellos that are kept by their tokens; an older one that comes again counts as one more life
@@ -39,9 +43,6 @@ class Seat:
     lives: int = 0
     drops: int = 0
     faults: int = 0
-
-    def __post_init__(self) -> None:
-        self.lives = max(self.lives, len(self.tokens))  # a checkpoint of an earlier version counts by tokens alone
 
     def record(self, row: Array | None) -> Record:
         last = self.tokens[-1] if self.tokens else ""
@@ -84,7 +85,9 @@ class ServerState:
 
     @staticmethod
     def fresh(steps: Steps, x0: Tensor, parties: Sequence[str]) -> ServerState:
-        rows = {MEMORY: x0.new_zeros(len(parties), len(x0))} if keeps_rows(steps) else {}
+        rows = {}
+        if keeps_rows(steps):
+            rows[MEMORY] = rows_like(steps.client_start[MEMORY].to(x0), len(parties)).clone()
         server = {name: value.clone() for name, value in steps.server_start.items()}
         return ServerState(State(0, x0.clone(), rows, server, {}), {node: Seat() for node in parties})
 
@@ -99,8 +102,3 @@ class ServerState:
     def facts(self) -> dict[str, Any]:
         seats = {node: dataclasses.asdict(seat) for node, seat in self.seats.items()}
         return {"messages": self.run.messages, "seats": seats, "number": self.number}
-
-
-def keeps_rows(steps: Steps) -> bool:
-    """Whether the server follows each party's memory."""
-    return steps.remembers and follows(steps.method)

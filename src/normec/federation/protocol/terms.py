@@ -7,20 +7,20 @@ that the party itself applies; noise, unit and trust are held against its own po
 from __future__ import annotations
 
 import json
-import logging
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ...algorithms import registry
-from ...algorithms.method import MEMORY, Method, Steps, follows
+from ...algorithms.method import CLIENT_FUNCTIONS, Method
 from ...errors import UsageError
 from ...privacy.statement import Privacy
 
+METHOD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
 MOST_SETTINGS = 32  # of a method
+LONGEST_SPEC = 4096  # characters of a method's settings
 NOISES = ("none", "seeded", "secure", "exact")
 LATER = (
     "trust='secure-sum' over a network is a later piece of work: the server would still see each message; "
@@ -38,16 +38,21 @@ class MethodTerms:
 
     @staticmethod
     def of(method: Method) -> MethodTerms:
-        steps = Steps(method, torch.zeros(1))
-        if steps.stateful and not follows(method) and MEMORY in steps.client_start:
-            logging.getLogger("normec").warning(
-                "%s does not define follow: a party that loses its disk cannot come back to the run", method.name
+        """The terms of a method; raises `UsageError` where a party could not build the same method from them."""
+        kind = type(method)
+        changed = [name for name in CLIENT_FUNCTIONS if name in vars(method)]
+        if changed:
+            raise UsageError(
+                f"this {kind.__name__} has a {changed[0]} of its own, which parties cannot know; "
+                "define it in a class, and name the class in the parties' policies"
             )
-        known = registry.name_of(method)
-        text = json.dumps(method.spec(), sort_keys=True)
-        read_spec(text)
-        registry.build(known, json.loads(text))
-        return MethodTerms(_short(known), text, registry.code_of(type(method)))
+        name, text = short_name(registry.name_of(method)), json.dumps(method.spec(), sort_keys=True)
+        if not METHOD_NAME.fullmatch(name):
+            raise UsageError(f"{name!r} cannot travel as a method's name: letters, digits, '.', '-', '_', at most 64")
+        built = registry.build_class(kind, read_spec(text), name)
+        if built.spec() != method.spec() or built.bound != method.bound:
+            raise UsageError(f"{name}({text}) builds another method than the one given; correct its spec()")
+        return MethodTerms(name, text, registry.code_of(kind))
 
     def build(self, allowed: Sequence[str]) -> Method:
         """The method, of the party's own code; raises `UsageError` where the party does not have it.
@@ -55,22 +60,33 @@ class MethodTerms:
         Args:
             allowed: The methods that the party's policy names: of normec, of installed packages, FILE.py:CLASS.
         """
-        known = {_short(name): name for name in allowed}
+        known = {short_name(name): name for name in allowed}
         if self.name not in known:
-            raise UsageError(f"the method is not among {', '.join(known)}")
-        method = registry.build(known[self.name], read_spec(self.spec))
-        if registry.code_of(type(method)) != self.code:
+            raise UsageError(f"method {self.name} is not among methods = {list(known)}")
+        kind = registry.find(known[self.name])
+        if registry.code_of(kind) != self.code:
             raise UsageError(f"the party's own code of {self.name} is not the server's; install the same version")
+        try:
+            method = registry.build_class(kind, read_spec(self.spec), self.name)
+            if math.isnan(float(method.bound)):
+                raise UsageError(f"{self.name} has no bound with these settings")
+        except UsageError:
+            raise
+        except Exception as error:  # whatever a method does with settings that it did not expect
+            what = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{self.name} cannot be made of the server's settings: {what}") from None
         return method
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """What travels of a method's name: of a class in a file, the class."""
     return name.rpartition(":")[2]
 
 
 def read_spec(text: str) -> dict[str, Any]:
     """A method's settings out of their JSON; raises `UsageError` for anything but a small table of bounded numbers."""
+    if len(text) > LONGEST_SPEC:
+        raise UsageError(f"the method's settings must be at most {LONGEST_SPEC} characters")
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 import numpy as np
 
 from ...errors import UsageError
-from .terms import MethodTerms, PlanTerms, PrivacyTerms, read_spec
+from .terms import LONGEST_SPEC, METHOD_NAME, MethodTerms, PlanTerms, PrivacyTerms, read_spec
 
 FORMAT = 1
 ENCODING = "plain"
@@ -32,8 +32,8 @@ _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 _TOKEN = re.compile(r"(?:[0-9a-f]{32})?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 _CODE = re.compile(r"(?:[0-9a-f]{16})?")
-_SPEC = re.compile(r"[ -~]{2,4096}")  # printable ASCII
-_LONGEST = 128
+_SPEC = re.compile(r"[ -~]{2,}")  # printable ASCII
+_LONGEST = 128  # characters of a word
 LARGEST_NUMBER = 1e30  # in x and in a row: far more than any model has, and sums of such numbers stay finite
 MOST_ROUNDS = 2**31
 # The smallest and the largest value of each number that a party computes with. The limits are public, and wide enough
@@ -138,6 +138,7 @@ REASONS = {
     "noise": "the noise is less than the party asks for",
     "budget": "the party's privacy budget does not allow it",
     "state": "the party has no state of this run and asks for the server's record",
+    "lost": "the party lost its state of this run, and the method cannot restore it",
     "late": "the party has answered a newer request of this run",
     "failed": "the party could not compute its message",
 }
@@ -154,7 +155,7 @@ _PATTERNS = {
     "record.dropped": _DIGEST,
     "token": _TOKEN,
     "record.token": _TOKEN,
-    "method.name": NAME,
+    "method.name": METHOD_NAME,
     "method.code": _CODE,
     "method.spec": _SPEC,
 }
@@ -264,9 +265,8 @@ def _scalar(name: str, item: Any, hint: Any) -> int | float | str | bool:
         raise WireError(f"{name} must be finite")
     if name in LIMITS and not LIMITS[name][0] <= item <= LIMITS[name][1]:
         raise WireError(f"{name} must lie between {LIMITS[name][0]:g} and {LIMITS[name][1]:g}")
-    if isinstance(item, str) and (
-        len(item) > (4096 if name == "method.spec" else _LONGEST) or not _PATTERNS.get(name, _WORD).fullmatch(item)
-    ):
+    longest = LONGEST_SPEC if name == "method.spec" else _LONGEST
+    if isinstance(item, str) and (len(item) > longest or not _PATTERNS.get(name, _WORD).fullmatch(item)):
         raise WireError(f"{name} must be a short word of the expected form")
     return cast(int | float | str | bool, item)
 

@@ -1,6 +1,6 @@
 """A party's end."""
 
-from normec.federation.app import client_app
+from normec.federation.flower.app import client_app
 
 from . import task
 

@@ -1,6 +1,6 @@
 """The server's end."""
 
-from normec.federation.app import server_app
+from normec.federation.flower.app import server_app
 
 from . import task
 
