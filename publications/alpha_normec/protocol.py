@@ -22,7 +22,7 @@ from normec.experiments import build
 from normec.experiments.config import make as make_config
 from normec.privacy.records import Sensitivity
 from normec.privacy.release import Release, paper_sigma
-from normec.sampling.participation import rounds_of
+from normec.sampling.batches import rounds_of
 
 
 def _open(default: Any, says: str) -> Any:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from normec import FixedSize, NormEC, Poisson, Privacy, Run, UsageError, train
-from normec.gradients import choose
-from normec.sampling.participation import PoissonBatches
+from normec.gradients.choice import choose
+from normec.sampling.batches import PoissonBatches
 
 from ..support.runs import StopAt, same, states
 from .cases import BATCH, METHODS, problem

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import Diverged, Interrupted, UsageError, one_of
 from ..storage.history import History
-from ..system.atomic import write_atomic
+from ..system.files import write_atomic
 from ..training.callbacks import Callback
 from . import config as configs
 from . import methods, runs, tuning

@@ -31,7 +31,7 @@ from typing import Any
 from .. import models
 from ..data.entries import ENTRIES, FILE_PREFIX
 from ..errors import UsageError, at_least, nearest, one_of
-from ..system.file_reading import read_toml
+from ..system.files import read_toml
 from . import build, methods, tuning
 from .config import ELSEWHERE, RunConfig, Scalar, make
 

@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 # What a private run does otherwise. The memory forgets, so that the noise in ĝ does not pile up. These settings, the
 # step sizes and the rounds below are the ones that won on validation data at ε = 8, IID, with 16 trials each
-# (`normec privacy methods`, docs/private-digits), rounded.
+# (`python -m benchmarks.privacy table`), rounded.
 PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "normec": {"beta": 0.011, "decay": 0.05},
     "clip21": {"tau": 0.03},

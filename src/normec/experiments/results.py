@@ -18,7 +18,7 @@ from ..privacy.verify import verified
 from ..report import shapes
 from ..storage.history import History
 from ..storage.run_folder import STARTED_BY
-from ..system.file_reading import read_toml
+from ..system.files import read_toml
 from . import config as configs
 from . import runs, tuning
 from .config import IDENTITY, RunConfig

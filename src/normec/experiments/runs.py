@@ -28,9 +28,8 @@ from ..problems.problem import Problem
 from ..report import page
 from ..storage.history import NOT_COVERED, History, uncovered
 from ..storage.run_folder import CONFIG, STARTED_BY
-from ..system.atomic import write_atomic, writing
-from ..system.file_reading import read_json, read_toml
-from ..system.interrupt import Interrupt
+from ..system.files import read_json, read_toml, write_atomic, writing
+from ..system.processes import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Alone, World
 from ..training.interleaved import finished

@@ -22,8 +22,8 @@ from ..errors import Interrupted, Unwritable, UsageError, at_least
 from ..report import page
 from ..storage.history import History, Row
 from ..storage.run_folder import FolderLock
-from ..system.atomic import write_atomic
-from ..system.interrupt import Interrupt
+from ..system.files import write_atomic
+from ..system.processes import Interrupt
 from . import build, runs, workers
 from .cells import DONE, Ending, Message, Task, run_group
 from .config import RunConfig

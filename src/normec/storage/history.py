@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..system.atomic import append, flush, writing
-from ..system.file_reading import parse_json, read_if_present
+from ..system.files import append, flush, parse_json, read_if_present, writing
 
 Row = dict[str, Any]
 Extent = dict[str, Any]  # how many bytes of the file, and their sha256

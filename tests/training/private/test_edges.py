@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from normec import DPSGD, Clip, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import UsageError
 from normec.experiments import build, config
-from normec.gradients import choose
+from normec.gradients.choice import choose
 
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
 

@@ -234,16 +234,16 @@ def test_a_rule_that_draws_others_makes_another_release(tmp_path: Path) -> None:
     assert releases(folder) == ONCE + REPEATED
 
 
-class Drawing(Method):
+class Drawing(ErrorFeedback):
     """A server whose step draws, so that x takes another way when it is made again."""
 
-    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
-        direction, estimate = super().server_step(mean_message, estimate)
+    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        direction, estimate = super().server_step(mean_message, state)
         return direction + torch.rand(()), estimate
 
 
 def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> None:
-    folder, method = tmp_path / "run", Drawing("mine", SmoothedNorm(0.1), 0.1)
+    folder, method = tmp_path / "run", Drawing(SmoothedNorm(0.1), 0.1)
     rewound(folder, problem(), method)
     made(folder, problem(), method)
     assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]

@@ -26,7 +26,7 @@ from ...experiments.config import RunConfig, to_toml
 from ...experiments.resolve import Measured, resolved
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
-from ...system.atomic import write_atomic
+from ...system.files import write_atomic
 from ...training.run import Plan, usual_evaluate_every
 from ..protocol.client_work import ProblemWork, Work
 from ..protocol.coordinator import Coordinator, disk_failure
