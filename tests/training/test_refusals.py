@@ -31,6 +31,7 @@ def run(tmp_path: Path) -> Path:
     train(problem(), Clip21(0.3), out=out, callbacks=[StopAt(4)], **OPTIONS)
     assert set(snapshot(out)) == {
         ".lock",
+        "config.toml",
         "metrics.jsonl",
         "checkpoint/latest.json",
         "checkpoint/round-00000004.safetensors",
