@@ -13,9 +13,9 @@ from torch import Tensor
 from normec import Diverged, Method, Problem, Run
 from normec.algorithms.operators import normalise, norms
 from normec.experiments import build, methods
-from normec.experiments.config import RunConfig, make
 from normec.gradients.choice import choose
 from normec.problems.client_data import Records
+from normec.settings.config import RunConfig, make
 from normec.training import interleaved
 from normec.training.loop import TrainingLoop
 from normec.training.observer import copied

@@ -13,8 +13,8 @@ from ..errors import UsageError, at_least
 from ..problems.problem import Problem
 from ..sampling.participation import FixedSize, Participation, Poisson
 from ..sampling.random_streams import derive_seed
+from ..settings.config import RunConfig, in_groups
 from . import methods
-from .config import RunConfig, in_groups
 
 if TYPE_CHECKING:
     from ..privacy import Privacy

@@ -13,7 +13,7 @@ from ..algorithms.method import Method
 from ..algorithms.operators import Clip, RandK, SmoothedNorm, TopK
 from ..algorithms.tensor_norm import TensorNormEC
 from ..errors import UsageError, nearest, one_of
-from .config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
+from ..settings.config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
 
 # alpha is the paper's choice after its first experiment, beta its best value; the others follow.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..experiments import config
+from ..settings import config
 from ..storage.history import NOT_COVERED, UNNOISED
 from ..system.files import read_json
 from . import several, shapes, words

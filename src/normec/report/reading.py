@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..storage.history import UNNOISED, History
-from ..storage.run_folder import STARTED_BY
+from ..storage.history import STARTED_BY, UNNOISED, History
 from ..system.files import parse_toml, read_bytes, read_json, read_text
 from . import shapes
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import UsageError
 from ..system.files import append, flush, parse_json, read_if_present, writing
 
+STARTED_BY = "started_by"  # in a config.toml: what started a run that no command can repeat
 Row = dict[str, Any]
 Extent = dict[str, Any]  # how many bytes of the file, and their sha256
 

@@ -19,7 +19,6 @@ from .history import History
 from .releases import Releases
 
 CONFIG = "config.toml"
-STARTED_BY = "started_by"  # in a config.toml: what started a run that no command can repeat
 
 
 class FolderLock:

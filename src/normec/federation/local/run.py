@@ -19,7 +19,7 @@ import tomli_w
 
 from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
-from ...experiments.config import is_own, load
+from ...settings.config import is_own, load
 from ...storage.history import History
 from ...system.files import private_folder, read_toml, write_atomic
 from ...training.callbacks import Callback
