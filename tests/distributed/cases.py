@@ -30,6 +30,8 @@ from normec import (
 from normec.algorithms.operators import SmoothedNorm
 from normec.training.communicator import World
 
+from ..support.own_methods import Clip21SGDM, Counting
+
 CLIENTS = 7
 
 
@@ -77,6 +79,9 @@ CASES = {
     "dpsgd clip": Case(DPSGD(Clip(0.5)), "mlp"),
     "gd": Case(GD(), "mlp"),
     "batchnorm": Case(NormEC(0.1, 0.3), "batchnorm", {"batch_size": 4}),
+    "a method of one's own": Case(Clip21SGDM(), how={"participation": FixedSize(3)}),
+    "states of any shape": Case(Counting(), "mlp", {"participation": FixedSize(3)}),
+    "a method of one's own, private": Case(Clip21SGDM(), how={"privacy": SEEDED}),
     "private, sums": Case(NormEC(0.1, 0.3), how={"privacy": SEEDED}),
     "private, sums of sparse messages": Case(ErrorFeedback(Clip(0.5)), how={"privacy": SEEDED}),
     "private, each alone": Case(

@@ -29,9 +29,9 @@ SECURE = Privacy(sigma=1e-3, delta=1e-5, unit="client", relation="zero-out", tru
 
 
 def tensors(run: Run, world: World) -> dict[str, torch.Tensor]:
-    table = world.collect(run.state.memory, CLIENTS) if run.state.clients else None
-    held = {"x": run.x, "estimate": run.state.estimate}
-    return held | ({"memory": table} if table is not None else {})
+    """x, the server's states, and on rank 0 the states of all clients."""
+    tables = {name: world.collect(rows, CLIENTS) for name, rows in run.state.clients.items()}
+    return {"x": run.x, **run.state.server, **{name: rows for name, rows in tables.items() if rows is not None}}
 
 
 def trajectories(world: World, folder: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from normec import NormEC, Run
 
+from ..support.runs import states
 from .cases import CASES, Case
 from .torchrun import torchrun
 
@@ -37,10 +38,7 @@ def test_the_same_run(spread: Path, name: str) -> None:
     one = alone(name)
     held = load_file(spread / f"{name}.safetensors")
     facts = json.loads((spread / f"{name}.json").read_text())
-    torch.testing.assert_close(held["x"], one.x, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(held["estimate"], one.state.estimate, rtol=1e-9, atol=1e-9)
-    if "memory" in held:
-        torch.testing.assert_close(held["memory"], one.state.memory, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(held, states(one), rtol=1e-9, atol=1e-9)
     assert facts["messages"] == one.state.messages
     assert [row.keys() for row in facts["rows"]] == [row.keys() for row in one.history.rows]
     for row, expected in zip(facts["rows"], one.history.rows, strict=True):

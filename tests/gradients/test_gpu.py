@@ -43,6 +43,7 @@ from normec.gradients.precision import products
 from normec.training import fused_update as update
 from normec.training.train import prepare, ready
 
+from ..support import own_methods
 from ..support.forms import form
 from ..support.runs import StopAt, same
 from ..training import graphed_round_checks as closing_checks
@@ -295,6 +296,19 @@ def check_the_update_s_memory() -> None:
         assert extra < 8 * dim * 4, f"{extra / dim / 4:.0f} vectors"
 
 
+def check_own_methods() -> None:
+    """What a class defines is what runs: the same as on the CPU, whatever its states, wherever they are kept."""
+    for name, method in own_methods.ALL.items():
+        for participation in (None, FixedSize(2)):
+            for privacy in (None, Privacy(sigma=1e-9, trust="secure-sum")):
+                options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "seed": 1, "participation": participation}
+                options |= {"privacy": privacy, "dtype": torch.float64, "log_every": 5}
+                here = train(problem("small"), method, device="cpu", **options)
+                for home in ("device", "host"):
+                    there = train(problem("small"), method, device="cuda", memory_home=home, **options)
+                    near(there.x, here.x, 1e-6, (name, home, "x"))
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: partial(check, DEVICE) for check in (*kernel_checks.CHECKS, *engine_checks.CHECKS)
 } | {
@@ -307,6 +321,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         check_reruns,
         check_resume,
         check_homes,
+        check_own_methods,
         check_the_update_s_memory,
         check_too_little_memory,
         check_models_that_wait,
