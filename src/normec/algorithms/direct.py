@@ -10,6 +10,7 @@ with ``momentum`` p at the server (0 in the paper's eq. (2)). Momentum is PyTorc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ class DirectScheme(Method):
     """The formulas above. Subclasses say what Ψ is, and which of the settings they have."""
 
     operator: Operator
-    beta: float = 1.0
-    momentum: float = 0.0
+    beta: float
+    momentum: float
 
     def __post_init__(self) -> None:
         positive(beta=self.beta)
@@ -74,6 +75,14 @@ class DPSGD(DirectScheme):
         operator: `SmoothedNorm` or `Clip`.
         beta: A factor of the step.
         momentum: Of the server's step.
+
+    Example:
+        >>> import torch
+        >>> from normec import Clip
+        >>> method = DPSGD(Clip(1.0), momentum=0.5)
+        >>> direction, estimate = method.server_step(torch.tensor([1.0]), torch.tensor([2.0]))
+        >>> direction
+        tensor([2.])
     """
 
     operator: Operator
@@ -87,7 +96,15 @@ class DPSGD(DirectScheme):
 
 @dataclass(frozen=True)
 class GD(DirectScheme):
-    """Distributed gradient descent: the exact mean gradient."""
+    """Distributed gradient descent: the exact mean gradient, without privacy.
+
+    Example:
+        >>> GD().bound
+        inf
+    """
+
+    beta: ClassVar[float] = 1.0  # type: ignore[misc]
+    momentum: ClassVar[float] = 0.0  # type: ignore[misc]
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,9 +30,9 @@ class ErrorFeedbackScheme(Method):
     """The formulas above. Subclasses say what Ψ is, and which of the settings they have."""
 
     operator: Operator
-    beta: float = 1.0
-    server_norm: bool = False
-    decay: float = 0.0
+    beta: float
+    server_norm: bool
+    decay: float
 
     def __post_init__(self) -> None:
         positive(beta=self.beta)
@@ -137,10 +138,18 @@ class Clip21(ErrorFeedbackScheme):
     Args:
         tau: The clipping threshold.
         decay: How much of the memories is forgotten in each round.
+
+    Example:
+        >>> import torch
+        >>> message, memory = Clip21(tau=1.0).client_step(torch.tensor([3.0, 4.0]), torch.zeros(2))
+        >>> memory
+        tensor([0.6000, 0.8000])
     """
 
     tau: float
     decay: float = 0.0
+    beta: ClassVar[float] = 1.0  # type: ignore[misc]
+    server_norm: ClassVar[bool] = False  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,7 +166,19 @@ class Clip21(ErrorFeedbackScheme):
 
 @dataclass(frozen=True)
 class ErrorFeedback(ErrorFeedbackScheme):
-    """Error feedback around any operator Ψ: for combinations that have no name."""
+    """Error feedback around any operator Ψ: for combinations that have no name.
+
+    Args:
+        operator: Ψ, which maps a client's difference to its message.
+        beta: How far a memory moves along a message.
+        server_norm: Whether the server normalises its step.
+        decay: How much of the memories is forgotten in each round.
+
+    Example:
+        >>> from normec import Clip
+        >>> ErrorFeedback(Clip(0.5), beta=0.3).bound
+        0.5
+    """
 
     operator: Operator
     beta: float = 1.0
@@ -175,9 +196,19 @@ class EF21(ErrorFeedbackScheme):
 
     Args:
         compressor: `TopK`, `RandK`, or an operator of one's own.
+
+    Example:
+        >>> import torch
+        >>> from normec import TopK
+        >>> message, memory = EF21(TopK(1)).client_step(torch.tensor([3.0, -4.0]), torch.zeros(2))
+        >>> message
+        tensor([ 0., -4.])
     """
 
     compressor: Operator
+    beta: ClassVar[float] = 1.0  # type: ignore[misc]
+    server_norm: ClassVar[bool] = False  # type: ignore[misc]
+    decay: ClassVar[float] = 0.0  # type: ignore[misc]
 
     @property
     def name(self) -> str:

@@ -115,8 +115,17 @@ def proven_lipschitz(operator: Operator) -> float:
 
 @dataclass(frozen=True)
 class SmoothedNorm(Scaling):
-    """Norm_α(v) = v / (α + ‖v‖), eq. (5). Lemma 1: ‖Norm_α(v)‖ ≤ 1 and, exactly,
-    ‖v − β Norm_α(v)‖² = (1 − β/(α+‖v‖))² ‖v‖². α = 0 is plain normalisation.
+    """Smoothed normalisation, Norm_α(v) = v / (α + ‖v‖), eq. (5) of the paper.
+
+    Lemma 1: ‖Norm_α(v)‖ ≤ 1 and, exactly, ‖v − β Norm_α(v)‖² = (1 − β/(α+‖v‖))² ‖v‖².
+
+    Args:
+        alpha: The smoothing; 0 is plain normalisation.
+
+    Example:
+        >>> import torch
+        >>> SmoothedNorm(5.0)(torch.tensor([3.0, 4.0]))
+        tensor([0.3000, 0.4000])
     """
 
     alpha: float
@@ -144,7 +153,16 @@ class SmoothedNorm(Scaling):
 
 @dataclass(frozen=True)
 class Clip(Scaling):
-    """Clip_τ(v) = min(1, τ/‖v‖) v, eq. (4). ‖Clip_τ(v)‖ ≤ τ; ‖Clip_τ(v) − v‖ = max(0, ‖v‖ − τ)."""
+    """Clipping, Clip_τ(v) = min(1, τ/‖v‖) v, eq. (4). ‖Clip_τ(v)‖ ≤ τ; ‖Clip_τ(v) − v‖ = max(0, ‖v‖ − τ).
+
+    Args:
+        tau: The threshold.
+
+    Example:
+        >>> import torch
+        >>> Clip(1.0)(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+    """
 
     tau: float
 
@@ -211,6 +229,14 @@ class TopK(_Sparse):
     """Keeps the k coordinates of largest magnitude: ‖Top_k(v) − v‖² ≤ (1 − k/d) ‖v‖².
 
     Ties are broken as the device's own top-k does, so a CPU and a GPU may keep different ones of equal size.
+
+    Args:
+        k: How many coordinates are kept.
+
+    Example:
+        >>> import torch
+        >>> TopK(1)(torch.tensor([1.0, -3.0, 2.0]))
+        tensor([ 0., -3.,  0.])
     """
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
@@ -224,6 +250,14 @@ class RandK(_Sparse):
 
     The unbiased form multiplies by d/k; scaled back by k/d it is this contractive one. The contraction
     holds in expectation over `key` (torch's global generator where no key is given).
+
+    Args:
+        k: How many coordinates are kept.
+
+    Example:
+        >>> import torch
+        >>> int(RandK(2)(torch.ones(5)).sum())
+        2
     """
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:
@@ -233,7 +267,13 @@ class RandK(_Sparse):
 
 @dataclass(frozen=True)
 class Identity(Scaling):
-    """Sends v itself: unbounded, exact."""
+    """Sends v itself: unbounded, exact.
+
+    Example:
+        >>> import torch
+        >>> Identity()(torch.tensor([3.0, 4.0]))
+        tensor([3., 4.])
+    """
 
     @property
     def bound(self) -> float:
