@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 import normec.data
 import normec.models
-from normec.cluster import NormEC
+from normec.distributed import NormEC
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", default="cifar10")

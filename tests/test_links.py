@@ -1,4 +1,4 @@
-"""Relative links of the README, the documentation and the pages of publications and benchmarks lead to a file."""
+"""Relative links of the pages at the top, of the documentation, publications and benchmarks lead to a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
 PAGES = sorted(
     [
-        ROOT / "README.md",
+        *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(path for name in ("publications", "benchmarks") for path in (ROOT / name).rglob("*.md")),
     ]
@@ -48,3 +48,13 @@ def test_the_links_that_are_checked() -> None:
     assert links("[a](b.md) `[c](d.md)` ![e](f.png) [g](https://h) [i](j.md#k)") == ["b.md", "f.png", "j.md#k"]
     assert links("```\n[a](b.md)\n```\n\n    [c](d.md)\n") == []
     assert anchors("# One: two\n## β ≈ 0.1 is\n") == {"one-two", "β--01-is"}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_tests_that_the_documentation_names_exist(page: Path) -> None:
+    for file, _, function in re.findall(
+        r"(?<![\w/])((?:\w+/)*test_\w+\.py)(::(\w+))?", page.read_text(encoding="utf-8")
+    ):
+        path = ROOT / file if file.startswith("tests/") else ROOT / "tests" / file
+        assert path.is_file(), f"there is no {path.relative_to(ROOT)}"
+        assert not function or f"def {function}(" in path.read_text(encoding="utf-8"), f"{file} has no {function}"

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from . import tuning
 from .page import grids

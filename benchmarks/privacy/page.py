@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from normec.experiments.tables import Row, to_csv, to_markdown
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from . import diagnostics, leads
 from .leads import NOT_RUN, Conditions, by_condition, targets

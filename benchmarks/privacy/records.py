@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from normec import UsageError
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from .studies import STUDIES, Cell, Study
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normec import Diverged, Method, Problem, Run, gradients
+from normec import Diverged, Method, Problem, Run
 from normec.algorithms.operators import normalise, norms
 from normec.experiments import build, methods
-from normec.experiments.config import RunConfig, make
+from normec.gradients.choice import choose
 from normec.problems.client_data import Records
+from normec.settings.config import RunConfig, make
 from normec.training import interleaved
 from normec.training.loop import TrainingLoop
 from normec.training.observer import copied
@@ -134,7 +135,7 @@ def _diagnostics(problem: Problem, method: Method, run: Run, plan: Plan) -> Meas
     expected noise of one round, βσ√(d/n), or √((1−p²ᵀ)/(1−p²)) times as much with momentum p after T rounds.
     """
     state, n, seed = run.state, problem.clients, 0
-    engine = gradients.choose("auto", problem, None, seed, precision=plan.precision)
+    engine = choose("auto", problem, None, seed, precision=plan.precision)
     direction = normalise(state.estimate) if getattr(method, "server_norm", False) else state.estimate
     before = state.x + plan.step_size(state.round - 1) * direction
     slope, earlier, away = torch.zeros_like(state.x), torch.zeros_like(state.x), 0.0

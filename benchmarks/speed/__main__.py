@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 from normec.cli.app import run
-from normec.system.heap import keep_freed_memory
-from normec.system.parent import tie_to_parent
+from normec.system.processes import keep_freed_memory, tie_to_parent
 
 from .commands import app
 

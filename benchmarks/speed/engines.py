@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import normec
-from normec.system.heap import keep_freed_memory
+from normec.system.processes import keep_freed_memory
 
 from .clock import Clock
 from .workloads import ALPHA, BETA, LR, Case, WorkloadData

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from normec.system.heap import keep_freed_memory
+from normec.system.processes import keep_freed_memory
 
 from .clock import Clock, run_rounds
 from .workloads import LR, Case, WorkloadData

@@ -23,8 +23,7 @@ from normec.distributed import join
 from normec.distributed.launch import launch
 from normec.distributed.process_group import launched
 from normec.errors import at_least
-from normec.system.heap import keep_freed_memory
-from normec.system.parent import tie_to_parent
+from normec.system.processes import keep_freed_memory, tie_to_parent
 from normec.training.communicator import World
 
 from .workloads import ALPHA, BETA, LR, Case, WorkloadData

@@ -13,7 +13,7 @@ import torch
 from normec import UsageError
 from normec.errors import one_of
 from normec.gradients.precision import Precision
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from . import picture, results
 from .implementations import check_names, implementations_of

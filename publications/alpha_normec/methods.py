@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from normec.experiments.config import RunConfig, make
 from normec.experiments.grid import check
+from normec.settings.config import RunConfig, make
 
 from . import protocol as protocols
 from .protocol import Protocol

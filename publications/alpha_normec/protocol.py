@@ -19,10 +19,10 @@ from normec.data.entries import ENTRIES
 from normec.data.folders import locate, missing
 from normec.errors import nearest, one_of
 from normec.experiments import build
-from normec.experiments.config import make as make_config
 from normec.privacy.records import Sensitivity
 from normec.privacy.release import Release, paper_sigma
-from normec.sampling.participation import rounds_of
+from normec.sampling.batches import rounds_of
+from normec.settings.config import make as make_config
 
 
 def _open(default: Any, says: str) -> Any:

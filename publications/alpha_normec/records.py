@@ -20,7 +20,7 @@ import torch
 
 from normec import UsageError
 from normec.experiments.sweep import Outcome
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from .plan import Cell
 from .protocol import Protocol, extent

@@ -1,17 +1,16 @@
-"""`python -m normec` and the `normec` command: mistakes of the user end in one line and exit code 2."""
+"""`python -m normec` and the `normec` command. A user's mistake ends in one line and exit code 2."""
 
 from __future__ import annotations
 
 import sys
 
-from .system.parent import tie_to_parent
+from .system.processes import keep_freed_memory, tie_to_parent
 
 
 def main() -> None:
     tie_to_parent()  # before the imports, which take seconds
     try:
         from .cli.app import run
-        from .system.heap import keep_freed_memory
     except ModuleNotFoundError as error:
         sys.exit(f"error: the command line needs {error.name}: pip install 'normec[all]'")
     keep_freed_memory()

@@ -7,9 +7,11 @@ Every check takes keyword arguments, so that the message names the argument as t
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Iterable
 from numbers import Integral
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -108,3 +110,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """', did you mean …?' for the closest known word, or nothing."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
+
+
+def needed(module: str, extra: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        UsageError: It is not installed; the message names the extra of this package that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"{module.split('.')[0]} is needed here and is not installed; pip install 'normec[{extra}]'"
+        ) from error

@@ -12,7 +12,7 @@ import typer
 from click.shell_completion import ShellComplete
 
 from normec.cli.app import app, run
-from normec.experiments.config import SETTINGS
+from normec.settings.config import SETTINGS
 
 from ..support.waiting import LIMIT
 

@@ -9,7 +9,8 @@ import pytest
 
 from normec.cli import compare, results, tables, train
 from normec.cli.progress import describe
-from normec.experiments import config, runs
+from normec.experiments import runs
+from normec.settings import config
 from normec.storage.history import NOT_COVERED
 
 from .command import normec

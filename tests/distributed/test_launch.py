@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from normec.distributed import launch
-from normec.system.parent import PARENT
+from normec.system.processes import PARENT
 
 from ..support.waiting import LIMIT
 from .torchrun import ENVIRONMENT
@@ -114,7 +114,7 @@ def test_a_rank_whose_launcher_is_gone_ends_before_it_imports_anything_heavy() -
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "the process that started this rank is gone"
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "normec.system.parent" in imported
+    assert "normec.system.processes" in imported
     assert not imported & {"torch", "numpy"}
 
 

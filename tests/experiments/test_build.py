@@ -9,8 +9,8 @@ import torch
 
 from normec.errors import UsageError
 from normec.experiments import build, methods
-from normec.experiments.config import RunConfig, load, make, parse_assignment, to_toml
 from normec.problems.client_data import ResidentRecords
+from normec.settings.config import RunConfig, load, make, parse_assignment, to_toml
 
 
 def rows(problem: object) -> list[list[int]]:

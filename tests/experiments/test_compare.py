@@ -9,7 +9,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import compare
-from normec.experiments.config import load
+from normec.settings.config import load
 from normec.training.callbacks import Callback
 
 DEMONSTRATION = Path(__file__).parents[2] / "examples" / "digits.toml"

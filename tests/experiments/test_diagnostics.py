@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from normec.errors import UsageError
-from normec.experiments import compare, config, grid, runs
+from normec.experiments import compare, grid, runs
+from normec.settings import config
 from normec.training.callbacks import Callback
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 4}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from normec.experiments import build, cells, config, runs
+from normec.experiments import build, cells, runs
+from normec.settings import config
 from normec.training import interleaved as fleet
 
 

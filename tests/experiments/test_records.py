@@ -6,8 +6,8 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import build
-from normec.experiments.config import make
 from normec.problems.client_data import ResidentRecords
+from normec.settings.config import make
 
 
 def used(records: object) -> list[list[int]]:

@@ -14,7 +14,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import results, runs, tables, tuning
-from normec.experiments.config import make, to_toml
+from normec.settings.config import make, to_toml
 
 
 def leave(folder: Path, status: str = "finished", final: dict[str, Any] | None = None, **settings: Any) -> Path:

@@ -14,11 +14,11 @@ import normec as n
 from normec import data, models
 from normec.errors import UsageError
 from normec.experiments import build, methods, results, runs, settings_page
-from normec.experiments.config import GROUPS, SETTINGS, RunConfig, load, make, to_toml, varied
 from normec.experiments.resolve import resolved
 from normec.gradients.choice import ENGINES
 from normec.gradients.precision import PRECISIONS
 from normec.report import page
+from normec.settings.config import GROUPS, SETTINGS, RunConfig, load, make, to_toml, varied
 from normec.training.memory_table import HOMES
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 6, "seed": 3}

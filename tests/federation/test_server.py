@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import GD, Diverged, NormEC, Privacy, Problem, UsageError
-from normec.experiments.config import RunConfig
 from normec.experiments.runs import summarise
 from normec.federation.protocol.client_work import ProblemWork
 from normec.federation.protocol.coordinator import Coordinator
@@ -20,6 +19,7 @@ from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms
 from normec.report import page
 from normec.report.reading import read_run
+from normec.settings.config import RunConfig
 
 from .stories import Quadratic
 from .village import NODES, Village, plan, shares, softmax

@@ -11,12 +11,12 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import methods
-from normec.experiments.config import FEDERATED, RunConfig, load, to_toml
 from normec.federation.flower.scaffold import app_name, write_app
 from normec.federation.flower.settings import NAMES, RECORDED, located, read
 from normec.federation.local.run import Asked, Federation, agreeing, app_config
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.terms import MethodTerms
+from normec.settings.config import FEDERATED, RunConfig, load, to_toml
 
 from ..support.waiting import LIMIT
 

@@ -13,14 +13,14 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, Problem, RandK, SmoothedNorm, TopK, models
 from normec.data.augment import CropFlip, Normalize
-from normec.gradients import Engine
 from normec.gradients.batched import Batched
+from normec.gradients.engine import Engine
 from normec.gradients.loop import Loop
 from normec.gradients.precision import Precision
-from normec.gradients.shared import Shared
+from normec.gradients.shared.engine import Shared
 from normec.models import NonconvexPenalty, binary_loss
 from normec.problems.client_data import ResidentRecords
-from normec.sampling.participation import Batches
+from normec.sampling.batches import Batches
 
 BATCH = 5
 SIZES = (9, 9, 9, 3, 7)  # client 3 has fewer records than a batch, and stands between the others

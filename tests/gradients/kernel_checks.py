@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from normec import DPSGD, GD, Clip, Clip21, ErrorFeedback, Identity, NormEC, kernels
-from normec.gradients import Block
+from normec.gradients.engine import Block
 from normec.gradients.precision import products
 from normec.training import fused_update as update
 

@@ -12,7 +12,7 @@ from normec import Problem
 from normec.gradients.batched import Batched
 from normec.gradients.loop import Loop
 from normec.problems.client_data import ResidentRecords
-from normec.sampling.participation import Batches
+from normec.sampling.batches import Batches
 
 from .cases import BATCH, CASES, CLASSES, SIZES, apart, engines, everything, problem
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from normec import NormEC, Problem, train
 from normec.gradients.compiled import Compiled, pays_back
 from normec.problems.client_data import ResidentRecords
-from normec.sampling.participation import Batches
+from normec.sampling.batches import Batches
 
 from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 from .test_engines import close

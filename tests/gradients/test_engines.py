@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from normec import FixedSize, NormEC, Poisson, Privacy, Run, UsageError, train
-from normec.gradients import choose
-from normec.sampling.participation import PoissonBatches
+from normec.gradients.choice import choose
+from normec.sampling.batches import PoissonBatches
 
 from ..support.runs import StopAt, same, states
 from .cases import BATCH, METHODS, problem
@@ -84,7 +84,8 @@ def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: P
 
 @pytest.mark.parametrize(("before", "after"), [("linear", "shared"), ("batched", "linear"), ("linear", "loop")])
 def test_so_it_does_with_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
-    from normec.experiments import build, config
+    from normec.experiments import build
+    from normec.settings import config
 
     of = build.problem(config.make({"clients": 5, "model": "softmax"})).to(torch.device("cpu"), torch.float64)
     options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": 9, "log_every": 100}

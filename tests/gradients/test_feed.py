@@ -9,7 +9,7 @@ from torch import Tensor
 from normec.gradients.feed import Feed
 from normec.gradients.loop import Loop
 from normec.problems.client_data import ResidentRecords
-from normec.sampling.participation import Batches
+from normec.sampling.batches import Batches
 from normec.sampling.random_streams import Stream
 
 from .cases import BATCH, SIZES, problem

@@ -38,7 +38,7 @@ from normec import (
     train,
 )
 from normec.data.augment import CropFlip, Normalize
-from normec.gradients import Block
+from normec.gradients.engine import Block
 from normec.gradients.precision import products
 from normec.training import fused_update as update
 from normec.training.train import prepare, ready

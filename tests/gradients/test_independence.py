@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from normec import DPSGD, GD, Clip, NormEC, Privacy, Problem, UsageError, models, train
-from normec.gradients import choose
 from normec.gradients.batched import Batched
-from normec.gradients.shared import Shared
+from normec.gradients.choice import choose
+from normec.gradients.shared.engine import Shared
 from normec.problems.client_data import ResidentRecords
-from normec.sampling.participation import PoissonBatches
+from normec.sampling.batches import PoissonBatches
 
 FEATURES, CLASSES = 5, 3
 CLIENT = Privacy(epsilon=8, trust="secure-sum")

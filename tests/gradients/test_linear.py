@@ -8,10 +8,11 @@ from torch import Tensor
 
 from normec import DPSGD, Clip, NormEC, train
 from normec.errors import UsageError
-from normec.experiments import build, config
-from normec.gradients import choose
+from normec.experiments import build
+from normec.gradients.choice import choose
 from normec.problems.problem import Problem
-from normec.sampling.participation import Batches, BatchSource, PoissonBatches
+from normec.sampling.batches import Batches, BatchSource, PoissonBatches
+from normec.settings import config
 
 PROBLEMS = {
     "softmax, uneven clients, penalty": {"clients": 13, "split": "dirichlet", "penalty": 0.01},

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Privacy, Problem, SmoothedNorm, UsageError, models, train
-from normec.gradients import choose
+from normec.gradients.choice import choose
 from normec.training.train import prepare
 
 CLIENTS, CLASSES, FEATURES = 8, 3, 5

@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 
 from normec import Problem
 from normec.data.augment import CropFlip, Normalize
-from normec.gradients.shared import NoRule
 from normec.gradients.shared import engine as passes
 from normec.gradients.shared import inputs as preparing
+from normec.gradients.shared.rules import NoRule
 
 from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from normec import GD, FixedSize, NormEC, train
-from normec.gradients import choose
-from normec.gradients.shared import Shared
-from normec.sampling.participation import Batches
+from normec.gradients.choice import choose
+from normec.gradients.shared.engine import Shared
+from normec.sampling.batches import Batches
 
 from ..support.runs import alike
 from .cases import BATCH, apart, everything, problem

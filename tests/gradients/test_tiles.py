@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normec.gradients.shared.packing import Packing
+from normec.gradients.shared.slots import Packing
 from normec.kernels import tiles
 from normec.kernels.tiles import Tiles
 

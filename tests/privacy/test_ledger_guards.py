@@ -19,7 +19,7 @@ from normec.errors import UsageError
 from normec.privacy import BudgetSpent, Event, Ledger, LedgerDamaged, LedgerInUse, Privacy
 from normec.privacy.chain import Chain, read_chain
 from normec.storage.run_folder import RunStorage
-from normec.system.process import process_identity
+from normec.system.processes import process_identity
 
 SECURE = Privacy(epsilon=8.0, noise="secure")
 EVENT = Event(3.0)  # 24 of them fit into ε = 8

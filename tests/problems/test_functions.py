@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from normec import GD, Clip21, NormEC, Problem, UsageError, train
-from normec.gradients import choose
 from normec.gradients import loop as loop_module
+from normec.gradients.choice import choose
 
 CUBES = [lambda x, c=c: ((x - c) ** 3).sum() for c in range(5)]
 

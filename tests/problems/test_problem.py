@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from normec import GD, NormEC, Problem, UsageError, train
-from normec.gradients import choose
-from normec.sampling.participation import Batches
+from normec.gradients.choice import choose
+from normec.sampling.batches import Batches
 
 
 def classes(rows: int, seed: int, features: int = 4, kinds: int = 3) -> TensorDataset:

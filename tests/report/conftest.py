@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from normec.errors import Diverged
-from normec.experiments import compare, config, runs
+from normec.experiments import compare, runs
+from normec.settings import config
 from normec.training.callbacks import Callback
 
 from ..support.waiting import LIMIT

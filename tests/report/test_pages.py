@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from normec.errors import UsageError
-from normec.experiments import compare, config, resolve
+from normec.experiments import compare, resolve
 from normec.report import charts, comparison, document, guarantee, page, run_page, words
 from normec.report.html import data_block, e
 from normec.report.reading import being_written, read_run
+from normec.settings import config
 from normec.storage.history import History
 
 from ..cli.command import normec

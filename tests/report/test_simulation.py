@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from normec.experiments import config, runs
+from normec.experiments import runs
 from normec.report import page
 from normec.report.listing import Listing
 from normec.report.reading import SIMULATION, read_run
+from normec.settings import config
 
 from ..cli.command import normec
 from .conftest import SMALL

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from normec.experiments import compare, config, runs
+from normec.experiments import compare, runs
 from normec.report import charts, page, run_page
 from normec.report.listing import Listing
 from normec.report.reading import read_run
+from normec.settings import config
 from normec.storage.history import NOT_COVERED, UNNOISED
 
 from .conftest import SMALL, run

@@ -13,7 +13,7 @@ from torch import Tensor
 from normec import UsageError
 from normec.storage.checkpoint import Checkpoints
 from normec.storage.run_folder import RunStorage
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from ..support.runs import snapshot
 

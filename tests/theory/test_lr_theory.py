@@ -10,8 +10,9 @@ import torch
 from normec import DPSGD, Clip, NormEC, Poisson, Privacy, train
 from normec import theory as th
 from normec.errors import UsageError
-from normec.experiments import build, config
+from normec.experiments import build
 from normec.problems.problem import Problem
+from normec.settings import config
 
 
 def problem() -> Problem:

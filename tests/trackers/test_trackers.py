@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from normec.errors import Diverged, UsageError
-from normec.experiments import config, runs
+from normec.experiments import runs
+from normec.settings import config
 from normec.trackers import MLflow, TensorBoard, Tracker, named
 from normec.training.callbacks import Callback
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import GD, NormEC, Poisson, Problem, train
-from normec.gradients import choose
+from normec.gradients.choice import choose
 from normec.problems.problem import averaged
 
 ROUNDS, LR = 12, 0.2

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, ErrorFeedback, Identity, Method, NormEC, SmoothedNorm, TopK
 from normec.algorithms.method import fused_form
-from normec.gradients import Block
+from normec.gradients.engine import Block
 from normec.training import fused_update as update
 
 from ..support.forms import form

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normec import Diverged
-from normec.gradients import Block
+from normec.gradients.engine import Block
 from normec.training.metrics import Faults, Meter
 
 N, D = 7, 4

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from normec import GD, Clip21, Poisson, Problem, train
-from normec.gradients import choose
+from normec.gradients.choice import choose
 from normec.problems.objective import Objective
-from normec.sampling.participation import Batches
+from normec.sampling.batches import Batches
 
 from ..support import reference
 from ..support.runs import states

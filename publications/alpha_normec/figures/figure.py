@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from normec.experiments.tables import Row, to_csv
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from ..methods import PaperMethod
 from ..plan import Cell

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from normec import UsageError
 from normec.experiments.tables import Row, to_csv, to_markdown
-from normec.system.atomic import write_atomic
+from normec.system.files import write_atomic
 
 from .. import records
 from ..figures.catalogue import FIGURES

@@ -39,7 +39,7 @@ def compare(
     step size, and its best by --by is shown; without --lr each method takes its own.
     """
     from ..experiments import compare as lab
-    from ..experiments import config as configs
+    from ..settings import config as configs
     from .progress import watcher
 
     settings = configs.load(config, o.overrides(set_, flags)).model_dump(exclude_unset=True)

@@ -57,8 +57,8 @@ def local(
     """
     _need_flower()
     from ..experiments.build import PRIVATE_SETTINGS
-    from ..experiments.config import FEDERATED
     from ..federation.local import run as machine
+    from ..settings.config import FEDERATED
     from .progress import watcher
     from .train import show_result
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
-    from ..experiments.config import Setting
+    from ..settings.config import Setting
 
 SECTIONS = {
     "data": "Data",
@@ -28,7 +28,7 @@ SECTIONS = {
 
 def complete_assignment(incomplete: str) -> list[str]:
     """KEY=VALUE for `--set`: names of settings, then their values."""
-    from ..experiments.config import SETTINGS
+    from ..settings.config import SETTINGS
 
     name, sign, _ = incomplete.partition("=")
     if not sign:
@@ -91,7 +91,7 @@ class _WithSettings(TyperCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if self._flags is None:
-            from ..experiments.config import SETTINGS
+            from ..settings.config import SETTINGS
 
             self._flags = [_flag(setting) for setting in SETTINGS.values() if self.takes(setting)]
         return [*super().get_params(ctx), *self._flags]
@@ -138,14 +138,14 @@ def _offered(setting: Setting) -> Iterator[str]:
     if setting.name == "method":
         from importlib.metadata import entry_points
 
-        from ..experiments.config import METHODS
+        from ..settings.config import METHODS
 
         yield from (point.name for point in entry_points(group=METHODS))
 
 
 def overrides(assignments: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given, by `--set` and then by flags."""
-    from ..experiments.config import parse_assignment
+    from ..settings.config import parse_assignment
 
     given = {name: value for name, value in flags.items() if value is not None}
     if "lr" in given:

@@ -130,10 +130,10 @@ def audit(
 ) -> int:
     """Try to refute the claimed ε: runs with and without a worst-case client. Exit code 1 if one is refuted."""
     from ..errors import one_of
-    from ..experiments import config as configs
     from ..experiments import methods
     from ..experiments.audit import audit_method
     from ..privacy import Privacy
+    from ..settings import config as configs
     from .tables import number, show
 
     bounded = ("normec", "normec-plain", "normec-forgetting", "clip21", "dpsgd-norm", "dpsgd-clip")

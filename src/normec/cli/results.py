@@ -55,7 +55,7 @@ def results(
     from ..errors import UsageError, one_of
     from ..experiments import results as lab
     from ..experiments import tables, tuning
-    from ..system.atomic import write_atomic
+    from ..system.files import write_atomic
 
     format = "json" if as_json else format
     one_of(tables.FORMATS, format=format)

@@ -41,7 +41,7 @@ def sweep(
     """
     from ..experiments import grid as grids
     from ..experiments import sweep as lab
-    from ..experiments.config import parse_assignment
+    from ..settings.config import parse_assignment
     from .board import board
 
     tables = grids.read(grid)

@@ -75,8 +75,8 @@ def plan(
     **flags: Any,
 ) -> None:
     """Parameters for a problem and a horizon, and what they promise beside what is known without training."""
-    from ..experiments import config as configs
     from ..experiments.theory_checks import plan as plans
+    from ..settings import config as configs
 
     settings = o.overrides(set_, flags)
     if config is None:

@@ -16,8 +16,8 @@ from . import options as o
 from .terminal import printable
 
 if TYPE_CHECKING:
-    from ..experiments.config import RunConfig
     from ..experiments.runs import Result
+    from ..settings.config import RunConfig
     from ..trackers import Tracker
 
 
@@ -47,7 +47,7 @@ def train(
     against a server that sees only sums. The run lives in a folder; the same command goes on after a stop, and shows
     the result of a run that is finished.
     """
-    from ..experiments import config as configs
+    from ..settings import config as configs
 
     given = o.overrides(set_, flags)
     chosen = configs.load(config, given)
@@ -90,8 +90,8 @@ def train(
 def _show_settings(config: RunConfig, as_json: bool) -> None:
     """Every setting with its value in use, as far as it is known without the data."""
     from ..experiments import build
-    from ..experiments.config import SETTINGS
     from ..experiments.resolve import Measured, resolved
+    from ..settings.config import SETTINGS
 
     used = resolved(config, Measured(device=str(build.device(config.device)))).model_dump()
     if as_json:

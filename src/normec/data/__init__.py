@@ -7,10 +7,9 @@ Importing this needs torch and numpy only; scikit-learn and pillow are imported 
 """
 
 from .augment import Augment, CropFlip, Flip, Normalize, Scale, Transform
-from .catalog import Listing, listing
-from .dataset import Dataset
+from .dataset import Dataset, load
 from .fetch import get
-from .loading import load
+from .folders import Listing, listing
 from .partition import SCHEMES, split
 
 __all__ = [

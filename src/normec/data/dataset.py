@@ -1,15 +1,29 @@
-"""A data set in memory: what training needs to know about it, checked once."""
+"""A data set in memory, checked once, and `load`, which reads one by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from ..errors import UsageError, at_least
-from .augment import Augment, Transform
+from ..errors import UsageError, at_least, one_of
+from .augment import Augment, CropFlip, Normalize, Scale, Transform
+from .cifar import read_arrays
+from .embedded import read_embedded
+from .entries import ENTRIES, FILE_PREFIX, Entry
+from .folders import locate, missing
+from .idx import read_pair
+from .libsvm import Table, class_indices, read_libsvm
+from .partition import stratified
+
+# Those of akamaster's pytorch_resnet_cifar10, whose ResNet20 is the usual baseline (ImageNet's, by habit).
+CIFAR_MEAN, CIFAR_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+FASHION_MEAN, FASHION_STD = (0.2860,), (0.3530,)
 
 
 @dataclass(frozen=True)
@@ -62,3 +76,70 @@ class Dataset:
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= self.classes:
             raise UsageError(f"{part} targets of {self.name} must lie in 0 … {self.classes - 1}, got {low} … {high}")
+
+
+def load(name: str, data_dir: str | Path | None = None) -> Dataset:
+    """A known data set (see `listing`), or any file in LIBSVM's format as ``libsvm:PATH``.
+
+    Files are looked for in `data_dir`, else NORMEC_DATA, then in the cache; nothing is ever downloaded here.
+    Sets published without a test part get a fixed one: 20 % of every class (see `stratified`). For libsvm:PATH a
+    file PATH.t beside it is the test part, as LIBSVM names them, and a qid column becomes `groups`.
+    """
+    if name.startswith(FILE_PREFIX):
+        return _libsvm_file(name, Path(name.removeprefix(FILE_PREFIX)).expanduser())
+    one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=name)
+    entry = ENTRIES[name]
+    if entry.family == "embedded":
+        train, test = read_embedded(name)
+        return Dataset(name, _pair(*train), _pair(*test), entry.classes, entry.shape, fitted=name != "digits")
+    files = locate(entry, data_dir)
+    if files is None:
+        raise UsageError(missing(entry, data_dir))
+    if entry.family == "libsvm":
+        return _libsvm_entry(entry, list(files.values()))
+    if entry.family == "cifar10":
+        train_part = read_arrays(files["train_x.npy"], files["train_y.npy"])
+        test_part = read_arrays(files["test_x.npy"], files["test_y.npy"])
+        transform, augment = Normalize(CIFAR_MEAN, CIFAR_STD), CropFlip(padding=4)
+        return Dataset(name, _pair(*train_part), _pair(*test_part), 10, entry.shape, transform, augment)
+    train_part = read_pair(files["train-images-idx3-ubyte"], files["train-labels-idx1-ubyte"], entry.classes)
+    test_part = read_pair(files["t10k-images-idx3-ubyte"], files["t10k-labels-idx1-ubyte"], entry.classes)
+    scale = Scale() if name == "mnist" else Normalize(FASHION_MEAN, FASHION_STD)
+    return Dataset(name, _pair(*train_part), _pair(*test_part), entry.classes, entry.shape, scale)
+
+
+def _libsvm_entry(entry: Entry, paths: list[Path]) -> Dataset:
+    tables = read_libsvm(paths, features=entry.shape[0])
+    for table, rows in zip(tables, (entry.rows, entry.test_rows), strict=False):
+        # Text cut at a line's end reads like a smaller set; the count is the only witness.
+        if len(table.labels) != rows:
+            raise UsageError(
+                f"{table.path} has {len(table.labels)} records, the published file has {rows}; remove it and run "
+                f"`normec data get {entry.name}`, or read it as it is with libsvm:{table.path}"
+            )
+    return _tabular(entry.name, tables)
+
+
+def _libsvm_file(name: str, path: Path) -> Dataset:
+    packing = path.suffix if path.suffix in (".gz", ".bz2") else ""
+    test = path.parent / f"{path.name.removesuffix(packing)}.t{packing}"
+    return _tabular(name, read_libsvm([path, test] if test.is_file() else [path]))
+
+
+def _tabular(name: str, tables: list[Table]) -> Dataset:
+    targets, classes = class_indices(tables)
+    features, groups = tables[0].features, tables[0].groups
+    shape = (features.shape[1],)
+    test: TensorDataset | None
+    if len(tables) == 2:
+        train, test = _pair(features, targets[0]), _pair(tables[1].features, targets[1])
+    else:
+        kept, held = stratified(targets[0])
+        train = _pair(features[kept], targets[0][kept])
+        test = _pair(features[held], targets[0][held]) if len(held) else None
+        groups = None if groups is None else groups[kept]
+    return Dataset(name, train, test, classes, shape, groups=None if groups is None else torch.from_numpy(groups))
+
+
+def _pair(inputs: npt.NDArray[np.float32] | npt.NDArray[np.uint8], targets: npt.NDArray[np.int64]) -> TensorDataset:
+    return TensorDataset(torch.from_numpy(inputs), torch.from_numpy(targets))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError
-from .holdout import stratified
+from .partition import stratified
 
 Part = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 

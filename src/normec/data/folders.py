@@ -1,4 +1,4 @@
-"""Where data files are looked for: the user's folder first, then the cache.
+"""Where data files are looked for, and which of the known sets are there: the user's folder first, then the cache.
 
 The user's folder is the `data_dir` argument or, without it, the environment variable NORMEC_DATA. A set counts
 as present only when all its files lie in one directory; they may lie there as plain files or compressed, flat
@@ -8,10 +8,12 @@ or in a sub-folder, as people keep them.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import UsageError
-from .entries import Entry, Family
+from .entries import ENTRIES, Entry, Family
 from .origins import Download
 
 VARIABLE = "NORMEC_DATA"
@@ -68,6 +70,51 @@ def by_hand(entry: Entry, folder: Path | None = None) -> str:
     urls = [url for origin in entry.origins if isinstance(origin, Download) for url in origin.urls]
     again = f", then run `normec data get {entry.name}`" if entry.family == "cifar10" else ""
     return f"download {', '.join(urls)} and put {'it' if len(urls) == 1 else 'them'} into {target}{again}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One row. `folder` is where the files lie; sets inside scikit-learn have none."""
+
+    name: str
+    size: str
+    classes: int
+    origin: str
+    licence: str
+    page: str
+    how: str
+    present: bool
+    folder: Path | None
+
+
+def listing(data_dir: str | Path | None = None) -> list[Listing]:
+    """All known data sets; the state of `present` is of this moment."""
+    return [_row(entry, data_dir) for entry in ENTRIES.values()]
+
+
+def _row(entry: Entry, data_dir: str | Path | None) -> Listing:
+    files = locate(entry, data_dir)
+    if entry.family == "embedded":
+        present, how = find_spec("sklearn") is not None, "inside scikit-learn"
+    else:
+        present, how = files is not None, "; ".join(origin.label for origin in entry.origins)
+    return Listing(
+        name=entry.name,
+        size=_size(entry),
+        classes=entry.classes,
+        origin=entry.origin,
+        licence=entry.licence,
+        page=entry.page,
+        how=how,
+        present=present,
+        folder=next(iter(files.values())).parent if files else None,
+    )
+
+
+def _size(entry: Entry) -> str:
+    """'32,561 + 16,281 × 123': training rows, test rows where published, features or image shape."""
+    test = f" + {entry.test_rows:,}" if entry.test_rows else ""
+    return f"{entry.rows:,}{test} × {'×'.join(map(str, entry.shape))}"
 
 
 def _places(entry: Entry, folder: Path) -> list[Path]:

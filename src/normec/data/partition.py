@@ -1,6 +1,6 @@
-"""Who holds which record: a training set cut into clients.
+"""Who holds which record: a training set cut into clients, and the fixed test part of sets published without one.
 
-Every scheme gives each record to exactly one client and leaves no client empty; where chance would leave one
+Every scheme of `split` gives each record to exactly one client and leaves no client empty; where chance would leave one
 empty the split is refused, never redrawn, because redrawing until it fits is another distribution than the
 one named. All are deterministic in `seed`.
 
@@ -24,8 +24,9 @@ from torch import Tensor
 from ..errors import UsageError, at_least, one_of, positive
 
 SCHEMES = ("iid", "dirichlet", "label", "column")
+_TEST_FRACTION, _TEST_SEED = 0.2, 0
 
-Owners = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 Column = Tensor | npt.NDArray[Any] | Sequence[int] | Sequence[str]
 
 
@@ -67,23 +68,23 @@ def split(
     return _by_client(owners, clients)
 
 
-def _by_client(owners: Owners, clients: int) -> list[Tensor]:
+def _by_client(owners: Indices, clients: int) -> list[Tensor]:
     order = torch.from_numpy(np.argsort(owners, kind="stable"))
     return list(order.split(np.bincount(owners, minlength=clients).tolist()))
 
 
-def _even(records: int, parts: int) -> Owners:
+def _even(records: int, parts: int) -> Indices:
     """The part of each position when 0 … records − 1 is cut into `parts` runs as even as can be."""
     return np.arange(records, dtype=np.int64) * parts // records
 
 
-def _iid(records: int, clients: int, random: np.random.Generator) -> Owners:
+def _iid(records: int, clients: int, random: np.random.Generator) -> Indices:
     owners = np.empty(records, dtype=np.int64)
     owners[random.permutation(records)] = _even(records, clients)
     return owners
 
 
-def _label(labels: npt.NDArray[Any], clients: int, shards: int, random: np.random.Generator) -> Owners:
+def _label(labels: npt.NDArray[Any], clients: int, shards: int, random: np.random.Generator) -> Indices:
     at_least(1, shards_per_client=shards)
     if clients * shards > len(labels):
         raise UsageError(
@@ -101,7 +102,7 @@ def _label(labels: npt.NDArray[Any], clients: int, shards: int, random: np.rando
     return owners
 
 
-def _dirichlet(labels: npt.NDArray[Any], clients: int, concentration: float, random: np.random.Generator) -> Owners:
+def _dirichlet(labels: npt.NDArray[Any], clients: int, concentration: float, random: np.random.Generator) -> Indices:
     positive(concentration=concentration)
     owners = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
@@ -120,7 +121,7 @@ def _dirichlet(labels: npt.NDArray[Any], clients: int, concentration: float, ran
     return owners
 
 
-def _column(records: int, clients: int | None, groups: Column | None) -> tuple[Owners, int]:
+def _column(records: int, clients: int | None, groups: Column | None) -> tuple[Indices, int]:
     if groups is None:
         raise UsageError("scheme 'column' needs groups: one integer or string a record (a LIBSVM file's qid)")
     column = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
@@ -136,3 +137,18 @@ def _column(records: int, clients: int | None, groups: Column | None) -> tuple[O
     if not records:
         raise UsageError("groups is empty; a split needs at least one record")
     return owners.astype(np.int64), len(values)
+
+
+def stratified(targets: npt.NDArray[Any]) -> tuple[Indices, Indices]:
+    """Training and test records, both in the file's order: 20 % of every class, rounded, drawn with seed 0.
+
+    Results are comparable only on the same records, so no library's version may move them: the order comes from
+    PCG64's raw bits, the one stream NumPy promises never to change.
+    """
+    bits = np.random.PCG64(_TEST_SEED)
+    chosen = np.zeros(len(targets), dtype=bool)
+    for label in np.unique(targets):
+        members = np.flatnonzero(targets == label)
+        members = members[np.argsort(bits.random_raw(len(members)), kind="stable")]
+        chosen[members[: round(_TEST_FRACTION * len(members))]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)

@@ -23,7 +23,7 @@ from typing import IO
 
 import torch.distributed as dist
 
-from ..system.parent import PARENT
+from ..system.processes import PARENT
 from .failures import Meeting, of_this_life
 
 _PATIENCE = 20.0  # seconds for the ranks to end by themselves, and say why, once one has failed

@@ -33,9 +33,9 @@ from ..privacy.accounting import Event
 from ..privacy.mechanism import Mechanism, Spent
 from ..privacy.setting import Setting
 from ..privacy.statement import Privacy
-from ..problems.independence import refuse_mixing_methods
 from ..training.budget import Budget
 from ..training.communicator import World, agree
+from ..training.independence import refuse_mixing_methods
 
 NOTES = ("the guarantee is for whole clients, however their losses and batches are made",)
 GAPS = (

@@ -1,1 +1,1 @@
-"""The lab: a configuration becomes a run on disk; runs become comparisons."""
+"""From a configuration to a run on disk, and from runs to comparisons, sweeps and tables of results."""

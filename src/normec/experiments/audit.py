@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..algorithms.method import Method, Steps, rows_like
 from ..errors import UsageError, at_least
-from ..gradients import Block
+from ..gradients.engine import Block
 from ..privacy import Audit, Privacy, Setting, View, audit_releases, calibrate, release
 from ..privacy.mechanism import Mechanism, facts_of
 from ..problems.functions import FunctionProblem

@@ -13,9 +13,8 @@ from ..errors import UsageError, at_least
 from ..problems.problem import Problem
 from ..sampling.participation import FixedSize, Participation, Poisson
 from ..sampling.random_streams import derive_seed
-from ..training.train import refuse_private_sizes
+from ..settings.config import RunConfig, in_groups
 from . import methods
-from .config import RunConfig, in_groups
 
 if TYPE_CHECKING:
     from ..privacy import Privacy
@@ -115,7 +114,7 @@ def training(config: RunConfig) -> dict[str, Any]:
     """The keyword arguments of `train` that a configuration states."""
     promised = privacy(config)
     if promised is not None and config.epochs is not None and config.batch_size is not None:
-        refuse_private_sizes(promised, config.public_sizes)  # before any data are read
+        promised.refuse_private_sizes(config.public_sizes)  # before any data are read
     return {
         "lr": methods.step_size(config),
         "rounds": methods.rounds(config),

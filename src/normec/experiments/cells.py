@@ -17,12 +17,12 @@ import torch
 
 from ..errors import Diverged, UsageError
 from ..problems.problem import Problem
+from ..settings.config import RunConfig
 from ..storage.history import Row
 from ..training import interleaved as fleet
 from ..training.callbacks import Callback
 from ..training.train import ready
 from . import build, runs
-from .config import RunConfig
 
 DONE = ("finished", "diverged")
 SECONDS_BETWEEN = 0.2

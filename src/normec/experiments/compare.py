@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Diverged, Interrupted, UsageError, one_of
+from ..settings import config as configs
+from ..settings.config import RunConfig
 from ..storage.history import History
-from ..system.atomic import write_atomic
+from ..system.files import write_atomic
 from ..training.callbacks import Callback
-from . import config as configs
 from . import methods, runs, tuning
-from .config import RunConfig
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
 

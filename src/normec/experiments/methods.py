@@ -13,7 +13,7 @@ from ..algorithms.method import Method
 from ..algorithms.operators import Clip, RandK, SmoothedNorm, TopK
 from ..algorithms.tensor_norm import TensorNormEC
 from ..errors import UsageError, nearest, one_of
-from .config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
+from ..settings.config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
 
 # alpha is the paper's choice after its first experiment, beta its best value; the others follow.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -26,7 +26,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 # What a private run does otherwise. The memory forgets, so that the noise in ĝ does not pile up. These settings, the
 # step sizes and the rounds below are the ones that won on validation data at ε = 8, IID, with 16 trials each
-# (`normec privacy methods`, docs/private-digits), rounded.
+# (`python -m benchmarks.privacy table`), rounded.
 PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "normec": {"beta": 0.011, "decay": 0.05},
     "clip21": {"tau": 0.03},

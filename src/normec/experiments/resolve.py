@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..settings.config import RunConfig, is_own
 from ..training.run import usual_evaluate_every, usual_log_every
 from . import build, methods
-from .config import RunConfig, is_own
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from typing import Any
 from ..errors import UsageError, nearest
 from ..privacy.verify import verified
 from ..report import shapes
-from ..storage.history import History
-from ..storage.run_folder import STARTED_BY
-from ..system.file_reading import read_toml
-from . import config as configs
+from ..settings import config as configs
+from ..settings.config import IDENTITY, RunConfig
+from ..storage.history import STARTED_BY, History
+from ..system.files import read_toml
 from . import runs, tuning
-from .config import IDENTITY, RunConfig
 from .resolve import Measured, resolved
 
 Row = dict[str, Any]

@@ -26,11 +26,11 @@ from ..errors import Diverged, UsageError
 from ..privacy.verify import verified
 from ..problems.problem import Problem
 from ..report import page
-from ..storage.history import NOT_COVERED, History, uncovered
-from ..storage.run_folder import CONFIG, STARTED_BY
-from ..system.atomic import write_atomic, writing
-from ..system.file_reading import read_json, read_toml
-from ..system.interrupt import Interrupt
+from ..settings.config import IDENTITY, RunConfig, load, to_toml
+from ..storage.history import NOT_COVERED, STARTED_BY, History, uncovered
+from ..storage.run_folder import CONFIG
+from ..system.files import read_json, read_toml, write_atomic, writing
+from ..system.processes import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Alone, World
 from ..training.interleaved import finished
@@ -38,7 +38,6 @@ from ..training.loop import TrainingLoop
 from ..training.run import Run
 from ..training.train import prepare, ready
 from . import build, methods
-from .config import IDENTITY, RunConfig, load, to_toml
 from .resolve import Measured, resolved
 
 # Settings whose defaults depend on the data: the number of clients, of parameters, or of rounds.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .config import GROUPS, SETTINGS, Setting
+from ..settings.config import GROUPS, SETTINGS, Setting
 
 LEAD = """# Settings
 

@@ -20,13 +20,13 @@ import torch
 
 from ..errors import Interrupted, Unwritable, UsageError, at_least
 from ..report import page
+from ..settings.config import RunConfig
 from ..storage.history import History, Row
 from ..storage.run_folder import FolderLock
-from ..system.atomic import write_atomic
-from ..system.interrupt import Interrupt
+from ..system.files import write_atomic
+from ..system.processes import Interrupt
 from . import build, runs, workers
 from .cells import DONE, Ending, Message, Task, run_group
-from .config import RunConfig
 from .grid import Cell, Grid
 
 

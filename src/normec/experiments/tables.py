@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..system.atomic import write_atomic
+from ..system.files import write_atomic
 
 Row = dict[str, Any]
 FORMATS = ("table", "csv", "json", "parquet")

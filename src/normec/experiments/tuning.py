@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import UsageError, one_of
+from ..settings.config import RunConfig
 from ..storage.history import NOT_COVERED, UNNOISED
-from .config import RunConfig
 
 Key = TypeVar("Key")
 

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
-from ..sampling.participation import Batches
+from ..sampling.batches import Batches
 from .engine import Block
 from .feed import Feed
 from .precision import Precision, autocast

@@ -11,7 +11,7 @@ from ..errors import UsageError, one_of
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Objective
 from ..problems.problem import Problem
-from ..sampling.participation import Batches, BatchSource
+from ..sampling.batches import Batches, BatchSource
 from .batched import Batched
 from .compiled import Compiled, pays_back
 from .engine import Engine
@@ -19,7 +19,8 @@ from .guard import Fast, Guarded
 from .linear import Linear, fits
 from .loop import Loop
 from .precision import Precision
-from .shared import NoRule, Shared
+from .shared.engine import Shared
+from .shared.rules import NoRule
 
 ENGINES = ("auto", "loop", "compiled", "batched", "shared", "linear")
 

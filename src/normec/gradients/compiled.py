@@ -11,7 +11,7 @@ from torch import Tensor
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
-from ..sampling.participation import Batches
+from ..sampling.batches import Batches
 from ..sampling.random_streams import derive_seed, seed_generators
 from .engine import Block
 from .feed import Feed

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..problems.client_data import ResidentRecords
 from ..problems.problem import Problem
-from ..sampling.participation import Batches
+from ..sampling.batches import Batches
 from ..sampling.random_streams import Stream
 from .engine import upload
 

@@ -20,7 +20,7 @@ from ..models import Logistic, Softmax, binary_loss
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
-from ..sampling.participation import BatchSource
+from ..sampling.batches import BatchSource
 from .engine import Block, upload
 
 _BLOCK_FLOATS = 2**24

@@ -21,9 +21,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..errors import UsageError, at_least, fraction, open_unit, positive
+from ..errors import UsageError, at_least, fraction, needed, open_unit, positive
 from . import gaussian
-from .extras import needed
 from .gaussian import delta, epsilon, mu_for
 from .subsampled import LARGEST_EPSILON, Group, epsilon_pld, epsilon_rdp, interval, resolvable
 

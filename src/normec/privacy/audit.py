@@ -40,9 +40,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError, at_least, open_unit
+from ..errors import UsageError, at_least, needed, open_unit
 from . import gaussian
-from .extras import needed
 
 Scores = np.ndarray[Any, np.dtype[np.float64]]
 

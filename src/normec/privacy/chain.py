@@ -43,9 +43,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
 from ..errors import UsageError
-from ..system.atomic import PRIVATE_FILE, flush
-from ..system.file_reading import read_bytes
-from ..system.process import process_identity
+from ..system.files import PRIVATE_FILE, flush, read_bytes
+from ..system.processes import process_identity
 
 
 class LedgerDamaged(RuntimeError):  # noqa: N818  (a state of the file, not of the program)

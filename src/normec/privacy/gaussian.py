@@ -25,8 +25,7 @@ import math
 from functools import cache
 from typing import Any
 
-from ..errors import UsageError, non_negative, open_unit
-from .extras import needed
+from ..errors import UsageError, needed, non_negative, open_unit
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)

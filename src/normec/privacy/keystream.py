@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..system.process import process_identity
-from .extras import needed
+from ..errors import needed
+from ..system.processes import process_identity
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 _CHUNK = 1 << 16  # draws at a time: all arrays stay in the cache

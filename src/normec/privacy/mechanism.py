@@ -27,8 +27,7 @@ from torch import Tensor
 from ..algorithms.error_feedback import ErrorFeedbackScheme
 from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, has_functions_of, says_of
 from ..errors import UsageError
-from ..system.atomic import writing
-from ..system.file_reading import read_if_present
+from ..system.files import read_if_present, writing
 from .accounting import Account, Event, mu_for
 from .chain import read_chain
 from .grid import from_grid, grid_step, snap

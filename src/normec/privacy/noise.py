@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, at_least, one_of, positive
-from .extras import needed
+from ..errors import UsageError, at_least, needed, one_of, positive
 from .grid import from_grid, grid_step, snap
 from .keystream import Keystream, rounded_gaussians
 

@@ -110,6 +110,22 @@ class Privacy:
         """
         return self if self.noise is not None else dataclasses.replace(self, noise=default)
 
+    def refuse_private_sizes(self, public_sizes: bool) -> None:
+        """Refuse a number of rounds, and with it a noise, that follows from how many records protected clients hold.
+
+        Args:
+            public_sizes: Whether the caller declares the numbers of records public.
+
+        Raises:
+            UsageError: They are not public, and the statement protects whole clients.
+        """
+        if self.unit == "client" and not public_sizes:
+            raise UsageError(
+                "epochs of batches make the number of rounds, and with it the noise, a function of how many records "
+                "the clients hold, which unit='client' protects; give rounds, or declare these numbers public with "
+                "public_sizes=True"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

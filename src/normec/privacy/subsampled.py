@@ -46,7 +46,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .extras import needed
+from ..errors import needed
 
 TOLERANCE = 2e-5
 _ROUNDOFF = 2.0**-53

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
-from ..system.file_reading import read_bytes, read_if_present
+from ..system.files import read_bytes, read_if_present
 from .accounting import Account, Event
 from .chain import Head, LedgerDamaged, read_chain
 

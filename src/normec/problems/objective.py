@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..data.augment import Augment
+if TYPE_CHECKING:
+    from ..data.augment import Augment
 
 Buffers = dict[str, Tensor]
 

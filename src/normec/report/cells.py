@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..experiments import config
+from ..settings import config
 from ..storage.history import NOT_COVERED
 from . import words
 from .reading import RunView

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..experiments import config
+from ..settings import config
 from ..storage.history import NOT_COVERED, UNNOISED
-from ..system.file_reading import read_json
+from ..system.files import read_json
 from . import several, shapes, words
 from .document import Section, copyable
 from .html import Html, e, join, table

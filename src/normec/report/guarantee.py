@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..storage.history import NOT_COVERED
-from ..system.file_reading import read_bytes
+from ..system.files import read_bytes
 from . import shapes, words
 from .document import Section, cards
 from .html import Html, e, join, table

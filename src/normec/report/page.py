@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..system.atomic import write_atomic
+from ..system.files import write_atomic
 from . import comparison, run_page, several, sweep_page, theory_page
 from .html import Html
 from .reading import is_file, is_run, trusted_run

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from ..errors import UsageError, one_of
 from ..storage.history import NOT_COVERED, History, uncovered
-from ..system.atomic import writing
+from ..system.files import writing
 from .spread import Spread, over_seeds
 
 # Okabe & Ito's colours, told apart under every common colour blindness; line styles and markers tell them

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..storage.history import UNNOISED, History
-from ..storage.run_folder import STARTED_BY
-from ..system.file_reading import parse_toml, read_bytes, read_json, read_text
+from ..storage.history import STARTED_BY, UNNOISED, History
+from ..system.files import parse_toml, read_bytes, read_json, read_text
 from . import shapes
 
 MOST_BYTES = 64 * 2**20  # of one file of a run; a page of more than that helps nobody

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..storage.history import NOT_COVERED
-from ..storage.run_folder import STARTED_BY
+from ..storage.history import NOT_COVERED, STARTED_BY
 from . import charts, guarantee, words
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table

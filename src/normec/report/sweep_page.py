@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..system.file_reading import read_text, read_toml
+from ..system.files import read_text, read_toml
 from . import charts, guarantee, several, words
 from .cells import ENDED, METRICS, Cell, Metric, best, grouped, measured, order, shown, varied
 from .document import Section, cards, copyable, document, notes_of, pill

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..system.file_reading import read_json
+from ..system.files import read_json
 from . import shapes, words
 from .document import Section, cards, copyable, document, notes_of
 from .html import Html, e, join, table

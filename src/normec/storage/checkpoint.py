@@ -22,8 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UsageError
-from ..system.atomic import write_atomic, writing
-from ..system.file_reading import read_if_present
+from ..system.files import read_if_present, write_atomic, writing
 
 FORMAT = 1
 SECRET = "noise_secret"  # in an identity: what the secret of the noise is known by

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..system.atomic import append, flush, writing
-from ..system.file_reading import parse_json, read_if_present
+from ..system.files import append, flush, parse_json, read_if_present, writing
 
+STARTED_BY = "started_by"  # in a config.toml: what started a run that no command can repeat
 Row = dict[str, Any]
 Extent = dict[str, Any]  # how many bytes of the file, and their sha256
 

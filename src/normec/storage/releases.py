@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..system.atomic import append, flush, writing
-from ..system.file_reading import open_file
+from ..system.files import append, flush, open_file, writing
 from .checkpoint import CURE
 
 

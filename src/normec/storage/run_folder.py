@@ -12,15 +12,13 @@ from typing import IO, Any
 from torch import Tensor
 
 from ..errors import UsageError
-from ..system.atomic import write_atomic
-from ..system.file_reading import read_if_present
-from ..system.process import process_identity
+from ..system.files import read_if_present, write_atomic
+from ..system.processes import process_identity
 from .checkpoint import CURE, LATEST, Checkpoints
 from .history import History
 from .releases import Releases
 
 CONFIG = "config.toml"
-STARTED_BY = "started_by"  # in a config.toml: what started a run that no command can repeat
 
 
 class FolderLock:

@@ -1,1 +1,1 @@
-"""The operating system: files that are whole or absent, processes and signals."""
+"""The operating system: files, processes and signals."""

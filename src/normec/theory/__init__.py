@@ -5,14 +5,14 @@
     private     Theorem 2, Corollary 2, how many clients a promise needs
     forgetting  a bound whose noise does not grow with the rounds
     relatives   Clip21, EF21, gradient descent
-    constants   L_i, L, L_max, F0 and R of a problem
-    planning    parameters for a horizon, and what they promise; search: how they are found
+    constants   L_i, L, L_max, F0 and R; problem_constants: those of a problem that can be trained
+    planning    parameters for a horizon, and what they promise
     steps       the step size for a method whose parameters are chosen
 
 `rounds` is K + 1 everywhere. Proofs and errata: docs/theory.md.
 """
 
-from .constants import Constants, constants_of, quadratic_constants
+from .constants import Constants, quadratic_constants
 from .forgetting import balanced, best_decay, forgetting, gradient_bound, noise_factor, utility
 from .memory import (
     W,
@@ -36,6 +36,7 @@ from .nonprivate import (
 )
 from .planning import Proposal, propose
 from .private import best_beta0, corollary2, largest_signal, noise_per_message, signal, smallest_clients, theorem2
+from .problem_constants import constants_of
 from .relatives import clip21, clip21_tau, ef21, ef21_gamma, gradient_descent
 from .steps import step_size
 

@@ -11,7 +11,8 @@ from ..algorithms.error_feedback import EF21, NormEC
 from ..algorithms.method import Method
 from ..errors import UsageError
 from ..problems.objective import Objective
-from .constants import Constants, constants_of
+from .constants import Constants
+from .problem_constants import constants_of
 from .promises import promises, warmed_up
 from .relatives import ef21_gamma
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import __version__
-from ..errors import UsageError
-from ..privacy.extras import needed
+from ..errors import UsageError, needed
 from .tracker import Tracker
 
 LOCAL = "sqlite:///mlflow.db"

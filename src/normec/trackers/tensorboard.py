@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..privacy.extras import needed
+from ..errors import needed
 from .tracker import Tracker
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..algorithms.method import MEMORY, Method, Steps, Tables, computes_the_same, fused_form
 from ..algorithms.operators import norms
-from ..gradients import Block
+from ..gradients.engine import Block
 from ..sampling.random_streams import Key, Stream, derive_seed
 from . import fused_update
 from .memory_table import read_rows, write_rows

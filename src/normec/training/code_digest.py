@@ -3,7 +3,8 @@
 Two objects with one digest compute the same, as far as Python can tell: functions are known by their bytecode,
 defaults, closures, attributes and the globals they name, objects by their class and attributes, tensors by their bytes.
 Of a caller's module that a function names, what the function's code can ask it for counts. What belongs to torch,
-NumPy, Python or this library is known by its name alone; their versions are the machine's (see `repeating.machine`).
+NumPy, Python or this library is known by its name alone; their versions are the machine's
+(`repeatability.machine`).
 """
 
 from __future__ import annotations

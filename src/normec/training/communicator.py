@@ -11,9 +11,11 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..problems.objective import Buffers
 
 Said = TypeVar("Said")
 
@@ -103,3 +105,22 @@ class Alone:
         if table is not None:
             own.copy_(table)
         return own
+
+
+def here(drawn: Tensor | None, own: range, clients: int) -> Tensor | None:
+    """Those of the drawn clients (None: of all) that live here; None where that is all of them."""
+    if len(own) == clients:
+        return drawn
+    return torch.arange(own.start, own.stop) if drawn is None else drawn[(drawn >= own.start) & (drawn < own.stop)]
+
+
+def whole(buffers: Buffers, world: World) -> Buffers:
+    """All clients' buffers, on every rank, from those that each rank keeps up to date."""
+    if world.size == 1 or not buffers:
+        return buffers
+    whole = {}
+    for name, rows in buffers.items():
+        own, known = world.own(len(rows)), torch.zeros_like(rows)
+        known[own.start : own.stop] = rows[own.start : own.stop]
+        whole[name] = world.sum(known)
+    return whole

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import kernels
 from ..algorithms.method import ScaledDifference
 from ..algorithms.operators import norms
-from ..gradients import Block, upload
+from ..gradients.engine import Block, upload
 
 _TILE = 2**22  # numbers of a tile of rows: gradients and memory of a tile stay in the cache between the passes
 

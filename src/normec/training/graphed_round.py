@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.method import MEMORY, Steps, recordable
-from ..gradients import Block
+from ..gradients.engine import Block
 from ..gradients.graphs import Graphs
 from ..problems.objective import Objective
 from ..sampling.participation import Everyone

@@ -17,24 +17,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import gradients
 from ..algorithms.method import Method, Steps
 from ..algorithms.registry import works_by_rows
 from ..errors import BudgetSpent, Diverged, UsageError
+from ..gradients.choice import choose
+from ..gradients.engine import Block, Engine
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..storage.history import Row
 from ..storage.run_folder import RunStorage
-from ..system.interrupt import Interrupt
+from ..system.processes import Interrupt
 from . import state as start
 from .budget import Budget
 from .callbacks import Callback
 from .client_update import ClientUpdate
-from .communicator import Alone, World
+from .communicator import Alone, World, here, whole
 from .graphed_round import GraphedRound
 from .interleaved import finished
 from .metrics import Faults, Meter
-from .observer import Observer, broken_rows, copied, here, whole
+from .observer import Observer, broken_rows, copied
 from .repeatability import adds_in_one_order, computation, machine
 from .run import ClientTable, Plan, Run, State, batches_of
 from .stopwatch import Stopwatch
@@ -54,7 +55,7 @@ class TrainingLoop:
         problem: Objective,
         method: Method,
         plan: Plan,
-        engine: str | gradients.Engine,
+        engine: str | Engine,
         storage: RunStorage,
         checkpoint_seconds: float,
         callbacks: Sequence[Callback],
@@ -69,7 +70,7 @@ class TrainingLoop:
         clip = mechanism.privacy.record_clip if mechanism is not None else None
         batches = batches_of(problem, plan)
         private = mechanism is not None
-        self.engine = gradients.choose(engine, problem, batches, plan.draws, clip, plan.precision, plan.rounds, private)
+        self.engine = choose(engine, problem, batches, plan.draws, clip, plan.precision, plan.rounds, private)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.world, self.kept, self.own = world, kept, world.own(problem.clients)
         # Functions of the caller's own may mix the clients that they see together, for some values only.
@@ -237,7 +238,7 @@ class TrainingLoop:
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
         self._count(state, count)
 
-    def _send(self, state: State, block: gradients.Block, meter: Meter | None) -> Tensor:
+    def _send(self, state: State, block: Block, meter: Meter | None) -> Tensor:
         """What a block adds to the sum, once the round is paid for; the clients' states take their messages."""
         if meter is not None:
             meter.add(block)
@@ -309,8 +310,8 @@ class TrainingLoop:
     def _release_key(self) -> str | None:
         """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
 
-        It holds what the bits depend on beside the run's public settings: what is computed (`repeating.computation`),
-        where, and by which engine.
+        It holds what the bits depend on beside the run's public settings: what is computed
+        (`repeatability.computation`), where, and by which engine.
         """
         if self.mechanism is None or not self._repeatable:
             return None
@@ -350,7 +351,7 @@ class TrainingLoop:
         self._begin(state)
         self.observer.record(row, meter, drawn, self.begun)
 
-    def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[gradients.Block]:
+    def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[Block]:
         """Gradients of the drawn clients that live here, their rows as this rank's tables have them."""
         for block in self.engine.blocks(x, buffers, k, here(drawn, self.own, self.problem.clients)):
             yield block.within(self.own.start)
@@ -392,7 +393,7 @@ class TrainingLoop:
             self.world.first(lambda: budget.open(self.storage.out, self.ledger_head, self.resumed))
 
     def initial(self) -> State:
-        def noted() -> Iterator[gradients.Block]:
+        def noted() -> Iterator[Block]:
             for block in self._blocks(self.problem.x0, self.problem.initial_buffers(), 0, None):
                 self.faults.note_losses(block, 0)
                 yield block

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, one_of
-from ..gradients import Block
+from ..gradients.engine import Block
 from .fused_update import rounded
 
 Home = Literal["device", "host", "disk"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..algorithms.operators import norms
 from ..errors import Diverged
-from ..gradients import Block
+from ..gradients.engine import Block
 from .communicator import Alone, World
 
 ROUNDING = 1e-5  # relative: what arithmetic in single precision may add to a message's length

@@ -12,13 +12,13 @@ from torch import Tensor
 from ..algorithms.method import Steps
 from ..algorithms.operators import norms
 from ..errors import Diverged
-from ..gradients import Block, Engine
+from ..gradients.engine import Block, Engine
 from ..problems.objective import Buffers, Objective
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import UNNOISED, History, Row
 from .callbacks import Callback
 from .client_update import ClientUpdate
-from .communicator import World
+from .communicator import World, here, whole
 from .memory_table import read_rows
 from .metrics import Meter
 from .run import ClientTable, Plan, State
@@ -162,25 +162,6 @@ class Observer:
 def distances(block: Block, memory: Tensor) -> Tensor:
     """‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``; nothing is changed."""
     return norms(block.grads - read_rows(memory, block, block.grads))
-
-
-def here(drawn: Tensor | None, own: range, clients: int) -> Tensor | None:
-    """Those of the drawn clients (None: of all) that live here; None where that is all of them."""
-    if len(own) == clients:
-        return drawn
-    return torch.arange(own.start, own.stop) if drawn is None else drawn[(drawn >= own.start) & (drawn < own.stop)]
-
-
-def whole(buffers: Buffers, world: World) -> Buffers:
-    """All clients' buffers, on every rank, from those that each rank keeps up to date."""
-    if world.size == 1 or not buffers:
-        return buffers
-    whole = {}
-    for name, rows in buffers.items():
-        own, known = world.own(len(rows)), torch.zeros_like(rows)
-        known[own.start : own.stop] = rows[own.start : own.stop]
-        whole[name] = world.sum(known)
-    return whole
 
 
 def copied(buffers: Buffers) -> Buffers:

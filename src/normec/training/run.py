@@ -16,7 +16,8 @@ from ..errors import UsageError
 from ..gradients.precision import Precision
 from ..problems.client_data import checksum
 from ..problems.objective import Buffers, Objective
-from ..sampling.participation import Batches, BatchSource, Participation, PoissonBatches, drawn_clients
+from ..sampling.batches import Batches, BatchSource, PoissonBatches
+from ..sampling.participation import Participation, drawn_clients
 from ..storage.history import History
 from .memory_table import MemoryTable
 

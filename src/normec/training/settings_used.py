@@ -11,7 +11,7 @@ from ..algorithms.registry import name_of
 from ..errors import UsageError
 from ..problems.objective import Objective
 from ..sampling.participation import Everyone, FixedSize, Poisson
-from ..storage.run_folder import STARTED_BY
+from ..storage.history import STARTED_BY
 from .run import Plan
 
 if TYPE_CHECKING:

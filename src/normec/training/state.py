@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ..algorithms.method import ESTIMATE, Steps
 from ..errors import UsageError, one_of
-from ..gradients import Block
+from ..gradients.engine import Block
 from ..problems.objective import Objective
-from .communicator import World
+from .communicator import World, whole
 from .memory_table import MemoryTable
-from .observer import whole
 from .run import InitialMemory, State
 
 

@@ -1,4 +1,4 @@
-"""The front door: `train` checks what it is asked, and sets the rounds going."""
+"""`train`: validate the arguments and run the training loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from ..algorithms.registry import identity_of
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.precision import PRECISIONS, Precision, products
 from ..problems.functions import FunctionProblem
-from ..problems.independence import refuse_coupled_clients, refuse_mixing_methods
 from ..problems.objective import Objective
 from ..problems.problem import Problem
-from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, known_participation, rounds_of
+from ..sampling.batches import rounds_of
+from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, known_participation
 from ..storage.checkpoint import SECRET
 from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, kept_secret
 from .callbacks import Callback
 from .communicator import Alone, World, agree
+from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import Home, MemoryTable
 from .run import (
@@ -146,7 +147,7 @@ def prepare(
     problem = _moved(problem, torch.device(device) if device is not None else problem.x0.device, dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
     if privacy is not None and counted:
-        refuse_private_sizes(privacy, public_sizes)
+        privacy.refuse_private_sizes(public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
     if isinstance(lr, str):
         sampled = batch_size or batch_rate or participation
@@ -286,16 +287,6 @@ def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_s
     if problem.sizes is None:
         raise UsageError("epochs need records; a problem of plain functions takes rounds")
     return rounds_of(epochs or 0, problem.sizes, batch_size)
-
-
-def refuse_private_sizes(privacy: Privacy, public_sizes: bool) -> None:
-    """Refuse rounds, and with them the noise, that follow from how many records protected clients hold."""
-    if privacy.unit == "client" and not public_sizes:
-        raise UsageError(
-            "epochs of batches make the number of rounds, and with it the noise, a function of how many records the "
-            "clients hold, which unit='client' protects; give rounds, or declare these numbers public with "
-            "public_sizes=True"
-        )
 
 
 def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool) -> None:

@@ -21,7 +21,7 @@ from benchmarks.privacy.trial import Trial
 from normec import DPSGD, NormEC, SmoothedNorm, train
 from normec.errors import UsageError
 from normec.experiments import build
-from normec.experiments.config import make
+from normec.settings.config import make
 
 BUDGET = tuning.TuningBudget(2, (0,), (2, 3), rounds=(3, 5))
 WHERE: dict[str, Any] = {"data": "digits", "model": "softmax", "clients": 20}

@@ -13,7 +13,7 @@ import pytest
 
 from normec.cli.app import run
 from normec.experiments import build
-from normec.sampling import participation as sampling
+from normec.sampling.batches import rounds_of
 from publications.alpha_normec import protocol
 from publications.alpha_normec.commands import app
 from publications.alpha_normec.methods import DP_NORMEC, configure
@@ -70,7 +70,7 @@ def test_what_the_plan_counts_is_what_the_data_has(images: Path, monkeypatch: py
     base = protocol.make("paper", {"records": 47, "clients": 3, "batch_size": 4})
     problem = build.problem(configure(base, DP_NORMEC, 0.1, 0.1))
     assert problem.sizes is not None
-    assert protocol.extent(base) == protocol.Extent(sampling.rounds_of(1, problem.sizes, 4), len(problem.x0))
+    assert protocol.extent(base) == protocol.Extent(rounds_of(1, problem.sizes, 4), len(problem.x0))
     assert protocol.extent(protocol.make("paper")) == protocol.Extent(140, 269722)
 
 

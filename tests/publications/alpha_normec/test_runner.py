@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from normec.errors import UsageError
-from normec.experiments import config, runs
+from normec.experiments import runs
 from normec.experiments.grid import Cell
 from normec.experiments.sweep import Event, run_cells
+from normec.settings import config
 from publications.alpha_normec import plan, records, runner
 from publications.alpha_normec.protocol import Protocol
 from publications.alpha_normec.records import collect

@@ -13,8 +13,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from normec import DPSGD, Clip, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import UsageError
-from normec.experiments import build, config
-from normec.gradients import choose
+from normec.experiments import build
+from normec.gradients.choice import choose
+from normec.settings import config
 
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
 

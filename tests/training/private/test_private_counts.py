@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Privacy, Problem, UsageError, train
-from normec.experiments import build, config
+from normec.experiments import build
+from normec.settings import config
 
 BATCHES: dict[str, Any] = {"lr": 0.1, "batch_size": 4}
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, train
+from normec import DPSGD, Clip, ErrorFeedback, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, train
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.sampling.random_streams import Key
@@ -40,11 +40,11 @@ class Lazy(Dataset[Any]):
         return self.data[i]
 
 
-class Own(Method):
+class Own(ErrorFeedback):
     """A message of the caller's own, whose code may change from one process to the next."""
 
-    def message(self, grad: Tensor, memory: Tensor, key: Key | None = None) -> Tensor:
-        return super().message(grad, memory, key)
+    def message(self, update: Tensor, state: Tensor, key: Key | None = None) -> tuple[Tensor, Tensor]:
+        return super().message(update, state, key)
 
 
 def problem(lazy: bool = False, moved: float = 0.0) -> Problem:
@@ -94,7 +94,7 @@ def test_the_same_bits_are_the_same_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lazy", "method"), [(True, None), (False, Own("own", Clip(0.5)))], ids=["lazy data", "a method of one's own"]
+    ("lazy", "method"), [(True, None), (False, Own(Clip(0.5)))], ids=["lazy data", "a method of one's own"]
 )
 def test_what_may_come_out_otherwise_is_paid_for_again_with_other_noise(
     lazy: bool, method: Method | None, tmp_path: Path
@@ -234,16 +234,16 @@ def test_a_rule_that_draws_others_makes_another_release(tmp_path: Path) -> None:
     assert releases(folder) == ONCE + REPEATED
 
 
-class Drawing(Method):
+class Drawing(ErrorFeedback):
     """A server whose step draws, so that x takes another way when it is made again."""
 
-    def server_step(self, mean_message: Tensor, estimate: Tensor) -> tuple[Tensor, Tensor]:
-        direction, estimate = super().server_step(mean_message, estimate)
+    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        direction, estimate = super().server_step(mean_message, state)
         return direction + torch.rand(()), estimate
 
 
 def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> None:
-    folder, method = tmp_path / "run", Drawing("mine", SmoothedNorm(0.1), 0.1)
+    folder, method = tmp_path / "run", Drawing(SmoothedNorm(0.1), 0.1)
     rewound(folder, problem(), method)
     made(folder, problem(), method)
     assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]

@@ -14,7 +14,8 @@ from torch import Tensor
 import normec
 from normec import DPSGD, Clip, Clip21, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import Diverged, UsageError
-from normec.experiments import build, config
+from normec.experiments import build
+from normec.settings import config
 
 D = 40
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms.method import Method
-from ...theory import Constants, quadratic_constants
+from ...theory.constants import Constants, quadratic_constants
 
 
 @dataclass(frozen=True)

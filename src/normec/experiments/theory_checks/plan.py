@@ -7,9 +7,9 @@ from typing import Any
 
 from ...algorithms.error_feedback import NormEC
 from ...errors import UsageError, at_least
+from ...settings.config import RunConfig
 from ...theory import Constants, Proposal, constants_of, gradient_descent, propose
 from .. import build
-from ..config import RunConfig
 
 OUTSIDE = ("batch_size", "batch_rate", "sample_rate", "sample_count")
 

@@ -16,9 +16,9 @@ from ...algorithms.operators import TopK
 from ...errors import Diverged, UsageError
 from ...privacy import Privacy
 from ...problems.problem import Problem
+from ...settings import config as configs
 from ...training.train import train
 from .. import build
-from .. import config as configs
 
 if TYPE_CHECKING:
     from .checks import Scale, Series, Verification

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import one_of
-from ...system.atomic import write_atomic
+from ...system.files import write_atomic
 from . import quadratics, real
 from .checks import Scale, Series, Verification
 

@@ -22,11 +22,11 @@ from torch.utils.data import Dataset
 
 from ...errors import Diverged, UsageError, at_least
 from ...experiments import build, methods, runs
-from ...experiments.config import RunConfig, to_toml
 from ...experiments.resolve import Measured, resolved
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
-from ...system.atomic import write_atomic
+from ...settings.config import RunConfig, to_toml
+from ...system.files import write_atomic
 from ...training.run import Plan, usual_evaluate_every
 from ..protocol.client_work import ProblemWork, Work
 from ..protocol.coordinator import Coordinator, disk_failure

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...system.atomic import PRIVATE_FILE
+from ...system.files import PRIVATE_FILE
 
 OPEN = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
 HEALTH = "/health"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ...system.atomic import write_atomic
+from ...system.files import write_atomic
 from ..protocol.wire import NAME
 
 if TYPE_CHECKING:

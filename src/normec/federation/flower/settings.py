@@ -1,6 +1,6 @@
 """The settings of a federated run: `[tool.flwr.app.config]` in the app's pyproject.toml, or `flwr run -c 'key=value'`.
 
-The names are those of `normec train` (experiments/config.py), and a few more for the federation itself. Flower knows no
+The names are those of `normec train` (settings/config.py), and a few more for the federation itself. Flower knows no
 empty value and lets nobody add a key that the app does not have; so an empty string stands for "not given".
 
 `method = "my_method.py:MyMethod"` names a class in a file beside the app's pyproject.toml, and `method_settings`
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...errors import UsageError, at_least, nearest
 from ...experiments import methods
-from ...experiments.config import FEDERATED, RunConfig, make
+from ...settings.config import FEDERATED, RunConfig, make
 from ..protocol.terms import LATER
 
 RECORDED = ("data", "model", "clients", *FEDERATED)  # the settings that a federated run's folder holds

@@ -19,10 +19,9 @@ import tomli_w
 
 from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
-from ...experiments.config import is_own, load
+from ...settings.config import is_own, load
 from ...storage.history import History
-from ...system.atomic import private_folder, write_atomic
-from ...system.file_reading import read_toml
+from ...system.files import private_folder, read_toml, write_atomic
 from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, located, read

@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import UsageError
 from ...privacy.accounting import Account, Event
 from ...privacy.chain import Chain, Head, LedgerDamaged, LedgerInUse, read_chain
-from ...system.atomic import write_atomic
+from ...system.files import write_atomic
 from . import party_state
 from .wire import Request, run_name
 

@@ -17,7 +17,7 @@ from ...errors import UsageError
 from ...gradients.loop import Loop
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
-from ...sampling.participation import Batches
+from ...sampling.batches import Batches
 from .terms import PlanTerms
 
 _TRIED = 32  # records of the gradient that is tried first

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...system.atomic import PRIVATE_FILE, private_folder
+from ...system.files import PRIVATE_FILE, private_folder
 
 JOURNAL = "events.jsonl"
 FULL = "full"  # the last event of a journal that holds all it may

@@ -26,7 +26,7 @@ from torch import Tensor
 from ...algorithms.method import Tables
 from ...errors import UsageError
 from ...privacy.chain import Head
-from ...system.atomic import PRIVATE_FILE, private_folder, write_atomic
+from ...system.files import PRIVATE_FILE, private_folder, write_atomic
 
 MOST_RUNS = 100  # states of runs that a message was made for
 MOST_WAITING = 32  # states that only wait for the server's record; the oldest make room for new ones

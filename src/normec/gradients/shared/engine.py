@@ -14,7 +14,7 @@ from ...models import binary_loss
 from ...problems.client_data import ResidentRecords
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
-from ...sampling.participation import Batches
+from ...sampling.batches import Batches
 from ..engine import Block
 from ..feed import Feed
 from ..graphs import MOST, Graphs

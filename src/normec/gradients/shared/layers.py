@@ -10,7 +10,7 @@ client by client: weight gradients (written into the slots, not returned to auto
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,10 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ... import kernels
-from ...models.resnet import Shortcut
 from .slots import Slot
+
+if TYPE_CHECKING:
+    from ...models.resnet import Shortcut
 
 aten = torch.ops.aten
 _WINDOW = 64  # pixels of a window that a kernel is written out for

@@ -18,10 +18,45 @@ from torch import Tensor
 
 from ...kernels.tiles import Tiles
 from ...problems.objective import Buffers
-from .packing import Packing
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
+
+
+class Packing:
+    """The weights of a model's small convolutions in the order in which `kernels.convolution` reads them.
+
+    Which weights are packed is known when a model is converted; one launch a pass packs their values.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: dict[tuple[int, Tiles], tuple[int, int]] = {}  # by the parameter's start in x and its use
+        self._size = 0
+        self._table = torch.empty(0, dtype=torch.int32)
+        self._packed: Tensor | None = None
+
+    def add(self, start: int, tiles: Tiles) -> None:
+        """A parameter that begins at `start` will be wanted so."""
+        if (start, tiles) not in self._wanted:
+            size = tiles.depth * tiles.breadth
+            self._wanted[start, tiles] = (self._size, size)
+            self._size += size
+
+    def forget(self) -> None:
+        """x may change."""
+        self._packed = None
+
+    def weights(self, x: Tensor, dtype: torch.dtype, start: int, tiles: Tiles) -> Tensor:
+        """Packed from the flat `x`; the first one asked for in a pass packs all."""
+        if self._packed is None or self._packed.dtype != dtype:
+            from ...kernels.convolution import pack
+
+            if len(self._table) != self._size or self._table.device != x.device:
+                tables = [wanted.table(place).flatten() for place, wanted in self._wanted]
+                self._table = torch.cat(tables).to(x.device)
+            self._packed = pack(x, self._table, dtype)
+        begin, size = self._wanted[start, tiles]
+        return self._packed[begin : begin + size]
 
 
 @dataclass

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import UsageError, nearest
-from ..system.file_reading import read_toml
+from ..system.files import read_toml
 
 Scalar = str | int | float | bool
 METHODS = "normec.methods"  # the entry points of other packages' methods (`algorithms.registry`)

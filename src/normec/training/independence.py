@@ -29,13 +29,12 @@ from torch.utils.data import Dataset
 from ..algorithms.method import Method, Steps, rows_like
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
-from ..gradients.clipped import record_gradients
-from ..gradients.loop import Loop
+from ..gradients.loop import Loop, record_gradients
+from ..problems.client_data import FetchedRecords, Records, ResidentRecords, length
+from ..problems.functions import FunctionProblem
+from ..problems.objective import Objective
+from ..problems.problem import Problem
 from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
-from .client_data import FetchedRecords, Records, ResidentRecords, length
-from .functions import FunctionProblem
-from .objective import Objective
-from .problem import Problem
 
 _PARTS = ("model", "loss", "penalty", "augment", "transform")  # code of the caller's, which may keep state
 _RECORDS = 8  # of a client that take part in the check

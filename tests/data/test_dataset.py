@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from normec.data import Dataset, load
-from normec.data.holdout import stratified
+from normec.data.partition import stratified
 from normec.errors import UsageError
 
 TEXT = "+1 1:0.5 3:2\n-1 2:1 \n\n+1 1:1\n-1 3:-4\n\n"

@@ -1,0 +1,124 @@
+"""Which of its records a client uses in a round: a function of the seed, the client and the round."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import at_least, fraction
+from .random_streams import Stream
+
+
+class BatchSource(Protocol):
+    """Which of its records each client uses in a round."""
+
+    @property
+    def expected(self) -> Tensor:
+        """The number of records a client's gradient is divided by, known beforehand: float, one a client."""
+        ...
+
+    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+        """Record numbers of each client's batch in this round."""
+        ...
+
+    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        """The same as one table ``[c, longest]`` and the batches' lengths; what lies beyond a length is any record."""
+        ...
+
+
+class PoissonBatches:
+    """Every record by its own coin of bias `rate`, every round anew: the batches that amplify record-level privacy.
+
+    A client divides by rate · size, not by how many were drawn, which would show a private count.
+    """
+
+    def __init__(self, sizes: Tensor, rate: float, seed: int) -> None:
+        fraction(batch_rate=rate)
+        self._sizes, self._rate = sizes, rate
+        self._stream = Stream(seed, "batches")
+
+    @property
+    def expected(self) -> Tensor:
+        return self._rate * self._sizes.double()
+
+    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+        longest = int(self._sizes.max())
+        coins = self._stream.uniform(clients, round, longest) < self._rate
+        own = torch.arange(longest) < self._sizes[clients, None]
+        return [row.nonzero()[:, 0] for row in coins & own]
+
+    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        rows = self.draw(clients, round)
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
+
+
+class Batches:
+    """Mini-batches without replacement: each client goes through its own records in an order drawn for
+    each pass, `batch_size` at a time; a remainder shorter than a batch is left for the next pass's order.
+    A client with fewer records than a batch uses all of them every round.
+    """
+
+    def __init__(self, sizes: Tensor, batch_size: int, seed: int) -> None:
+        at_least(1, batch_size=batch_size)
+        self.sizes, self.batch_size = sizes, batch_size
+        self.steps = (sizes // batch_size).clamp(min=1)  # rounds a pass takes, client by client
+        self._stream = Stream(seed, "batches")
+        self._pass = torch.full_like(sizes, -1)
+        self._order = torch.empty(0, 0, dtype=torch.int64)
+
+    @property
+    def expected(self) -> Tensor:
+        return self.sizes.clamp(max=self.batch_size).double()
+
+    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+        table, lengths = self.padded(clients, round)
+        return [row[:length] for row, length in zip(table, lengths.tolist(), strict=True)]
+
+    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        return self.table(clients, round), self.sizes[clients].clamp(max=self.batch_size)
+
+    def table(self, clients: Tensor, round: int) -> Tensor:
+        """The batches as one table ``[c, B]``; of a client with fewer than B records only the first so many count."""
+        steps = self.steps[clients]
+        stale = clients[self._pass[clients] != round // steps]
+        if len(stale):
+            self._shuffle(stale, round // self.steps[stale])
+        width = min(self.batch_size, self._order.shape[1])
+        columns = (round % steps * self.batch_size)[:, None] + torch.arange(width)
+        return self._order[clients[:, None], columns]
+
+    def tables(self, clients: Tensor, rounds: Tensor) -> Tensor:
+        """`table` of every round of a span, ``[rounds, c, B]``, the orders of all their passes drawn at once."""
+        steps = self.steps[clients]
+        passes = rounds[:, None] // steps
+        first, count = passes[0], int((passes[-1] - passes[0]).max()) + 1
+        whose = clients.repeat(count)
+        when = (first + torch.arange(count)[:, None]).flatten()
+        orders = self._orders(whose, when).view(count, len(clients), -1)
+        width = min(self.batch_size, orders.shape[2])
+        columns = (rounds[:, None] % steps * self.batch_size)[..., None] + torch.arange(width)
+        return orders[(passes - first)[..., None], torch.arange(len(clients))[:, None], columns]
+
+    def _shuffle(self, clients: Tensor, passes: Tensor) -> None:
+        if not len(self._order):
+            self._order = torch.zeros(len(self.sizes), int(self.sizes.max()), dtype=torch.int64)
+        self._order[clients] = self._orders(clients, passes)
+        self._pass[clients] = passes
+
+    def _orders(self, clients: Tensor, passes: Tensor) -> Tensor:
+        """A client's records in the order of a pass, row by row."""
+        longest = int(self.sizes.max())
+        keys = self._stream.bits(clients, passes, longest)
+        beyond = torch.arange(longest) >= self.sizes[clients, None]
+        keys[beyond] = torch.iinfo(torch.int64).max  # records a shorter client does not have sort last
+        return keys.argsort(dim=1, stable=True)
+
+
+def rounds_of(epochs: int, sizes: Tensor, batch_size: int | None) -> int:
+    """Rounds in so many passes of the average client over its records (a full gradient is one pass)."""
+    at_least(1, epochs=epochs, batch_size=1 if batch_size is None else batch_size)
+    if batch_size is None:
+        return epochs
+    return epochs * max(1, int(sizes.sum()) // (len(sizes) * batch_size))

@@ -1,0 +1,1 @@
+"""The settings of a run: declared once, read from files, flags and assignments."""

@@ -1,0 +1,189 @@
+"""The package's structure: what may import what, how deep imports go, and that the documentation knows every package.
+
+Imports are read from the source. Only those that run when a module is loaded count: imports inside functions and under
+``TYPE_CHECKING`` do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import normec
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "normec"
+LEVELS = 14  # the longest chain of imports that is allowed
+
+Graph = dict[str, set[str]]
+
+
+def sources(folder: Path) -> dict[str, Path]:
+    """Every module below a package's folder; templates, which are copied and not imported, are left out."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        if "template" not in parts:
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def loaded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements that run when a module is loaded."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for other in child.orelse:
+                yield from loaded(other)
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from loaded(child)
+
+
+def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> list[str]:
+    """The dotted names that a statement may import, each as long as it is written."""
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names]
+    base = statement.module or ""
+    if statement.level:
+        parents = module.split(".") if is_package else module.split(".")[:-1]
+        parents = parents[: len(parents) - statement.level + 1]
+        base = ".".join([*parents, base] if base else parents)
+    return [f"{base}.{alias.name}" for alias in statement.names]
+
+
+def imports(folder: Path) -> Graph:
+    """Which modules of a package each of its modules imports."""
+    modules = sources(folder)
+    graph: Graph = {}
+    for module, path in modules.items():
+        graph[module] = set()
+        for statement in loaded(ast.parse(path.read_text())):
+            for name in targets(statement, module, path.name == "__init__.py"):
+                known = name
+                while known and known not in modules:  # from .module import name: the module
+                    known = known.rpartition(".")[0]
+                if known and known != module:
+                    graph[module].add(known)
+    return graph
+
+
+def longest_chain(graph: Graph) -> list[str]:
+    """The longest path through a graph without cycles."""
+
+    @cache
+    def below(module: str) -> tuple[str, ...]:
+        return (module, *max((below(other) for other in sorted(graph[module])), key=len, default=()))
+
+    return list(max(map(below, sorted(graph)), key=len))
+
+
+def by_package(graph: Graph) -> Graph:
+    """The same graph between the folders of the package, and the modules at its top."""
+    units: Graph = {}
+    for module, others in graph.items():
+        parts = module.split(".")
+        if len(parts) == 1:
+            continue  # the package itself loads its names when they are first used
+        own = units.setdefault(parts[1], set())
+        own |= {name.split(".")[1] for name in others if "." in name} - {parts[1]}
+    return units
+
+
+def refuse_cycles(graph: Graph) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("imports go round in a circle: " + " → ".join(reversed(error.args[1])))
+
+
+def test_modules_do_not_import_one_another_in_circles() -> None:
+    refuse_cycles(imports(PACKAGE))
+
+
+def test_packages_do_not_import_one_another_in_circles() -> None:
+    refuse_cycles(by_package(imports(PACKAGE)))
+
+
+def test_imports_are_not_deep() -> None:
+    modules, packages = longest_chain(imports(PACKAGE)), longest_chain(by_package(imports(PACKAGE)))
+    print(f"{len(modules)} levels of modules: {' → '.join(modules)}")
+    print(f"{len(packages)} levels of packages: {' → '.join(packages)}")
+    assert len(modules) <= LEVELS, " → ".join(modules)
+
+
+def test_the_top_of_the_package_holds_packages() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "errors"}
+
+
+def test_the_documentation_names_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = {path.parent.name for path in sources(PACKAGE).values() if path.name == "__init__.py"} - {"normec"}
+    packages |= {path.parent.name for path in ROOT.glob("benchmarks/*/__init__.py")}
+    packages |= {path.parent.name for path in ROOT.glob("publications/*/__init__.py")}
+    assert {name for name in packages if not re.search(rf"\b{name}/", text)} == set()
+
+
+def test_packages_import_only_from_the_levels_below_them_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    level = {
+        name: int(number) for number, names in re.findall(r"(?m)^ {4}(\d+)  (.+)$", text) for name in names.split(", ")
+    }
+
+    def unit(module: str) -> str | None:
+        """The documented package that a module belongs to; the package itself and `__main__` belong to none."""
+        parts = module.split(".")[1:]
+        known = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((name for name in known if name in level), None)
+
+    graph = imports(PACKAGE)
+    assert {module for module in graph if unit(module) is None} <= {"normec", "normec.__main__", "normec.federation"}
+    wrong = {
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in others
+        if (a := unit(module)) and (b := unit(other)) and a != b and level[a] <= level[b]
+    }
+    assert wrong == set()
+
+
+def test_the_documentation_names_only_files_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text))
+    assert named
+    assert {name for name in named if not list(PACKAGE.rglob(name)) and not (ROOT / name).exists()} == set()
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    headings = re.findall(r"(?m)^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text())
+    assert headings[:2] == ["Unreleased", normec.__version__]
+
+
+def test_only_imports_that_run_are_counted(tmp_path: Path) -> None:
+    """On a package made up for this: a cycle is found, and what is inside functions or for types alone is not."""
+    package = tmp_path / "made"
+    (package / "deep").mkdir(parents=True)
+    for name, text in {
+        "__init__.py": "",
+        "top.py": "from .deep import middle\nfrom .deep.middle import thing",
+        "deep/__init__.py": "",
+        "deep/middle.py": "try:\n    from ..low import value\nexcept ImportError:\n    pass\nthing = 1",
+        "low.py": (
+            "import os\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import top\n"
+            "def later():\n    from .top import thing\nvalue = 1"
+        ),
+    }.items():
+        (package / name).write_text(text)
+    graph = imports(package)
+    assert graph["made.top"] == {"made.deep.middle"}
+    assert longest_chain(graph) == ["made.top", "made.deep.middle", "made.low"]
+    refuse_cycles(graph)
+    (package / "low.py").write_text("import made.top")
+    with pytest.raises(pytest.fail.Exception, match=r"made\.low|made\.top"):
+        refuse_cycles(imports(package))
