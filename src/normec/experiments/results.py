@@ -6,6 +6,7 @@ metric's spread (the standard deviation over seeds). The same configuration foun
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -258,10 +259,12 @@ def _read(folder: Path) -> Record:
 
 
 def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that was started from Python, whose method may have settings of any kind."""
-    own = held.get("method_settings", {})
-    text = configs.format_assignments(own) if isinstance(own, dict) else own
-    return {**dict.fromkeys(IDENTITY), **held, "method_settings": text}
+    """The settings of a run that was started from Python; lists and tables, as of its method, become text."""
+    plain = {
+        name: value if shapes.scalar(value) else json.dumps(value, default=str, sort_keys=True)
+        for name, value in held.items()
+    }
+    return {**dict.fromkeys(IDENTITY), **plain}
 
 
 def _checked(held: Mapping[str, Any]) -> Mapping[str, Any]:
