@@ -15,7 +15,14 @@ from typing import Any
 
 
 class UsageError(ValueError):
-    """A mistake of the caller: one line that names the value, the limit and the cure."""
+    """A mistake of the caller: one line that names the value, the limit and the cure.
+
+    Example:
+        >>> positive(beta=-1)
+        Traceback (most recent call last):
+        ...
+        normec.errors.UsageError: beta must be > 0 and finite, got -1
+    """
 
 
 class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of the caller)

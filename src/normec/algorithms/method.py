@@ -21,11 +21,12 @@ What a method says of itself is believed only as far as it was said of the same 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -140,8 +141,8 @@ class Method:
 
     def spec(self) -> dict[str, Any]:
         """The method's settings as plain JSON values: what runs, checkpoints and parties know it by."""
-        declared = getattr(self, "__dataclass_fields__", None)
-        names = vars(self) if declared is None else declared
+        declared = hasattr(self, "__dataclass_fields__")
+        names = [one.name for one in dataclasses.fields(cast(Any, self))] if declared else list(vars(self))
         held = {name: getattr(self, name) for name in names if not name.startswith("_")}
         return {name: _plain(type(self).__name__, name, value) for name, value in held.items()}
 

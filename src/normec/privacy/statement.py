@@ -52,6 +52,13 @@ class Privacy:
     | `sigma` | standard deviation per coordinate of one client's noise, instead of a target |
     | `replay` | the paper's own formula for `epsilon`, in one of its readings: not a target, the true ε is reported |
     | `record_clip` | every record's gradient is clipped to this norm before the client's mean is taken |
+
+    Raises:
+        UsageError: A value is unknown or out of range, or two of them contradict each other.
+
+    Example:
+        >>> Privacy(epsilon=8, trust="secure-sum").delta
+        1e-05
     """
 
     epsilon: float | None = None

@@ -35,13 +35,30 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Problem:
-    """A model, a loss, one data set a client.
+    """A model, a loss, and one data set per client.
 
-    `model`: any module; its trainable parameters, flattened in order, are x. It is copied, never changed.
-    `loss(outputs, targets)`: the mean over a batch. `clients`: map-style data sets of (input, target).
-    `test`: evaluated for loss and, where targets are class numbers, accuracy; `validation`: likewise, for choosing
-    settings by. `penalty(x)`: added to every f_i. `augment`: applied to training batches. `transform`: applied to
-    every batch, after `augment`.
+    Args:
+        model: Any module. Its trainable parameters, flattened in order, are x. It is copied and never changed.
+        loss: `loss(outputs, targets)`, the mean over a batch.
+        clients: Map-style data sets of (input, target), one per client.
+        test: Evaluated for the loss and, where targets are class numbers, the accuracy.
+        validation: Evaluated like `test`; for choosing settings.
+        penalty: `penalty(x)` is added to the loss of every client.
+        augment: Applied to training batches.
+        transform: Applied to every batch, after `augment`.
+
+    Raises:
+        UsageError: Something of the model, the loss or the data does not fit together.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> data = [TensorDataset(torch.randn(8, 4, generator=draw), torch.arange(8) % 3) for _ in range(5)]
+        >>> problem = Problem(nn.Linear(4, 3), nn.functional.cross_entropy, data)
+        >>> problem.clients, len(problem.x0)
+        (5, 15)
     """
 
     def __init__(

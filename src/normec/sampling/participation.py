@@ -22,7 +22,12 @@ class Participation(Protocol):
 
 @dataclass(frozen=True)
 class Everyone:
-    """Full participation, as in the paper."""
+    """Full participation, as in the paper.
+
+    Example:
+        >>> Everyone().draw(clients=3, round=0, seed=0) is None  # None stands for all
+        True
+    """
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:  # noqa: ARG002
         return None
@@ -30,7 +35,15 @@ class Everyone:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each client takes part with probability `rate`, on its own: the sampling that amplifies privacy."""
+    """Each client takes part with probability `rate`, on its own: the sampling that amplifies privacy.
+
+    Args:
+        rate: The probability, in (0, 1].
+
+    Example:
+        >>> len(Poisson(1.0).draw(clients=5, round=0, seed=0))
+        5
+    """
 
     rate: float
 
@@ -44,7 +57,15 @@ class Poisson:
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Exactly `count` clients, uniformly without replacement."""
+    """Exactly `count` clients, uniformly without replacement.
+
+    Args:
+        count: How many clients take part in a round.
+
+    Example:
+        >>> len(FixedSize(2).draw(clients=5, round=0, seed=0))
+        2
+    """
 
     count: int
 

@@ -32,6 +32,17 @@ class History:
 
     ``history["loss"]`` is the list of a column's values where it was measured, ``history.rounds("loss")``
     the rounds they belong to.
+
+    Args:
+        path: The file of JSON lines that keeps the rows; None keeps them in memory.
+        private: Whether only the owner may read the file.
+
+    Example:
+        >>> history = History()
+        >>> history.append({"round": 0, "loss": 2.0})
+        >>> history.append({"round": 5, "loss": 1.5})
+        >>> history["loss"], history.rounds("loss")
+        ([2.0, 1.5], [0, 5])
     """
 
     def __init__(self, path: Path | None = None, *, private: bool = False) -> None:

@@ -11,7 +11,15 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Watches; never changes the run's numbers."""
+    """Watches a run and never changes its numbers; override what you need.
+
+    Example:
+        >>> class Rounds(Callback):
+        ...     def round(self, round):
+        ...         print(f"{round} rounds are done")
+        >>> Rounds().round(3)
+        3 rounds are done
+    """
 
     def begin(self, first_round: int, rounds: int) -> None:
         """The first round's gradients are finite; the run's folder is taken, and empty if the run is new."""

@@ -57,7 +57,11 @@ class State:
 
 @dataclass
 class Run:
-    """What training leaves behind."""
+    """What training leaves behind.
+
+    `x` is the final model as a vector, `model` as a module; `history` has the rows, `privacy` what was spent, and
+    `stopped` says why a run ended early.
+    """
 
     method: Method
     state: State
