@@ -157,7 +157,7 @@ def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
     assert any("to go on: normec train" in line for line in job.errors)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    assert load_file(next((tmp_path / "run" / "checkpoint").glob("*.safetensors")))["memory"].shape[0] == 100
+    assert load_file(next((tmp_path / "run" / "checkpoint").glob("*.safetensors")))["client.memory"].shape[0] == 100
 
     job = Job.of_normec(*RUN, "--processes", "3", cwd=tmp_path)
     job.wait_for_rounds(200)

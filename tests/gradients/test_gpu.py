@@ -306,7 +306,7 @@ def check_own_methods() -> None:
                 here = train(problem("small"), method, device="cpu", **options)
                 for home in ("device", "host"):
                     there = train(problem("small"), method, device="cuda", memory_home=home, **options)
-                    near(there.x, here.x, 1e-6, (name, home, "x"))
+                    near(there.x.cpu(), here.x, 1e-6, (name, home, "x"))
 
 
 CHECKS: dict[str, Callable[[], None]] = {

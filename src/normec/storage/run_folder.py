@@ -12,7 +12,7 @@ from typing import IO, Any
 from torch import Tensor
 
 from ..errors import UsageError
-from ..system.files import read_if_present, write_atomic
+from ..system.files import read_if_present, to_toml, write_atomic
 from ..system.processes import process_identity
 from .checkpoint import CURE, LATEST, Checkpoints
 from .history import History
@@ -137,9 +137,7 @@ class RunStorage:
         self.open()
         if self.out is None or not self.settings or (self.begun and (self.out / CONFIG).exists()):
             return
-        import tomli_w
-
-        write_atomic(self.out / CONFIG, tomli_w.dumps(self.settings))
+        write_atomic(self.out / CONFIG, to_toml(self.settings))
 
     def _keep_secret(self, folder: Path) -> None:
         if self._secret is None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -169,3 +170,21 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise UsageError(f"{where} cannot be read as TOML: it is nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"{where} cannot be read as TOML: {error}") from None
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """A table of plain values as TOML, for code that must do without a library for it.
+
+    Tables inside it are written inline; JSON's texts and numbers are TOML's too, but for NaN and infinities.
+    """
+    return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in table.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -41,7 +41,7 @@ class MemoryTable:
         States as long as x live where this table says; smaller ones, and whole numbers, stay on the device.
         """
         if start.shape != like.shape or not start.is_floating_point():
-            return start.to(like.device).expand(clients, *start.shape).clone()
+            return start.to(like.device).repeat(clients, *[1] * start.ndim)
         dtype = self.dtype or start.dtype
         shape = (clients, len(like))
         if self.home == "device":
