@@ -7,15 +7,12 @@ differ from those of the study is refused.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from normec import UsageError
-from normec.system.files import write_atomic
+from normec.system.files import unpacked, write_atomic
 
 from .studies import STUDIES, Cell, Study
 
@@ -86,7 +83,7 @@ def collect(source: Path, folder: Path, replace: bool = False) -> list[str]:
     Raises:
         UsageError: There are no records, or one of them does not fit its study or the records that are there.
     """
-    with _unpacked(source) as opened:
+    with unpacked(source) as opened:
         paths = [path for path in sorted(opened.rglob("*.jsonl")) if path.stem in STUDIES]
         found = {
             path.stem: [parse(STUDIES[path.stem], line, f"{source}: {path.name}") for line in _lines(path)]
@@ -111,19 +108,3 @@ def collect(source: Path, folder: Path, replace: bool = False) -> list[str]:
 
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
-
-
-@contextmanager
-def _unpacked(source: Path) -> Iterator[Path]:
-    """The folder itself, or a temporary folder with the content of an archive."""
-    if source.is_dir():
-        yield source
-        return
-    if not source.exists():
-        raise UsageError(f"there is no {source}; give a folder of records, or an archive of one (.tgz)")
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            shutil.unpack_archive(source, folder, filter="data")
-        except (shutil.ReadError, EOFError, OSError) as error:
-            raise UsageError(f"{source} cannot be unpacked: {error}") from None
-        yield Path(folder)

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import statistics
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ import torch
 
 from normec import UsageError
 from normec.experiments.sweep import Outcome
-from normec.system.files import write_atomic
+from normec.system.files import unpacked, write_atomic
 
 from .plan import Cell
 from .protocol import Protocol, extent
@@ -201,19 +198,3 @@ def collect(source: Path, folder: Path, cells: Sequence[Cell], replace: bool = F
     for record in new:
         write(folder, record)
     return [record["name"] for record in new]
-
-
-@contextmanager
-def unpacked(source: Path) -> Iterator[Path]:
-    """The folder itself, or a temporary folder with the content of an archive."""
-    if source.is_dir():
-        yield source
-        return
-    if not source.exists():
-        raise UsageError(f"there is no {source}; give a folder of records, or an archive of one (.tgz)")
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            shutil.unpack_archive(source, folder, filter="data")
-        except (shutil.ReadError, EOFError, OSError) as error:
-            raise UsageError(f"{source} cannot be unpacked: {error}") from None
-        yield Path(folder)

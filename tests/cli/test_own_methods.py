@@ -12,7 +12,7 @@ import pytest
 
 from .command import COMMAND, ENVIRONMENT, normec
 
-METHOD = Path(__file__).parents[1] / "support" / "own_methods.py"
+METHOD = Path(__file__).parents[1] / "federation" / "methods" / "my_method.py"
 FILE = f"{METHOD}:Clip21SGDM"
 SMALL = ["--clients", "5", "--rounds", "4", "--seed", "0", "--quiet"]
 
@@ -69,7 +69,7 @@ def test_it_is_compared_beside_others(tmp_path: Path) -> None:
     [
         (["--method", "nowhere.py:Mine", "--lr", "1"], "there is no file nowhere.py"),
         (["--method", f"{METHOD}:Nobody", "--lr", "1"], "has no class Nobody"),
-        (["--method", f"{METHOD}:ALL", "--lr", "1"], "must be a subclass of normec.Method"),
+        (["--method", f"{METHOD}:Clip", "--lr", "1"], "must be a subclass of normec.Method"),
         (["--method", FILE, "--lr", "1", "--set", "tua=1"], "has no setting 'tua'"),
         (["--method", FILE], "lr must be given"),
         (["--method", FILE, "--lr", "1", "--alpha", "1"], "alpha does not apply"),

@@ -11,6 +11,8 @@ from torch import Tensor
 import normec
 from normec import Clip, NormEC
 
+from ..federation.methods.my_method import Clip21SGDM
+
 
 @dataclass(frozen=True)
 class Signs(normec.Method):
@@ -22,37 +24,6 @@ class Signs(normec.Method):
 
     def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
         return update.sign() / update.shape[-1] ** 0.5, state
-
-
-@dataclass(frozen=True)
-class Clip21SGDM(normec.Method):
-    """v ← (1−η)v + η∇f;  m = Clip_τ(v − g);  g ← g + m;  ĝ ← ĝ + mean m."""
-
-    tau: float = 0.5
-    eta: float = 0.3
-
-    @property
-    def bound(self) -> float:
-        return self.tau
-
-    def client_init(self, x: Tensor) -> dict[str, Tensor]:
-        return {"momentum": torch.zeros_like(x), "memory": torch.zeros_like(x)}
-
-    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
-        v = (1 - self.eta) * state["momentum"] + self.eta * update
-        return Clip(self.tau)(v - state["memory"]), {"momentum": v, "memory": state["memory"]}
-
-    def commit(self, draft: Any, sent: Tensor) -> Any:
-        return {**draft, "memory": draft["memory"] + sent}
-
-    def follow(self, memory: Tensor, sent: Tensor) -> Tensor:  # type: ignore[override]
-        return memory + sent
-
-    def server_init(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x)
-
-    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        return state + mean_message, state + mean_message
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from ..errors import UsageError, positive
 from ..sampling.random_streams import Key
-from .method import Method, ScaledDifference, State
+from .method import OperatorMethod, ScaledDifference, State
 from .operators import Identity, Operator, defined_by_scale, proven_lipschitz, replayable
 
 
-class DirectScheme(Method):
+class DirectScheme(OperatorMethod):
     """The formulas above. Subclasses say what Ψ is, and which of the settings they have."""
 
-    operator: Operator
     beta: float
     momentum: float
 
@@ -32,10 +31,6 @@ class DirectScheme(Method):
         positive(beta=self.beta)
         if not 0 <= self.momentum < 1:
             raise UsageError(f"momentum must lie in [0, 1), got {self.momentum}")
-
-    @property
-    def bound(self) -> float:
-        return self.operator.bound
 
     @property
     def lipschitz(self) -> float | None:  # type: ignore[override]
@@ -57,9 +52,6 @@ class DirectScheme(Method):
         step = self.beta * mean_message
         estimate = self.momentum * state + step if self.momentum else step
         return estimate, estimate
-
-    def payload(self, dimension: int, itemsize: int) -> int:
-        return self.operator.payload(dimension, itemsize)
 
     def fused(self) -> ScaledDifference | None:
         if not defined_by_scale(self.operator):

@@ -22,14 +22,13 @@ from torch import Tensor
 
 from ..errors import UsageError, positive
 from ..sampling.random_streams import Key
-from .method import Method, ScaledDifference
+from .method import OperatorMethod, ScaledDifference
 from .operators import Clip, Operator, SmoothedNorm, defined_by_scale, normalise, proven_lipschitz, replayable
 
 
-class ErrorFeedbackScheme(Method):
+class ErrorFeedbackScheme(OperatorMethod):
     """The formulas above. Subclasses say what Ψ is, and which of the settings they have."""
 
-    operator: Operator
     beta: float
     server_norm: bool
     decay: float
@@ -38,10 +37,6 @@ class ErrorFeedbackScheme(Method):
         positive(beta=self.beta)
         if not 0 <= self.decay < 1:
             raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
-
-    @property
-    def bound(self) -> float:
-        return self.operator.bound
 
     @property
     def lipschitz(self) -> float | None:  # type: ignore[override]
@@ -84,9 +79,6 @@ class ErrorFeedbackScheme(Method):
         """((1/n) Σ m_i, ĝ) → (direction, new ĝ)."""
         estimate = self._forgotten(state) + self.beta * mean_message
         return (normalise(estimate) if self.server_norm else estimate), estimate
-
-    def payload(self, dimension: int, itemsize: int) -> int:
-        return self.operator.payload(dimension, itemsize)
 
     def fused(self) -> ScaledDifference | None:
         if not defined_by_scale(self.operator):

@@ -147,6 +147,19 @@ class Method:
         return {name: _plain(type(self).__name__, name, value) for name, value in held.items()}
 
 
+class OperatorMethod(Method):
+    """A method whose messages are values of one operator Ψ: their bound and their size are Ψ's."""
+
+    operator: Operator
+
+    @property
+    def bound(self) -> float:
+        return self.operator.bound
+
+    def payload(self, dimension: int, itemsize: int) -> int:
+        return self.operator.payload(dimension, itemsize)
+
+
 def _plain(owner: str, name: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -11,7 +11,9 @@ import errno
 import json
 import math
 import os
+import shutil
 import stat
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -170,6 +172,22 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise UsageError(f"{where} cannot be read as TOML: it is nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"{where} cannot be read as TOML: {error}") from None
+
+
+@contextmanager
+def unpacked(source: Path) -> Iterator[Path]:
+    """The folder itself, or a temporary folder with the contents of an archive."""
+    if source.is_dir():
+        yield source
+        return
+    if not source.exists():
+        raise UsageError(f"there is no {source}; give a folder, or an archive of one (.tgz)")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            shutil.unpack_archive(source, folder, filter="data")
+        except (shutil.ReadError, EOFError, OSError) as error:
+            raise UsageError(f"{source} cannot be unpacked: {error}") from None
+        yield Path(folder)
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
