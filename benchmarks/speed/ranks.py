@@ -24,7 +24,7 @@ from normec.distributed.launch import launch
 from normec.distributed.process_group import launched
 from normec.errors import at_least
 from normec.system.processes import keep_freed_memory, tie_to_parent
-from normec.training.communicator import World
+from normec.training.communicator import Communicator
 
 from .workloads import ALPHA, BETA, LR, Case, WorkloadData
 
@@ -95,9 +95,9 @@ class _Rounds(normec.Callback):
         self.times.append(time.perf_counter())
 
 
-def _rank(case: Case, world: World, rounds: int) -> None:
+def _rank(case: Case, communicator: Communicator, rounds: int) -> None:
     """Measure on the core with the number of this rank; rank 0 prints the result."""
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[world.rank]})
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[communicator.rank]})
     torch.set_num_threads(1)
     keep_freed_memory()
     data, ticks = WorkloadData(case), _Rounds()
@@ -111,15 +111,15 @@ def _rank(case: Case, world: World, rounds: int) -> None:
         log_every=rounds + 1,
         evaluate_every=rounds + 1,
         callbacks=[ticks],
-        world=world,
+        communicator=communicator,
     )
     dimension = sum(p.numel() for p in data.built.model.parameters())
     whole, reduced = torch.zeros(dimension), []
     for _ in range(10):
         begun = time.perf_counter()
-        world.sum(whole)
+        communicator.sum(whole)
         reduced.append(time.perf_counter() - begun)
-    if world.rank == 0:
+    if communicator.rank == 0:
         rounds_taken = [after - before for before, after in zip(ticks.times, ticks.times[1:], strict=False)]
         facts = {"round": statistics.median(rounds_taken), "all_reduce": statistics.median(reduced)}
         print(_MARK + json.dumps({**facts, "dimension": dimension}), flush=True)
@@ -129,8 +129,8 @@ def main(workload: str, clients: int, ranks: int, rounds: int) -> int:
     if ranks > 1 and not launched():
         return launch(_command(workload, clients, ranks, rounds), ranks, 0)
     tie_to_parent()
-    with join() as world:
-        _rank(Case(workload, clients), world, rounds)
+    with join() as communicator:
+        _rank(Case(workload, clients), communicator, rounds)
     return 0
 
 

@@ -73,7 +73,7 @@ def test_sigkill_at_random_instants(tmp_path: Path) -> None:
         process.communicate()
         assert process.returncode == -signal.SIGKILL
         rounds.append(json.loads((tmp_path / "killed" / "checkpoint" / "latest.json").read_text())["round"])
-    assert rounds == sorted(set(rounds)), "a life that was killed brought the run no further"
+    assert rounds == sorted(set(rounds)), "a process that was killed brought the run no further"
     assert normec(*RUN, "--out", "killed", cwd=tmp_path).returncode == 0
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 

@@ -28,7 +28,7 @@ from normec import (
     TopK,
 )
 from normec.algorithms.operators import SmoothedNorm
-from normec.training.communicator import World
+from normec.training.communicator import Communicator
 
 from ..support.own_methods import Clip21SGDM, Counting
 
@@ -57,9 +57,9 @@ class Case:
     problem: str = "linear"
     how: dict[str, Any] = field(default_factory=dict)
 
-    def train(self, world: World | None = None, **more: Any) -> Run:
+    def train(self, communicator: Communicator | None = None, **more: Any) -> Run:
         how = {"lr": 0.3, "rounds": 12, "seed": 5, "dtype": torch.float64, "log_every": 3, **self.how, **more}
-        return normec.train(problem(self.problem), self.method, world=world, diagnostics=True, **how)
+        return normec.train(problem(self.problem), self.method, communicator=communicator, diagnostics=True, **how)
 
 
 SEEDED = Privacy(epsilon=4, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum")

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from normec import Privacy, SmoothedNorm
 from normec import distributed as cluster
 from normec.errors import RankLost
-from normec.training.communicator import World
+from normec.training.communicator import Communicator
 
 from ..support.waiting import LIMIT
 from .optimizing import said
@@ -119,12 +119,12 @@ CASES = (
 )
 
 
-def one_step_more(world: World) -> str:
+def one_step_more(communicator: Communicator) -> str:
     """Rank 1 makes a step that rank 0 does not: it must not wait for ever."""
     net = nn.Linear(2, 2)
     optimizer = cluster.GD(net.parameters(), lr=0.1)
     try:
-        for _ in range(2 + world.rank):
+        for _ in range(2 + communicator.rank):
             net(torch.ones(1, 2)).sum().backward()
             optimizer.step()
     except RankLost as error:
@@ -133,10 +133,10 @@ def one_step_more(world: World) -> str:
 
 
 def main(folder: Path) -> None:
-    with cluster.join(timeout=LIMIT) as world:
-        found: dict[str, Any] = {case.__name__: case(world.rank, folder) for case in CASES}
-        rank = world.rank
-        found["one_step_more"] = one_step_more(world)
+    with cluster.join(timeout=LIMIT) as communicator:
+        found: dict[str, Any] = {case.__name__: case(communicator.rank, folder) for case in CASES}
+        rank = communicator.rank
+        found["one_step_more"] = one_step_more(communicator)
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
 
 

@@ -19,7 +19,7 @@ from normec.algorithms.error_feedback import ErrorFeedback, NormEC
 from normec.algorithms.operators import Clip
 from normec.errors import Diverged, UsageError
 from normec.privacy import Privacy
-from normec.training.communicator import World
+from normec.training.communicator import Communicator
 from normec.training.run import Run
 
 from ..support.waiting import LIMIT
@@ -28,30 +28,30 @@ from .cases import CASES, CLIENTS, SEEDED, Case, data
 SECURE = Privacy(sigma=1e-3, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="secure")
 
 
-def tensors(run: Run, world: World) -> dict[str, torch.Tensor]:
+def tensors(run: Run, communicator: Communicator) -> dict[str, torch.Tensor]:
     """x, the server's states, and on rank 0 the states of all clients."""
-    tables = {name: world.collect(rows, CLIENTS) for name, rows in run.state.clients.items()}
+    tables = {name: communicator.gather_rows(rows, CLIENTS) for name, rows in run.state.clients.items()}
     return {"x": run.x, **run.state.server, **{name: rows for name, rows in tables.items() if rows is not None}}
 
 
-def trajectories(world: World, folder: Path) -> None:
+def trajectories(communicator: Communicator, folder: Path) -> None:
     """Every case; rank 0 writes what came out."""
     for name, case in CASES.items():
-        run = case.train(world)
-        held = tensors(run, world)
+        run = case.train(communicator)
+        held = tensors(run, communicator)
         assert len(run.history)
         assert run.n == CLIENTS
-        if world.rank == 0:
+        if communicator.rank == 0:
             save_file({key: value.contiguous() for key, value in held.items()}, folder / f"{name}.safetensors")
             facts = {"rows": run.history.rows, "clients": run.clients, "messages": run.state.messages}
             facts["privacy"] = run.privacy.to_dict() if run.privacy else None
             (folder / f"{name}.json").write_text(json.dumps(facts))
 
 
-def secure(world: World, folder: Path) -> None:
+def secure(communicator: Communicator, folder: Path) -> None:
     """Whole numbers are added up; the noise is small enough to compare with a run without."""
-    run = Case(NormEC(0.1, 0.3), how={"privacy": SECURE}).train(world)
-    if world.rank == 0:
+    run = Case(NormEC(0.1, 0.3), how={"privacy": SECURE}).train(communicator)
+    if communicator.rank == 0:
         save_file({"x": run.x}, folder / "secure.safetensors")
 
 
@@ -65,7 +65,7 @@ class TooLong(Clip):
         return None
 
 
-def mistakes(world: World, folder: Path) -> None:
+def mistakes(communicator: Communicator, folder: Path) -> None:
     """What every rank says of each mistake."""
     said = {}
 
@@ -76,23 +76,23 @@ def mistakes(world: World, folder: Path) -> None:
         except (UsageError, Diverged) as error:
             said[name] = f"{type(error).__name__}: {error}"
 
-    attempt("seeds", lambda: Case(NormEC(0.1, 0.3), how={"seed": world.rank}).train(world))
-    attempt("few", lambda: _train_few(world))
-    attempt("nan", lambda: _train_nan(world, engine="loop"))
-    attempt("nan, private", lambda: _train_nan(world, engine="loop", privacy=SEEDED))
-    attempt("long", lambda: Case(ErrorFeedback(TooLong(1.0))).train(world))
-    attempt("file", lambda: Case(NormEC(0.1, 0.3)).train(world, out=folder / "a file"))
+    attempt("seeds", lambda: Case(NormEC(0.1, 0.3), how={"seed": communicator.rank}).train(communicator))
+    attempt("few", lambda: _train_few(communicator))
+    attempt("nan", lambda: _train_nan(communicator, engine="loop"))
+    attempt("nan, private", lambda: _train_nan(communicator, engine="loop", privacy=SEEDED))
+    attempt("long", lambda: Case(ErrorFeedback(TooLong(1.0))).train(communicator))
+    attempt("file", lambda: Case(NormEC(0.1, 0.3)).train(communicator, out=folder / "a file"))
     if dist.is_initialized():
-        attempt("method", lambda: cluster.NormEC(nn.Linear(2, 2).parameters(), 0.1, 0.1, 0.1 + world.rank))
-    (folder / f"said-{world.rank}.json").write_text(json.dumps(said))
+        attempt("method", lambda: cluster.NormEC(nn.Linear(2, 2).parameters(), 0.1, 0.1, 0.1 + communicator.rank))
+    (folder / f"said-{communicator.rank}.json").write_text(json.dumps(said))
 
 
-def _train_few(world: World) -> None:
+def _train_few(communicator: Communicator) -> None:
     one = normec.Problem(nn.Linear(4, 3), nn.functional.cross_entropy, [data(9, 0)])
-    normec.train(one, NormEC(0.1, 0.3), lr=0.1, rounds=2, world=world)
+    normec.train(one, NormEC(0.1, 0.3), lr=0.1, rounds=2, communicator=communicator)
 
 
-def _train_nan(world: World, **how: Any) -> None:
+def _train_nan(communicator: Communicator, **how: Any) -> None:
     def function(client: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def value(x: torch.Tensor) -> torch.Tensor:
             far = (x - client).square().sum()
@@ -101,13 +101,13 @@ def _train_nan(world: World, **how: Any) -> None:
         return value
 
     functions = normec.Problem.from_functions([function(i) for i in range(CLIENTS)], torch.zeros(2))
-    normec.train(functions, NormEC(0.1, 0.5), lr=0.2, rounds=50, seed=1, world=world, **how)
+    normec.train(functions, NormEC(0.1, 0.5), lr=0.2, rounds=50, seed=1, communicator=communicator, **how)
 
 
 def main(name: str, folder: str) -> None:
     job = {"trajectories": trajectories, "secure": secure, "mistakes": mistakes}[name]
-    with cluster.join(timeout=LIMIT) as world:
-        job(world, Path(folder))
+    with cluster.join(timeout=LIMIT) as communicator:
+        job(communicator, Path(folder))
 
 
 if __name__ == "__main__":

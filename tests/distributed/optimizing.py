@@ -190,6 +190,6 @@ def _private(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with cluster.join(timeout=LIMIT) as world:
-        assert world.size == RANKS
-        run(world.rank, Path(sys.argv[1]))
+    with cluster.join(timeout=LIMIT) as communicator:
+        assert communicator.size == RANKS
+        run(communicator.rank, Path(sys.argv[1]))

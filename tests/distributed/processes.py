@@ -93,7 +93,7 @@ class Job:
         return ranks_of(self.process.pid)
 
     def wait_for_ranks(self, count: int) -> None:
-        """Until a life has so many ranks, or the job is over."""
+        """Wait until an attempt has so many ranks, or the job is over."""
         wait_for(lambda: len(self.ranks) == count or self.over, f"{count} ranks", every=0.01)
 
     def wait_for_rounds(self, more: int = 1) -> None:

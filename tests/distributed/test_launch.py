@@ -26,7 +26,7 @@ Ranks = Callable[..., list[str]]
 
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """A command whose ranks do what the words say; each writes its number and life down before it begins."""
+    """A command whose ranks do what the words say; each writes its number and attempt down before it begins."""
     for name in ("_PATIENCE", "_PATIENCE_AFTER_KILL"):
         monkeypatch.setattr(launch, name, 0.2)
 
@@ -35,9 +35,9 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
             (tmp_path / f"rank-{rank}.py").write_text(words)
         script = (
             "import os, pathlib, signal, sys\n"
-            "rank, life = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+            "rank, attempt = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
             f"folder = pathlib.Path({str(tmp_path)!r})\n"
-            "with open(folder / 'begun', 'a') as file: file.write(f'{rank} in life {life}\\n')\n"
+            "with open(folder / 'begun', 'a') as file: file.write(f'{rank} in attempt {attempt}\\n')\n"
             "exec((folder / f'rank-{rank}.py').read_text())\n"
         )
         return [sys.executable, "-c", script]
@@ -70,9 +70,9 @@ def test_the_rank_that_was_killed_first_is_blamed(
 
 
 def test_two_ranks_at_once(ranks: Ranks, tmp_path: Path) -> None:
-    once = "life == '0' and os.kill(os.getpid(), signal.SIGKILL)"
+    once = "attempt == '0' and os.kill(os.getpid(), signal.SIGKILL)"
     assert launch.launch(ranks(once, once, "None"), 3, max_restarts=1) == 0
-    assert begun(tmp_path)[-1] == "2 in life 1"
+    assert begun(tmp_path)[-1] == "2 in attempt 1"
 
 
 def test_a_mistake_of_one_rank_is_said_and_nothing_is_started_again(
@@ -102,7 +102,7 @@ def test_a_job_that_is_told_to_stop_is_not_started_again(
     thread.start()
     assert launch.launch(ranks(ready, ready), 2, max_restarts=3) == 128 + number
     thread.join()
-    assert begun(tmp_path) == ["0 in life 0", "1 in life 0"]
+    assert begun(tmp_path) == ["0 in attempt 0", "1 in attempt 0"]
     assert capfd.readouterr().err == ""
 
 

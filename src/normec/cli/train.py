@@ -66,11 +66,11 @@ def train(
         if processes > 1:
             return launch.launch([sys.executable, "-m", "normec", *sys.argv[1:]], processes, max_restarts)
     with ExitStack() as stack:
-        world = stack.enter_context(process_group.join(build.device(chosen.device), timeout))
-        asked = _trackers(track, folder, runs.settings_of(chosen)) if world.rank == 0 else []
+        communicator = stack.enter_context(process_group.join(build.device(chosen.device), timeout))
+        asked = _trackers(track, folder, runs.settings_of(chosen)) if communicator.rank == 0 else []
         trackers = [stack.enter_context(tracker) for tracker in asked]
-        result = runs.execute(chosen, folder, [watcher(chosen.method, quiet), *trackers], world)
-    if world.rank:
+        result = runs.execute(chosen, folder, [watcher(chosen.method, quiet), *trackers], communicator)
+    if communicator.rank:
         return 130 if result.summary["status"] == "interrupted" else 0
     if as_json:
         print(json.dumps({"folder": str(result.folder), **result.summary}))

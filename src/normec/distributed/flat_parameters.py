@@ -26,7 +26,7 @@ def _count_wrapped(outer: nn.Module, name: str, inner: nn.Module | None) -> None
 register_module_module_registration_hook(_count_wrapped)
 
 
-class Flat:
+class FlatParameters:
     """The order of parameters in the vector is that of the groups; each group moves by its own lr.
 
     Parameters that are frozen (`requires_grad` is False) when this is made are no part of it.

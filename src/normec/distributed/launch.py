@@ -24,7 +24,7 @@ from typing import IO
 import torch.distributed as dist
 
 from ..system.processes import PARENT
-from .failures import Meeting, of_this_life
+from .rank_status import RankStatus, attempt_store
 
 _PATIENCE = 20.0  # seconds for the ranks to end by themselves, and say why, once one has failed
 _PATIENCE_AFTER_KILL = 5.0  # the same where all are started again anyway
@@ -78,12 +78,12 @@ def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
 
 
 def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list[_Ending], bool]:
-    """One life of the job: how the ranks ended, first to last, and whether somebody asked them to stop."""
+    """One attempt of the job: how the ranks ended, first to last, and whether somebody asked them to stop."""
     with contextlib.ExitStack() as stack:
         store = _store()
         notes = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
-        life = of_this_life(store, str(attempt))
-        job = stack.enter_context(_Job([Meeting(life, rank, processes, None) for rank in range(processes)]))
+        shared = attempt_store(store, str(attempt))
+        job = stack.enter_context(_Job([RankStatus(shared, rank, processes, None) for rank in range(processes)]))
         for rank in range(processes):
             job.start(command, _environment(rank, processes, attempt, store.port), None if rank == 0 else notes[rank])
         endings = job.wait()
@@ -95,7 +95,7 @@ def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list
 
 
 def _store() -> dist.TCPStore:
-    """A store on the loopback interface, for one life of the job: the last one's knows old addresses."""
+    """A store on the loopback interface, for one attempt of the job: the last one's knows old addresses."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     # The store listens on a socket of ours, because it would bind one of its own to all interfaces.
@@ -122,12 +122,15 @@ def _environment(rank: int, processes: int, attempt: int, port: int) -> dict[str
 
 
 class _Job:
-    """The ranks of one life. While entered, SIGINT and SIGTERM go on to them; whatever ends this process ends them."""
+    """The ranks of one attempt.
 
-    def __init__(self, meetings: Sequence[Meeting]) -> None:
-        """`meetings`: where to leave word of a rank that was killed, for each rank."""
+    While the context is entered, SIGINT and SIGTERM are passed on to the ranks. Whatever ends this process ends them.
+    """
+
+    def __init__(self, statuses: Sequence[RankStatus]) -> None:
+        """`statuses`: where to leave word of a rank that was killed, for each rank."""
         self.asked = False
-        self._meetings = meetings
+        self._statuses = statuses
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._endings: dict[int, _Ending] = {}  # in the order in which they were noticed
         self._killed: set[int] = set()
@@ -184,7 +187,7 @@ class _Job:
             if code is not None and number not in self._endings:
                 ending = self._endings[number] = _Ending(number, code, by_us=number in self._killed)
                 if ending.killed:
-                    self._meetings[number].leave(f"killed by {signal.Signals(-code).name}")
+                    self._statuses[number].record_exit(f"killed by {signal.Signals(-code).name}")
         return [number for number in range(len(self._ranks)) if number not in self._endings]
 
     def _sleep(self, seconds: float | None) -> None:

@@ -33,12 +33,12 @@ from ..errors import Diverged, UsageError, at_least, non_negative
 from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
 from ..sampling.random_streams import Key, Stream
-from ..training.communicator import Alone, World, agree
+from ..training.communicator import Communicator, SingleProcess, check_agreement
 from ..training.metrics import ROUNDING
-from .flat_parameters import Flat
-from .noise import Noise
-from .process_group import meeting
-from .ranks import Ranks
+from .flat_parameters import FlatParameters
+from .optimizer_noise import OptimizerNoise
+from .process_group import rank_status
+from .torch_communicator import TorchCommunicator
 
 FORMAT = 4
 POSITION = 8  # numbers beside the sum that say where a rank is; exact in float32 on up to 70,000 ranks
@@ -83,12 +83,16 @@ class ClientOptimizer(Optimizer):
         self._ready = False
         super().__init__(params, {"lr": lr})
         self._method, self._seed = method, seed or 0
-        self._flat = Flat(self.param_groups)
+        self._flat = FlatParameters(self.param_groups)
         device = self._flat.like.device
-        self.world: World = Ranks(device, meeting()) if dist.is_available() and dist.is_initialized() else Alone()
+        self.communicator: Communicator = (
+            TorchCommunicator(device, rank_status())
+            if dist.is_available() and dist.is_initialized()
+            else SingleProcess()
+        )
         self._agree(clients, privacy, rounds, ledger is not None)
-        self.n = clients * self.world.size
-        self._clients = torch.arange(clients) + clients * self.world.rank
+        self.n = clients * self.communicator.size
+        self._clients = torch.arange(clients) + clients * self.communicator.rank
         d = self._flat.dimension
         # Functions of the caller's own may mix the clients that they see together, for some values only.
         apart = privacy is not None and not works_by_rows(method)
@@ -112,12 +116,16 @@ class ClientOptimizer(Optimizer):
         """What clients send, and what the server does with the sum; fixed, for the noise was calibrated for it."""
         return self._method
 
-    def _noise_of(self, privacy: Privacy, rounds: int | None, seed: int | None, ledger: str | Path | None) -> Noise:
-        start = self.world.first(lambda: f"{self._flat.checksum()} {self._step_sizes()}")
-        return Noise(privacy, self.method, self.n, self._flat.dimension, rounds, seed, self.world, ledger, start)
+    def _noise_of(
+        self, privacy: Privacy, rounds: int | None, seed: int | None, ledger: str | Path | None
+    ) -> OptimizerNoise:
+        start = self.communicator.on_rank_zero(lambda: f"{self._flat.checksum()} {self._step_sizes()}")
+        return OptimizerNoise(
+            privacy, self.method, self.n, self._flat.dimension, rounds, seed, self.communicator, ledger, start
+        )
 
     def _of_rank_0(self, values: Tensor) -> Tensor:
-        return self.world.sum(values if self.world.rank == 0 else torch.zeros_like(values))
+        return self.communicator.sum(values if self.communicator.rank == 0 else torch.zeros_like(values))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_ready", False):
@@ -170,7 +178,7 @@ class ClientOptimizer(Optimizer):
         else:
             self._noise.pay(self.round)
             sent, kept = self._noise.outgoing(messages, self._clients)
-        wait = self.world.sum_later(torch.cat([sent, self._position().to(sent.dtype)]))
+        wait = self.communicator.sum_async(torch.cat([sent, self._position().to(sent.dtype)]))
         states = self._steps.commit(draft, kept)  # while the sum is made
         total = wait()
         self._refuse_other_positions(total[-POSITION:])
@@ -212,7 +220,9 @@ class ClientOptimizer(Optimizer):
 
     def _stop(self, faults: list[str]) -> None:
         """Raise the same error on every rank, which all have seen that there is no sum."""
-        said = [f"rank {rank}: {'; '.join(what)}" for rank, what in enumerate(self.world.gather(faults)) if what]
+        said = [
+            f"rank {rank}: {'; '.join(what)}" for rank, what in enumerate(self.communicator.all_gather(faults)) if what
+        ]
         raise Diverged(self.round, [], "; ".join(said) or "the sum of messages", "(no step was made)")
 
     def _position(self) -> Tensor:
@@ -225,9 +235,9 @@ class ClientOptimizer(Optimizer):
         """Refuse, on every rank alike, if the ranks' digits differ: Σ (digit − own digit)² is then above zero."""
         own, squares = self._position().to(torch.float64).chunk(2)
         sums, sums_of_squares = sums.to(torch.float64).chunk(2)
-        if bool((sums_of_squares - 2 * own * sums + self.world.size * squares).any()):
+        if bool((sums_of_squares - 2 * own * sums + self.communicator.size * squares).any()):
             cure = "every rank must call step() equally often and with the same lr"
-            agree(self.world, {"round": self.round, "lr": self._step_sizes()}, cure)
+            check_agreement(self.communicator, {"round": self.round, "lr": self._step_sizes()}, cure)
 
     def _step_sizes(self) -> list[float]:
         sizes = [float(group["lr"]) for group in self.param_groups]
@@ -248,7 +258,7 @@ class ClientOptimizer(Optimizer):
             "ledger": ledger,
             "seed": self._seed,
         }
-        agree(self.world, own)
+        check_agreement(self.communicator, own)
 
     def _vectors(self) -> dict[str, Tensor]:
         """The states that are as long as x, by name: they are shown parameter by parameter."""
@@ -278,7 +288,7 @@ class ClientOptimizer(Optimizer):
 
     def _facts(self) -> dict[str, Any]:
         method = identity_of(self.method)
-        facts = {"format": FORMAT, "method": method, "rank": self.world.rank, "ranks": self.world.size}
+        facts = {"format": FORMAT, "method": method, "rank": self.communicator.rank, "ranks": self.communicator.size}
         facts |= {"clients": len(self._clients), "parameters": self._flat.shapes}
         return {**facts, "private": self._noise is not None}
 
@@ -306,10 +316,12 @@ class ClientOptimizer(Optimizer):
         What was paid for stays paid for: an older state brings back x's round and the memories, not the budget.
         """
         held = state_dict.get("normec", {})
-        for rank, why in enumerate(self.world.gather(self._unlike(held))):
+        for rank, why in enumerate(self.communicator.all_gather(self._unlike(held))):
             if why is not None:
                 raise UsageError(f"rank {rank} cannot go on from this state: {why}")
-        agree(self.world, {"round of the state": held["round"]}, "load states that were saved together")
+        check_agreement(
+            self.communicator, {"round of the state": held["round"]}, "load states that were saved together"
+        )
         if self._noise is not None:
             self._noise.load(held["privacy"])
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "normec"})

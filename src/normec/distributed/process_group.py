@@ -16,12 +16,12 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from ..errors import RankLost, UsageError, positive
-from ..training.communicator import Alone, World
-from .failures import Meeting, of_this_life
-from .ranks import Ranks
+from ..training.communicator import Communicator, SingleProcess
+from .rank_status import RankStatus, attempt_store
+from .torch_communicator import TorchCommunicator
 
 DEFAULT_TIMEOUT = 600.0
-_meetings: list[Meeting] = []  # of the job this process is in, so that optimizers find it
+_statuses: list[RankStatus] = []  # of the job this process is in, so that optimizers find it
 
 
 def launched() -> bool:
@@ -30,8 +30,8 @@ def launched() -> bool:
 
 
 @contextmanager
-def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -> Iterator[World]:
-    """The ranks of this job, as torchrun's environment names them; `Alone` where there is one process.
+def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -> Iterator[Communicator]:
+    """The ranks of this job, as torchrun's environment names them; `SingleProcess` where there is one process.
 
     A rank that does not answer within `timeout` seconds ends the job, with its name in the error. On a GPU each rank of
     a host takes the device of its local number.
@@ -39,7 +39,7 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
     positive(timeout=timeout)
     device = torch.device(device)
     if not launched():
-        yield Alone()
+        yield SingleProcess()
         return
     if device.type == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -51,7 +51,7 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
     patience = timedelta(seconds=max(timeout, DEFAULT_TIMEOUT))  # hosts start at their own pace
     try:
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience)))
-        store = of_this_life(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        store = attempt_store(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit
@@ -59,20 +59,20 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
         store.set_timeout(limit)
     except (RuntimeError, ValueError) as error:
         raise RankLost(f"the ranks did not find one another: {' '.join(str(error).split())[:300]}") from error
-    meeting = Meeting(store, rank, size, timeout)
-    _meetings.append(meeting)
+    status = RankStatus(store, rank, size, timeout)
+    _statuses.append(status)
     try:
-        yield Ranks(device, meeting)
+        yield TorchCommunicator(device, status)
     except BaseException as error:
-        meeting.leave(str(error) or type(error).__name__)
+        status.record_exit(str(error) or type(error).__name__)
         raise
     finally:
-        _meetings.remove(meeting)
+        _statuses.remove(status)
         dist.destroy_process_group()
 
 
-def meeting() -> Meeting:
+def rank_status() -> RankStatus:
     """Of the job this process is in, joined here or by the user's own `init_process_group`."""
-    if _meetings:
-        return _meetings[-1]
-    return Meeting(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), None)
+    if _statuses:
+        return _statuses[-1]
+    return RankStatus(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), None)

@@ -32,7 +32,7 @@ from ..storage.run_folder import CONFIG
 from ..system.files import read_json, read_toml, write_atomic, writing
 from ..system.processes import Interrupt
 from ..training.callbacks import Callback
-from ..training.communicator import Alone, World
+from ..training.communicator import Communicator, SingleProcess
 from ..training.interleaved import finished
 from ..training.loop import TrainingLoop
 from ..training.run import Run
@@ -59,11 +59,14 @@ class Result:
 
 
 def execute(
-    config: RunConfig, folder: Path | None = None, callbacks: Sequence[Callback] = (), world: World | None = None
+    config: RunConfig,
+    folder: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    communicator: Communicator | None = None,
 ) -> Result:
     """Train what `config` says in its folder: from the start, from where it stopped, or not at all."""
     with Interrupt() as interrupt, ready(config.precision):
-        return finished(steps(config, folder, callbacks, lambda: interrupt.asked, world=world))
+        return finished(steps(config, folder, callbacks, lambda: interrupt.asked, communicator=communicator))
 
 
 def steps(
@@ -72,28 +75,30 @@ def steps(
     callbacks: Sequence[Callback],
     asked: Callable[[], bool],
     problem: Problem | None = None,
-    world: World | None = None,
+    communicator: Communicator | None = None,
 ) -> Generator[None, None, Result]:
     """`execute`, round by round, until it is `asked` to stop; `problem` is the configuration's, if it is there already.
 
     Whoever steps makes torch `ready`: runs that take turns share its precision. Of several ranks the first writes.
     """
-    folder, world = default_folder(config) if folder is None else folder, world or Alone()
-    known = world.first(lambda: _finished(folder, config))
+    folder, communicator = default_folder(config) if folder is None else folder, communicator or SingleProcess()
+    known = communicator.on_rank_zero(lambda: _finished(folder, config))
     if known is not None:
-        return read(folder) if world.rank == 0 else Result(folder, known, History())
+        return read(folder) if communicator.rank == 0 else Result(folder, known, History())
     problem = build.problem(config) if problem is None else problem
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
-    loop = prepare(problem, method, out=folder, callbacks=callbacks, world=world, **build.training(config))
+    loop = prepare(
+        problem, method, out=folder, callbacks=callbacks, communicator=communicator, **build.training(config)
+    )
     used = settings_of(config, loop)
     loop.storage.settings = used
     try:
         run = yield from loop.steps(asked)
     except Diverged as error:
-        if world.rank == 0 and (folder / CONFIG).exists():
+        if communicator.rank == 0 and (folder / CONFIG).exists():
             note(used, folder, {"status": "diverged", "round": error.round, "error": str(error)})
         raise
-    if run.clients and world.rank == 0:
+    if run.clients and communicator.rank == 0:
         table: dict[str, Any] = {"columns": list(run.clients), "rows": list(zip(*run.clients.values(), strict=True))}
         if run.privacy is not None:
             table["note"] = NOT_COVERED
@@ -104,9 +109,9 @@ def steps(
             summary["privacy"]["notes"] += (HELD_OUT,)
         if data.load(config.data, config.data_dir).fitted:
             summary["privacy"]["notes"] += (FITTED,)
-    if world.size > 1:
-        summary["ranks"] = world.size
-    world.first(lambda: write_summary(folder, summary))
+    if communicator.size > 1:
+        summary["ranks"] = communicator.size
+    communicator.on_rank_zero(lambda: write_summary(folder, summary))
     return Result(folder, summary, run.history)
 
 

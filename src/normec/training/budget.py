@@ -9,7 +9,7 @@ import torch
 
 from ..errors import BudgetSpent, UsageError
 from ..problems.objective import Buffers
-from .communicator import World
+from .communicator import Communicator
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism, Spent
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 class Budget:
     """One run's account, kept by rank 0 beside the run's folder."""
 
-    def __init__(self, mechanism: Mechanism, world: World, first_buffers: Buffers, kept: bool = False) -> None:
+    def __init__(
+        self, mechanism: Mechanism, communicator: Communicator, first_buffers: Buffers, kept: bool = False
+    ) -> None:
         """`kept`: whether the run has a folder, and with it a ledger."""
-        self._mechanism, self._world, self._first_buffers = mechanism, world, first_buffers
+        self._mechanism, self._communicator, self._first_buffers = mechanism, communicator, first_buffers
         self._kept = kept
         self._asked = False
         self._same = True  # whether releases in the ledger are of the same run and data
@@ -51,10 +53,10 @@ class Budget:
         """
         if self._asked:
             return
-        said = self._world.first(lambda: self._paid(round, key if self._same else None))
+        said = self._communicator.on_rank_zero(lambda: self._paid(round, key if self._same else None))
         if said["refused"] is not None:
             raise BudgetSpent.said(round, said["refused"])
-        if self._world.rank:
+        if self._communicator.rank:
             self._mechanism.paid_elsewhere(said["round"], said["attempt"])
         self._asked = True
 
@@ -78,12 +80,12 @@ class Budget:
             f"buffer {name}" for name, before in self._first_buffers.items() if not torch.equal(before, buffers[name])
         ]
         moved += [f"frozen parameter {name}" for name in constants or ()]
-        for what in (what for said in self._world.gather(moved) for what in said):
+        for what in (what for said in self._communicator.all_gather(moved) for what in said):
             raise UsageError(f"the {what} changes with the data and no noise covers it; remove it")
 
     def spent(self) -> Spent:
         """The exact account, known to all ranks."""
         from ..privacy.mechanism import Spent
 
-        told: dict[str, Any] = self._world.first(lambda: self._mechanism.spent().to_dict())
+        told: dict[str, Any] = self._communicator.on_rank_zero(lambda: self._mechanism.spent().to_dict())
         return Spent(**told | {name: tuple(told[name]) for name in ("not_covered", "notes")})

@@ -1,8 +1,9 @@
-"""Where the clients of a run live: in this process, or spread over ranks that add up their sums.
+"""Communication between the processes of a run.
 
-The round loop is one; a `World` is all it knows of other processes. Clients keep their numbers everywhere, so whatever
-is drawn for a client does not depend on where it lives. Every call but `own` is made by all ranks together, in the same
-order.
+The clients of a run are computed in one process, or they are divided among ranks that add up their sums. The training
+loop is the same in both cases, and a `Communicator` is all that it knows of other processes. Clients have the same
+numbers on every rank, so the random numbers of a client do not depend on the rank that computes it. All methods except
+`local_clients` are collective: every rank calls them, in the same order.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch import Tensor
 from ..errors import UsageError
 from ..problems.objective import Buffers
 
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 
-class World(Protocol):
-    """The processes of one run; rank 0 has the folder, the ledger and the last word."""
+class Communicator(Protocol):
+    """The processes of one run. Rank 0 keeps the folder and the ledger, and decides."""
 
     @property
     def rank(self) -> int: ...
@@ -29,44 +30,49 @@ class World(Protocol):
     @property
     def size(self) -> int: ...
 
-    def own(self, clients: int) -> range:
-        """The clients that live here: neighbours, as many as elsewhere or one more."""
+    def local_clients(self, clients: int) -> range:
+        """The clients of this rank: a contiguous range; the sizes of the ranges differ by at most one."""
         ...
 
     def sum(self, part: Tensor) -> Tensor:
-        """Σ over ranks; `part` is used up."""
+        """Return the sum of `part` over all ranks; `part` may be overwritten."""
         ...
 
-    def sum_later(self, part: Tensor) -> Callable[[], Tensor]:
-        """`sum`, begun now; calling what is returned waits for it."""
+    def sum_async(self, part: Tensor) -> Callable[[], Tensor]:
+        """Start `sum`; the function that is returned waits for its result."""
         ...
 
-    def largest(self, part: Tensor) -> Tensor:
-        """The largest over ranks, entry by entry; `part` is used up."""
+    def max(self, part: Tensor) -> Tensor:
+        """Return the elementwise maximum of `part` over all ranks; `part` may be overwritten."""
         ...
 
-    def first(self, action: Callable[[], Said]) -> Said:
-        """What rank 0 gets by `action`, plain JSON, said to all; its UsageError or OSError is raised everywhere."""
+    def on_rank_zero(self, action: Callable[[], Value]) -> Value:
+        """Run `action` on rank 0 and return its result, which must be plain JSON, on every rank.
+
+        A UsageError or an OSError of `action` is raised on every rank.
+        """
         ...
 
-    def gather(self, said: Any) -> list[Any]:
-        """What every rank says, plain JSON, in the order of ranks, known to all."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, which must be plain JSON, in the order of the ranks."""
         ...
 
-    def collect(self, rows: Tensor, clients: int) -> Tensor | None:
-        """The table of all clients' rows, on rank 0's host; None elsewhere."""
+    def gather_rows(self, rows: Tensor, clients: int) -> Tensor | None:
+        """Return the table of all clients' rows in host memory on rank 0, and None on the other ranks."""
         ...
 
-    def deal(self, table: Tensor | None, own: Tensor) -> Tensor:
-        """This rank's rows of the table that rank 0 holds; `own` is a tensor of their shape, and is overwritten."""
+    def scatter_rows(self, table: Tensor | None, own: Tensor) -> Tensor:
+        """Fill `own` with this rank's rows of the table that rank 0 holds, and return it."""
         ...
 
 
-def agree(world: World, told: dict[str, Any], cure: str = "start all with the same settings and data") -> None:
-    """All ranks say the same of what their sums rest on, plain JSON; else every one raises the same UsageError."""
-    said = world.gather(json.loads(json.dumps(told)))
-    for key in sorted(set().union(*said)):
-        values = [other.get(key) for other in said]
+def check_agreement(
+    communicator: Communicator, facts: dict[str, Any], cure: str = "start all with the same settings and data"
+) -> None:
+    """Raise the same UsageError on every rank if `facts`, which must be plain JSON, differ between the ranks."""
+    gathered = communicator.all_gather(json.loads(json.dumps(facts)))
+    for key in sorted(set().union(*gathered)):
+        values = [other.get(key) for other in gathered]
         unlike = [rank for rank, value in enumerate(values) if value != values[0]]
         if unlike:
             raise UsageError(
@@ -75,52 +81,52 @@ def agree(world: World, told: dict[str, Any], cure: str = "start all with the sa
             )
 
 
-class Alone:
-    """One process, where all clients live."""
+class SingleProcess:
+    """The communicator of a run in one process."""
 
     rank, size = 0, 1
 
-    def own(self, clients: int) -> range:
+    def local_clients(self, clients: int) -> range:
         return range(clients)
 
     def sum(self, part: Tensor) -> Tensor:
         return part
 
-    def sum_later(self, part: Tensor) -> Callable[[], Tensor]:
+    def sum_async(self, part: Tensor) -> Callable[[], Tensor]:
         return lambda: part
 
-    def largest(self, part: Tensor) -> Tensor:
+    def max(self, part: Tensor) -> Tensor:
         return part
 
-    def first(self, action: Callable[[], Said]) -> Said:
+    def on_rank_zero(self, action: Callable[[], Value]) -> Value:
         return action()
 
-    def gather(self, said: Any) -> list[Any]:
-        return [said]
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value]
 
-    def collect(self, rows: Tensor, clients: int) -> Tensor | None:  # noqa: ARG002
+    def gather_rows(self, rows: Tensor, clients: int) -> Tensor | None:  # noqa: ARG002
         return rows
 
-    def deal(self, table: Tensor | None, own: Tensor) -> Tensor:
+    def scatter_rows(self, table: Tensor | None, own: Tensor) -> Tensor:
         if table is not None:
             own.copy_(table)
         return own
 
 
-def here(drawn: Tensor | None, own: range, clients: int) -> Tensor | None:
-    """Those of the drawn clients (None: of all) that live here; None where that is all of them."""
+def local_part(drawn: Tensor | None, own: range, clients: int) -> Tensor | None:
+    """Return the drawn clients (None: all) that belong to this rank; None if they are all the clients there are."""
     if len(own) == clients:
         return drawn
     return torch.arange(own.start, own.stop) if drawn is None else drawn[(drawn >= own.start) & (drawn < own.stop)]
 
 
-def whole(buffers: Buffers, world: World) -> Buffers:
-    """All clients' buffers, on every rank, from those that each rank keeps up to date."""
-    if world.size == 1 or not buffers:
+def gather_buffers(buffers: Buffers, communicator: Communicator) -> Buffers:
+    """Return the buffers of all clients on every rank; each rank contributes the rows of its own clients."""
+    if communicator.size == 1 or not buffers:
         return buffers
     whole = {}
     for name, rows in buffers.items():
-        own, known = world.own(len(rows)), torch.zeros_like(rows)
+        own, known = communicator.local_clients(len(rows)), torch.zeros_like(rows)
         known[own.start : own.stop] = rows[own.start : own.stop]
-        whole[name] = world.sum(known)
+        whole[name] = communicator.sum(known)
     return whole

@@ -31,7 +31,7 @@ from . import state as start
 from .budget import Budget
 from .callbacks import Callback
 from .client_update import ClientUpdate
-from .communicator import Alone, World, here, whole
+from .communicator import Communicator, SingleProcess, gather_buffers, local_part
 from .graphed_round import GraphedRound
 from .interleaved import finished
 from .metrics import Faults, Meter
@@ -60,11 +60,11 @@ class TrainingLoop:
         checkpoint_seconds: float,
         callbacks: Sequence[Callback],
         mechanism: Mechanism | None = None,
-        world: World | None = None,
+        communicator: Communicator | None = None,
         kept: bool = False,
     ) -> None:
         """`storage` has a folder on rank 0 alone; `kept` says on every rank whether there is one."""
-        world = world or Alone()
+        communicator = communicator or SingleProcess()
         self.problem, self.method, self.plan, self.storage = problem, method, plan, storage
         self.mechanism = mechanism
         clip = mechanism.privacy.record_clip if mechanism is not None else None
@@ -72,17 +72,27 @@ class TrainingLoop:
         private = mechanism is not None
         self.engine = choose(engine, problem, batches, plan.draws, clip, plan.precision, plan.rounds, private)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
-        self.world, self.kept, self.own = world, kept, world.own(problem.clients)
+        self.communicator, self.kept, self.own = communicator, kept, communicator.local_clients(problem.clients)
         # Functions of the caller's own may mix the clients that they see together, for some values only.
         apart = mechanism is not None and not works_by_rows(method)
         self.method_steps = Steps(method, problem.x0, apart)
         self.faults = Faults(self.own, problem.x0.device)
         self.update = ClientUpdate(method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults)
         self.observer = Observer(
-            problem, self.update, self.method_steps, plan, self.engine, storage.history, callbacks, mechanism, world
+            problem,
+            self.update,
+            self.method_steps,
+            plan,
+            self.engine,
+            storage.history,
+            callbacks,
+            mechanism,
+            communicator,
         )
         self.watch = Stopwatch()
-        self.budget = Budget(mechanism, world, problem.initial_buffers(), kept) if mechanism is not None else None
+        self.budget = (
+            Budget(mechanism, communicator, problem.initial_buffers(), kept) if mechanism is not None else None
+        )
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
         simulated = mechanism is not None and mechanism.simulated
@@ -91,7 +101,7 @@ class TrainingLoop:
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
         self.recorded: dict[int, int] = {}  # rounds whose release is known from before a restart, and their attempts
-        able = world.size == 1 and not self.recording
+        able = communicator.size == 1 and not self.recording
         self.graphed = GraphedRound(self.method_steps, plan, problem, mechanism, self.faults, self.update, able)
         self.recalled: int | None = None
         self.begun = self.resumed = False
@@ -121,7 +131,7 @@ class TrainingLoop:
 
     def _stop(self) -> bool:
         """Whether somebody wants to stop: ranks stop together, after the round in which they were told."""
-        return self.asked() if self.world.size == 1 else self.stopping
+        return self.asked() if self.communicator.size == 1 else self.stopping
 
     def _started(self) -> State:
         """The state to start from: the checkpoint's, where there is one."""
@@ -133,14 +143,14 @@ class TrainingLoop:
                 tensors.update(saved[0])
             return self.storage.begun, saved[1] if saved is not None else None, self.storage.history.rows
 
-        self.resumed, facts, self.storage.history.rows = self.world.first(found)
+        self.resumed, facts, self.storage.history.rows = self.communicator.on_rank_zero(found)
         if facts is not None:
             state = self._restored(tensors, facts)
             self._open_ledger()  # what was spent is in there, even if no round is left to run
         else:
             state = self.initial()
         if self.recording:
-            attempts = self.world.first(lambda: self.storage.releases.following(state.round))
+            attempts = self.communicator.on_rank_zero(lambda: self.storage.releases.following(state.round))
             self.recorded = dict(enumerate(attempts, state.round))
         self.watch.start()
         self.saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
@@ -157,7 +167,7 @@ class TrainingLoop:
             return False
         for callback in self.callbacks:
             callback.round(state.round)
-        if self.begun and (self._time_to_save(state) if self.world.size == 1 else self.saving):
+        if self.begun and (self._time_to_save(state) if self.communicator.size == 1 else self.saving):
             self._save(state)
             self.saved_at, self.saving = time.monotonic(), False
         return True
@@ -173,7 +183,7 @@ class TrainingLoop:
         if state.round == self.plan.rounds and not self.observer.complete:
             self._last_row(state)
         self._save(state)
-        model = self.problem.model_at(state.x, whole(state.buffers, self.world))
+        model = self.problem.model_at(state.x, gather_buffers(state.buffers, self.communicator))
         spent = self.budget.spent() if self.budget is not None else None
         if self.stopped is None and state.round < self.plan.rounds:
             self.stopped = "interrupted"
@@ -224,7 +234,7 @@ class TrainingLoop:
         if drawn is not None:
             self.update.idle(state, self._places(drawn))
         total = self._whole(total, state, count, looked_at=row is not None)
-        if (row is not None or self._on_host or self.recording) and (self.world.size == 1 or self.faulty):
+        if (row is not None or self._on_host or self.recording) and (self.communicator.size == 1 or self.faulty):
             self._check(state)
         self._record_release(k, total)
         if count:
@@ -259,7 +269,7 @@ class TrainingLoop:
         """Keep what has left in `round`, so that a restart need not draw its noise again."""
         mechanism = self.mechanism
         if mechanism is not None and self.recording and round not in self.recorded:
-            self.world.first(lambda: self.storage.releases.append(round, mechanism.attempt, total))
+            self.communicator.on_rank_zero(lambda: self.storage.releases.append(round, mechanism.attempt, total))
 
     def _whole(self, total: Tensor, state: State, count: int, looked_at: bool) -> Tensor:
         """Σ of all `count` clients' messages, noise included, from the sum over those that live here.
@@ -269,21 +279,23 @@ class TrainingLoop:
         """
         k = state.round
         if k in self.recorded:
-            known = self.world.rank == 0
+            known = self.communicator.rank == 0
             total = self.storage.releases.read(k, state.x) if known else torch.zeros_like(state.x)
         elif self.mechanism is not None:
             share, summed = len(self.own) / self.problem.clients, count if self.update.fused else 0
             total = self.mechanism.outgoing(total, share, summed)
         self.faults.note_sum(total, k)
-        if self.world.size == 1:
+        if self.communicator.size == 1:
             return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
         broken = self.faults.broken
         if self._on_host and bool(broken):
             total = torch.zeros_like(total)  # what is broken stays here
-        own = torch.tensor([self.asked(), self.world.rank == 0 and self._time_to_save(state)], device=total.device)
+        own = torch.tensor(
+            [self.asked(), self.communicator.rank == 0 and self._time_to_save(state)], device=total.device
+        )
         signs = torch.cat([broken[None], own])
         with self.watch.timed("communication"):
-            packed = self.world.sum(torch.cat([total, signs.to(total.dtype)]))
+            packed = self.communicator.sum(torch.cat([total, signs.to(total.dtype)]))
         if self._on_host or looked_at:
             self.faulty, self.stopping, self.saving = (packed[-3:] > 0).tolist()
         total = packed[:-3]
@@ -296,7 +308,7 @@ class TrainingLoop:
         if state.round in self.recorded:
             self._recall(state, self.mechanism)
             return
-        if self.world.size > 1 and self.budget.paid:
+        if self.communicator.size > 1 and self.budget.paid:
             return
         if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
@@ -327,7 +339,7 @@ class TrainingLoop:
     @cached_property
     def _machines(self) -> list[Any]:
         """Where the ranks compute, known to all. Collective."""
-        return self.world.gather([torch.get_num_threads(), *machine(self.problem.x0.device)])
+        return self.communicator.all_gather([torch.get_num_threads(), *machine(self.problem.x0.device)])
 
     def _recall(self, state: State, mechanism: Mechanism) -> None:
         """In place of paying, once a round: the ledger must know of what was released."""
@@ -336,8 +348,8 @@ class TrainingLoop:
         round, attempt = state.round, self.recorded[state.round]
         self._check(state)
         self._begin(state)
-        self.world.first(lambda: mechanism.recall(round, attempt))
-        if self.world.rank:
+        self.communicator.on_rank_zero(lambda: mechanism.recall(round, attempt))
+        if self.communicator.rank:
             mechanism.recall(round, attempt)
         self.recalled = round
 
@@ -353,12 +365,12 @@ class TrainingLoop:
 
     def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[Block]:
         """Gradients of the drawn clients that live here, their rows as this rank's tables have them."""
-        for block in self.engine.blocks(x, buffers, k, here(drawn, self.own, self.problem.clients)):
+        for block in self.engine.blocks(x, buffers, k, local_part(drawn, self.own, self.problem.clients)):
             yield block.within(self.own.start)
 
     def _places(self, drawn: Tensor) -> Tensor:
         """The drawn clients' rows here."""
-        chosen = here(drawn, self.own, self.problem.clients)
+        chosen = local_part(drawn, self.own, self.problem.clients)
         return drawn if chosen is None else chosen - self.own.start
 
     def _check(self, state: State) -> None:
@@ -374,23 +386,23 @@ class TrainingLoop:
             blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
             return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
 
-        self.faults.check(blame, self.world)
+        self.faults.check(blame, self.communicator)
 
     def _begin(self, state: State) -> None:
         """Once, when the first gradients of this process were found finite: only now may files appear."""
         if self.begun:
             return
-        self.world.first(self.storage.keep_settings)
+        self.communicator.on_rank_zero(self.storage.keep_settings)
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
-        self.world.first(self.storage.begin)
+        self.communicator.on_rank_zero(self.storage.begin)
         self._open_ledger()
         self.begun = True  # last: what failed is tried again
 
     def _open_ledger(self) -> None:
         budget = self.budget
         if budget is not None:
-            self.world.first(lambda: budget.open(self.storage.out, self.ledger_head, self.resumed))
+            self.communicator.on_rank_zero(lambda: budget.open(self.storage.out, self.ledger_head, self.resumed))
 
     def initial(self) -> State:
         def noted() -> Iterator[Block]:
@@ -400,7 +412,7 @@ class TrainingLoop:
 
         plan, folder = self.plan, self.storage.out
         state = start.fresh(
-            self.problem, self.method_steps, plan.memory, plan.initial_memory, noted(), folder, self.world
+            self.problem, self.method_steps, plan.memory, plan.initial_memory, noted(), folder, self.communicator
         )
         self._check(state)
         return state
@@ -415,7 +427,7 @@ class TrainingLoop:
             )
         self.clients = facts.get("clients", {})
         memory, folder = self.plan.memory, self.storage.out
-        return start.restored(self.problem, self.method_steps, memory, tensors, facts, folder, self.world)
+        return start.restored(self.problem, self.method_steps, memory, tensors, facts, folder, self.communicator)
 
     def _save(self, state: State) -> None:
         self.watch.stop()
@@ -430,8 +442,8 @@ class TrainingLoop:
                 facts["clients"] = self.clients
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
-            tensors = start.tensors_of(state, self.problem.clients, self.world)
-            self.world.first(lambda: self.storage.save(state.round, tensors, facts))
+            tensors = start.tensors_of(state, self.problem.clients, self.communicator)
+            self.communicator.on_rank_zero(lambda: self.storage.save(state.round, tensors, facts))
 
     @property
     def _on_host(self) -> bool:

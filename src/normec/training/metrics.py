@@ -12,7 +12,7 @@ from torch import Tensor
 from ..algorithms.operators import norms
 from ..errors import Diverged
 from ..gradients.engine import Block
-from .communicator import Alone, World
+from .communicator import Communicator, SingleProcess
 
 ROUNDING = 1e-5  # relative: what arithmetic in single precision may add to a message's length
 
@@ -44,17 +44,17 @@ class Meter:
         self._sent += lengths.sum()
         self._longest = torch.maximum(self._longest, lengths.max())
 
-    def merge(self, world: World) -> None:
+    def merge(self, communicator: Communicator) -> None:
         """From sums over the clients that live here to sums over all."""
-        if world.size == 1:
+        if communicator.size == 1:
             return
         scalars = (self._loss, self._square, self._error, self._sent)
         counts = self._grad.new_tensor([self._count, self._messages])
-        whole = world.sum(torch.cat([self._grad, torch.stack(scalars), counts]))
+        whole = communicator.sum(torch.cat([self._grad, torch.stack(scalars), counts]))
         self._grad = whole[:-6]
         self._loss, self._square, self._error, self._sent = whole[-6:-2]
         self._count, self._messages = map(int, whole[-2:].tolist())
-        self._longest = world.largest(self._longest.clone())
+        self._longest = communicator.max(self._longest.clone())
 
     def read(self, *, exact: bool, feedback: bool) -> dict[str, Any]:
         """`exact`: the blocks were all clients' full gradients, so ‖mean gradient‖ is ‖∇f(x)‖."""
@@ -109,17 +109,17 @@ class Faults:
         """Whether anything was noted here; a truth value on the device."""
         return self._first() != self._never
 
-    def check(self, blame: Callable[[int], list[int]], world: World | None = None) -> None:
+    def check(self, blame: Callable[[int], list[int]], communicator: Communicator | None = None) -> None:
         """`blame(round)` names the clients whose gradients were not finite, where their losses were.
 
         All ranks look together, and raise the same error.
         """
-        world = world or Alone()
+        communicator = communicator or SingleProcess()
         here = self._first()
-        first = int(here) if world.size == 1 else -int(world.largest(-here))
+        first = int(here) if communicator.size == 1 else -int(communicator.max(-here))
         if first == self._never:
             return
-        found = [said for said in world.gather(self._findings(first, blame)) if said is not None]
+        found = [said for said in communicator.all_gather(self._findings(first, blame)) if said is not None]
         kind, how, _ = found[0]
         clients = sorted({client for other, _, named in found if other == kind for client in named})
         cure = "its operator does not keep the bound it states" if kind == "the message" else ""

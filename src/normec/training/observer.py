@@ -18,7 +18,7 @@ from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import UNNOISED, History, Row
 from .callbacks import Callback
 from .client_update import ClientUpdate
-from .communicator import World, here, whole
+from .communicator import Communicator, gather_buffers, local_part
 from .memory_table import read_rows
 from .metrics import Meter
 from .run import ClientTable, Plan, State
@@ -46,12 +46,12 @@ class Observer:
         history: History,
         callbacks: Sequence[Callback],
         mechanism: Mechanism | None,
-        world: World,
+        communicator: Communicator,
     ) -> None:
         self._problem, self._update, self._steps, self._plan, self._engine = problem, update, steps, plan, engine
-        self._world = world
+        self._communicator = communicator
         self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
-        self._own = world.own(problem.clients)
+        self._own = communicator.local_clients(problem.clients)
         self._payload = steps.method.payload(len(problem.x0), problem.x0.element_size())
 
     def due(self, k: int) -> bool:
@@ -76,13 +76,13 @@ class Observer:
                 meter.add(block)
                 if self._steps.remembers:
                     meter.add_distances(distances(block, state.memory))
-            meter.merge(self._world)
+            meter.merge(self._communicator)
             row |= meter.read(exact=True, feedback=self._steps.remembers)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
             # For models that draw while they are evaluated.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
-            buffers = whole(state.buffers, self._world)
-            row |= self._world.first(lambda: self._problem.evaluate(state.x, buffers))
+            buffers = gather_buffers(state.buffers, self._communicator)
+            row |= self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.x, buffers))
         return row
 
     def _messages(self, state: State) -> float:
@@ -97,7 +97,7 @@ class Observer:
 
     def _blocks(self, state: State, drawn: Tensor | None, *, full: bool = False) -> Iterator[Block]:
         """Gradients to look at: of the clients here that are drawn; nothing is changed."""
-        chosen = here(drawn, self._own, self._problem.clients)
+        chosen = local_part(drawn, self._own, self._problem.clients)
         for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full):
             yield block.within(self._own.start)
 
@@ -108,12 +108,12 @@ class Observer:
     def record(self, row: Row, meter: Meter | None, drawn: Tensor | None, write: bool) -> None:
         """Put a row into the history; `write`: and on disk."""
         if meter is not None:
-            meter.merge(self._world)
+            meter.merge(self._communicator)
             # What was observed exactly, stays.
             row = meter.read(exact=self._exact(drawn), feedback=self._steps.remembers) | row
         if self._mechanism is not None:
             mechanism, k = self._mechanism, row["round"]
-            row["epsilon"] = self._world.first(lambda: mechanism.epsilon_at(k))
+            row["epsilon"] = self._communicator.on_rank_zero(lambda: mechanism.epsilon_at(k))
         row = {key: row[key] for key in COLUMNS if key in row}
         broken = [key for key, value in row.items() if not math.isfinite(value)]
         if broken:
@@ -149,7 +149,7 @@ class Observer:
                 away = distances(block, state.memory)
                 clients["memory error"] += away[:, 0].tolist()
             self._update.measure(state, block, meter)
-        tables = self._world.gather(clients)
+        tables = self._communicator.all_gather(clients)
         clients = {name: [value for table in tables for value in table[name]] for name in clients}
         order = sorted(range(len(clients["client"])), key=clients["client"].__getitem__)
         return row, meter, {name: [column[i] for i in order] for name, column in clients.items()}

@@ -13,7 +13,7 @@ from ..algorithms.method import ESTIMATE, Steps
 from ..errors import UsageError, one_of
 from ..gradients.engine import Block
 from ..problems.objective import Objective
-from .communicator import World, whole
+from .communicator import Communicator, gather_buffers
 from .memory_table import MemoryTable
 from .run import InitialMemory, State
 
@@ -25,11 +25,11 @@ def fresh(
     start: InitialMemory,
     first: Iterator[Block],
     folder: Path | None,
-    world: World,
+    communicator: Communicator,
 ) -> State:
     """Round 0. `first` are the gradients at x0 of all clients here, looked at only where memories start from them."""
     n, d = problem.clients, len(problem.x0)
-    x, own = problem.x0.clone(), world.own(n)
+    x, own = problem.x0.clone(), communicator.local_clients(n)
     server = {name: value.clone() for name, value in steps.server_start.items()}
     clients = {name: table.of(value, len(own), x, folder) for name, value in steps.client_start.items()}
     state = State(0, x, clients, server, problem.initial_buffers())
@@ -45,7 +45,7 @@ def fresh(
         one_of(("zero", "gradient"), initial_memory=start)
         for block in first:
             state.memory[block.places.to(state.memory.device)] = block.grads.to(state.memory)
-    server[ESTIMATE] = world.sum(state.memory.sum(0, dtype=x.dtype).to(x.device)) / n
+    server[ESTIMATE] = communicator.sum(state.memory.sum(0, dtype=x.dtype).to(x.device)) / n
     return state
 
 
@@ -56,17 +56,17 @@ def restored(
     tensors: dict[str, Tensor],
     facts: dict[str, Any],
     folder: Path | None,
-    world: World,
+    communicator: Communicator,
 ) -> State:
     """The state in a checkpoint; rank 0 has read it (`tensors`), `facts` are known to all."""
-    x, own = problem.x0, world.own(problem.clients)
+    x, own = problem.x0, communicator.local_clients(problem.clients)
 
     def shared(name: str, like: Tensor) -> Tensor:
         known = tensors[name].to(like) if name in tensors else torch.zeros_like(like)
-        return world.sum(known)
+        return communicator.sum(known)
 
     clients = {
-        name: world.deal(tensors.get(f"client.{name}"), table.of(value, len(own), x, folder))
+        name: communicator.scatter_rows(tensors.get(f"client.{name}"), table.of(value, len(own), x, folder))
         for name, value in steps.client_start.items()
     }
     server = {name: shared(f"server.{name}", value) for name, value in steps.server_start.items()}
@@ -74,16 +74,16 @@ def restored(
     return State(facts["round"], shared("x", x), clients, server, buffers, facts["messages"])
 
 
-def tensors_of(state: State, clients: int, world: World) -> dict[str, Tensor]:
+def tensors_of(state: State, clients: int, communicator: Communicator) -> dict[str, Tensor]:
     """What a checkpoint holds, in the form of one process; only rank 0's counts.
 
     The same state gives the same file: a round that is saved twice must not overwrite what latest.json vouches for.
     """
     held = {"x": state.x, **{f"server.{name}": value for name, value in state.server.items()}}
     for name, rows in state.clients.items():
-        whole_table = world.collect(rows, clients)
+        whole_table = communicator.gather_rows(rows, clients)
         held |= {f"client.{name}": whole_table} if whole_table is not None else {}
-    return held | {f"buffer.{name}": rows for name, rows in whole(state.buffers, world).items()}
+    return held | {f"buffer.{name}": rows for name, rows in gather_buffers(state.buffers, communicator).items()}
 
 
 def size_of(state: State, clients: int) -> int:

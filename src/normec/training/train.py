@@ -28,7 +28,7 @@ from ..storage.checkpoint import SECRET
 from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, kept_secret
 from .callbacks import Callback
-from .communicator import Alone, World, agree
+from .communicator import Communicator, SingleProcess, check_agreement
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import Home, MemoryTable
@@ -87,7 +87,7 @@ def prepare(
     out: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
     callbacks: Sequence[Callback] = (),
-    world: World | None = None,
+    communicator: Communicator | None = None,
 ) -> TrainingLoop:
     """Minimise `problem` by `method`: x ← x − lr · direction, once a round.
 
@@ -122,10 +122,10 @@ def prepare(
 
     Ctrl-C ends the run after the current round, with a checkpoint.
 
-    `world` spreads the clients over processes (`normec.distributed.join`): every rank makes the same call, and each
-    returns the same run; rank 0 writes, and calls the callbacks.
+    `communicator` spreads the clients over processes (`normec.distributed.join`): every rank makes the same call, and
+    each returns the same run; rank 0 writes, and calls the callbacks.
     """
-    world = world or Alone()
+    communicator = communicator or SingleProcess()
     rounds, epochs, batch_size, seed = (_plain(number) for number in (rounds, epochs, batch_size, seed))
     log_every, evaluate_every, warmup = (_plain(number) for number in (log_every, evaluate_every, warmup))
     privacy = privacy.with_noise("seeded") if privacy is not None else None
@@ -159,7 +159,7 @@ def prepare(
         batch_rate=batch_rate,
         warmup=warmup,
         seed=seed or 0,
-        secret=_secret(privacy, seed, out, world),
+        secret=_secret(privacy, seed, out, communicator),
         participation=_participation(participation, privacy),
         initial_memory=initial_memory,
         log_every=log_every if log_every is not None else usual_log_every(total),
@@ -192,7 +192,7 @@ def prepare(
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, privacy.record_clip)
     kept, identity = out is not None, {}
-    if kept or world.size > 1:  # else nobody asks, and checksums of large data take their time
+    if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
         identity = {
             "method": identity_of(method),
             "dtype": str(problem.x0.dtype),
@@ -202,11 +202,13 @@ def prepare(
             **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
             **problem.fingerprint(),
         }
-    if world.size > 1:
-        _spread(world, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
-    storage = RunStorage(Path(out) if out is not None and world.rank == 0 else None, identity, plan.secret)
-    watching = callbacks if world.rank == 0 else ()
-    loop = TrainingLoop(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
+    if communicator.size > 1:
+        _spread(communicator, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
+    storage = RunStorage(Path(out) if out is not None and communicator.rank == 0 else None, identity, plan.secret)
+    watching = callbacks if communicator.rank == 0 else ()
+    loop = TrainingLoop(
+        problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, communicator, kept
+    )
     if storage.out is not None:
         storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, checkpoint_seconds)
     return loop
@@ -229,11 +231,15 @@ def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) 
     return problem if near and dtype in (None, problem.x0.dtype) else problem.to(device, dtype)
 
 
-def _secret(privacy: Privacy | None, seed: int | None, out: str | Path | None, world: World) -> int | None:
+def _secret(
+    privacy: Privacy | None, seed: int | None, out: str | Path | None, communicator: Communicator
+) -> int | None:
     """The secret behind seeded noise and sampling where no seed was given: the folder's, or a fresh one."""
     if privacy is None or privacy.noise != "seeded" or seed is not None:
         return None
-    return world.first(lambda: (kept_secret(Path(out)) if out is not None else None) or secrets.randbits(128))
+    return communicator.on_rank_zero(
+        lambda: (kept_secret(Path(out)) if out is not None else None) or secrets.randbits(128)
+    )
 
 
 def _digest(secret: int) -> str:
@@ -241,12 +247,12 @@ def _digest(secret: int) -> str:
     return hashlib.sha256(f"noise secret {secret:032x}".encode()).hexdigest()[:16]
 
 
-def _spread(world: World, clients: int, identity: dict[str, Any]) -> None:
+def _spread(communicator: Communicator, clients: int, identity: dict[str, Any]) -> None:
     """Refuse what cannot be spread over ranks; every rank says the same."""
-    agree(world, identity)
-    if clients < world.size:
+    check_agreement(communicator, identity)
+    if clients < communicator.size:
         raise UsageError(
-            f"{clients} clients on {world.size} ranks leave {world.size - clients} ranks without data; "
+            f"{clients} clients on {communicator.size} ranks leave {communicator.size - clients} ranks without data; "
             f"start at most {clients}"
         )
 

@@ -17,25 +17,25 @@ from ..errors import RankLost
 _GRACE = 10.0  # seconds for the others to notice and say that they wait, too
 
 
-def of_this_life(store: Store, life: str) -> Store:
-    """The part of a job's store that belongs to one life of its ranks; torchrun may keep its store over restarts."""
-    return PrefixStore(f"life-{life}", store)
+def attempt_store(store: Store, attempt: str) -> Store:
+    """The part of a job's store that belongs to one attempt of its ranks; torchrun may keep its store over restarts."""
+    return PrefixStore(f"attempt-{attempt}", store)
 
 
-class Meeting:
+class RankStatus:
     """What ranks leave word of in the job's store."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float | None) -> None:
-        """`store`: of this life of the ranks. `timeout`: how long a collective call waits, where it is known."""
-        store = PrefixStore("meeting", store)
+        """`store`: of this attempt of the ranks. `timeout`: how long a collective call waits, where it is known."""
+        store = PrefixStore("status", store)
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
 
-    def leave(self, reason: str) -> None:
+    def record_exit(self, reason: str) -> None:
         """This rank goes, for `reason`."""
         with contextlib.suppress(RuntimeError):  # the store went with its host
             self._store.set(f"left/{self._rank}", reason)
 
-    def lost(self, error: RuntimeError) -> RankLost:
+    def diagnose(self, error: RuntimeError) -> RankLost:
         """Why a collective call failed with `error`, as far as it can be known."""
         silent = set(range(self._size)) - {self._rank}
         left: dict[int, str] = {}

@@ -1,6 +1,6 @@
-"""The ranks of a job as the round loop's `World`: torch.distributed, gloo on CPUs and NCCL on GPUs.
+"""The communicator of a distributed job: torch.distributed, with gloo on CPUs and NCCL on GPUs.
 
-Tensors travel as they are, words as JSON in bytes; nothing is unpickled.
+Tensors are sent as they are, other values as JSON; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import UsageError
-from .failures import Meeting
+from .rank_status import RankStatus
 
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 
-class Ranks:
-    """All processes of the default group."""
+class TorchCommunicator:
+    """A `Communicator` over all processes of the default process group."""
 
-    def __init__(self, device: torch.device, meeting: Meeting) -> None:
+    def __init__(self, device: torch.device, status: RankStatus) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._device, self._meeting = device, meeting
+        self._device, self._status = device, status
 
-    def own(self, clients: int) -> range:
+    def local_clients(self, clients: int) -> range:
         return self._share(clients, self.rank)
 
     def _share(self, clients: int, rank: int) -> range:
@@ -36,66 +36,66 @@ class Ranks:
         return range(first, first + least + (rank < more))
 
     def sum(self, part: Tensor) -> Tensor:
-        return self.sum_later(part)()
+        return self.sum_async(part)()
 
-    def sum_later(self, part: Tensor) -> Callable[[], Tensor]:
+    def sum_async(self, part: Tensor) -> Callable[[], Tensor]:
         part = part.contiguous()
-        with self.together():
+        with self._collective():
             work = dist.all_reduce(part, async_op=True)
 
         def wait() -> Tensor:
-            with self.together():
+            with self._collective():
                 if work is not None:
                     work.wait()
             return part
 
         return wait
 
-    def largest(self, part: Tensor) -> Tensor:
+    def max(self, part: Tensor) -> Tensor:
         part = part.contiguous()
-        with self.together():
+        with self._collective():
             dist.all_reduce(part, dist.ReduceOp.MAX)
         return part
 
-    def first(self, action: Callable[[], Said]) -> Said:
-        said: dict[str, Any] = {}
+    def on_rank_zero(self, action: Callable[[], Value]) -> Value:
+        reply: dict[str, Any] = {}
         raised: Exception | None = None
         if self.rank == 0:
             try:
-                said = {"value": action()}
+                reply = {"value": action()}
             except (UsageError, OSError) as error:
-                said, raised = {"kind": type(error).__name__, "error": str(error)}, error
-        data = json.dumps(said).encode() if self.rank == 0 else b""
+                reply, raised = {"kind": type(error).__name__, "error": str(error)}, error
+        data = json.dumps(reply).encode() if self.rank == 0 else b""
         length = torch.tensor([len(data)], device=self._device)
-        with self.together():
+        with self._collective():
             dist.broadcast(length, 0)
         held = self._bytes(data, int(length))
-        with self.together():
+        with self._collective():
             dist.broadcast(held, 0)
         if raised is not None:
             raise raised
-        said = json.loads(held.cpu().numpy().tobytes())
-        if "error" in said:
-            raise (UsageError if said["kind"] == "UsageError" else OSError)(said["error"])
-        value: Said = said["value"]
+        reply = json.loads(held.cpu().numpy().tobytes())
+        if "error" in reply:
+            raise (UsageError if reply["kind"] == "UsageError" else OSError)(reply["error"])
+        value: Value = reply["value"]
         return value
 
-    def gather(self, said: Any) -> list[Any]:
-        data = json.dumps(said).encode()
+    def all_gather(self, value: Any) -> list[Any]:
+        data = json.dumps(value).encode()
         lengths = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
-        with self.together():
+        with self._collective():
             dist.all_gather(lengths, torch.tensor([len(data)], device=self._device))
         longest = max(int(length) for length in lengths)
         parts = [torch.empty(longest, dtype=torch.uint8, device=self._device) for _ in range(self.size)]
-        with self.together():
+        with self._collective():
             dist.all_gather(parts, self._bytes(data, longest))
         return [
             json.loads(part.cpu().numpy()[: int(length)].tobytes()) for part, length in zip(parts, lengths, strict=True)
         ]
 
-    def collect(self, rows: Tensor, clients: int) -> Tensor | None:
+    def gather_rows(self, rows: Tensor, clients: int) -> Tensor | None:
         if self.rank:
-            with self.together():
+            with self._collective():
                 dist.send(_raw(rows).to(self._device), 0)
             return None
         table = torch.empty(clients, *rows.shape[1:], dtype=rows.dtype)
@@ -106,34 +106,34 @@ class Ranks:
                 part.copy_(rows)
                 continue
             received = _raw(part) if self._device.type == "cpu" else _raw(part).to(self._device)
-            with self.together():
+            with self._collective():
                 dist.recv(received, rank)
             if received.device != part.device:
                 _raw(part).copy_(received)
         return table
 
-    def deal(self, table: Tensor | None, own: Tensor) -> Tensor:
+    def scatter_rows(self, table: Tensor | None, own: Tensor) -> Tensor:
         if self.rank:
             received = torch.empty_like(own, device=self._device)
-            with self.together():
+            with self._collective():
                 dist.recv(_raw(received), 0)
             return own.copy_(received)
         if table is None:
-            raise ValueError("rank 0 deals what it holds")
+            raise ValueError("rank 0 must pass the table")
         for rank in range(1, self.size):
             share = self._share(len(table), rank)
             part = table[share.start : share.stop].to(own.dtype)
-            with self.together():
+            with self._collective():
                 dist.send(_raw(part).to(self._device), rank)
         return own.copy_(table[: len(own)])
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """A collective call; where it fails, the error says which rank is to blame."""
+    def _collective(self) -> Iterator[None]:
+        """Turn the failure of a collective call into an error that names the rank at fault."""
         try:
             yield
         except RuntimeError as error:
-            raise self._meeting.lost(error) from error
+            raise self._status.diagnose(error) from error
 
     def _bytes(self, data: bytes, length: int) -> Tensor:
         held = torch.zeros(length, dtype=torch.uint8)
@@ -143,5 +143,5 @@ class Ranks:
 
 
 def _raw(rows: Tensor) -> Tensor:
-    """The rows' bytes: any dtype travels."""
+    """The bytes of the rows, so that rows of any dtype can be sent."""
     return rows.contiguous().flatten().view(torch.uint8)

@@ -34,7 +34,7 @@ from ..privacy.mechanism import Mechanism, Spent
 from ..privacy.setting import Setting
 from ..privacy.statement import Privacy
 from ..training.budget import Budget
-from ..training.communicator import World, agree
+from ..training.communicator import Communicator, check_agreement
 from ..training.independence import refuse_mixing_methods
 
 NOTES = ("the guarantee is for whole clients, however their losses and batches are made",)
@@ -51,7 +51,7 @@ Account = dict[str, tuple[float, int]]  # an optimizer's random name → noise m
 _accounts: dict[str, Account] = {}  # of this process: an optimizer's random name → the account of its training
 
 
-class Noise:
+class OptimizerNoise:
     """A `Mechanism` for a training loop of the user's own."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Noise:
         dimension: int,
         rounds: int | None,
         seed: int | None,
-        world: World,
+        communicator: Communicator,
         ledger: str | Path | None,
         start: str,
     ) -> None:
@@ -84,15 +84,15 @@ class Noise:
         gaps = GAPS if ledger is not None else (*GAPS, FORGETFUL)
         if seed is not None and privacy.noise == "seeded":
             gaps = (*gaps, REPEATED)
-        source = seed if seed is not None else world.first(lambda: secrets.randbits(128))
+        source = seed if seed is not None else communicator.on_rank_zero(lambda: secrets.randbits(128))
         self._mechanism = mechanism = Mechanism(privacy, method, setting, source, self._name(), NOTES, gaps)
-        self._world, self._rounds, self._clients = world, rounds, clients
-        self._budget = Budget(mechanism, world, {})
+        self._communicator, self._rounds, self._clients = communicator, rounds, clients
+        self._budget = Budget(mechanism, communicator, {})
         self._ledger = Path(ledger) if ledger is not None else None
-        self._own = world.first(lambda: secrets.token_hex(8))
+        self._own = communicator.on_rank_zero(lambda: secrets.token_hex(8))
         self._multiplier = mechanism.release.event(mechanism.sigma).multiplier
         _accounts[self._own] = {self._own: (self._multiplier, 0)}
-        world.first(self._open)
+        communicator.on_rank_zero(self._open)
         self.close = weakref.finalize(self, mechanism.close)
 
     @property
@@ -127,13 +127,15 @@ class Noise:
 
     def load(self, held: dict[str, Any]) -> None:
         """Bring the account of a saved state together with this one, and go on with its noise. Collective."""
-        agree(self._world, {"start of the state's training": held["start"]}, "load states that were saved together")
+        check_agreement(
+            self._communicator, {"start of the state's training": held["start"]}, "load states that were saved together"
+        )
         self._start = held["start"]
         self._mechanism.name = self._name()
         if self._ledger is not None:
-            self._world.first(lambda: self._mechanism.recognise(held["ledger"]))
+            self._communicator.on_rank_zero(lambda: self._mechanism.recognise(held["ledger"]))
             return
-        saved = self._world.gather(held["account"])
+        saved = self._communicator.all_gather(held["account"])
         known = [_accounts[name] for account in saved for name in account if name in _accounts]
         together = _together([self._account, *saved, *known])
         _accounts.update(dict.fromkeys(together, together))
