@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from normec.experiments.tables import to_markdown
+from normec.experiments.export import to_markdown
 
 from .leads import BARE, NOTHING, Conditions, floor, missing, splits_of, targets, without_repeats
 from .records import Record

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from normec.experiments.tables import to_markdown
+from normec.experiments.export import to_markdown
 
 from .records import Record
 from .search_space import SEARCH_SPACES

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from normec.experiments.tables import Row, to_csv, to_markdown
+from normec.experiments.export import Row, to_csv, to_markdown
 from normec.system.files import write_atomic
 
 from . import diagnostics, leads

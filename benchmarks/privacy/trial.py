@@ -13,7 +13,7 @@ from torch import Tensor
 from normec import Diverged, Method, Problem, Run
 from normec.algorithms.operators import normalise, norms
 from normec.experiments import build, methods
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 from normec.problems.client_data import Records
 from normec.settings.config import RunConfig, make
 from normec.training import interleaved
@@ -55,7 +55,7 @@ def measure(trials: Sequence[Trial]) -> list[Measurement]:
     begun = [_Begun.of(trial) for trial in trials]
     device, precision = begun[0].problem.x0.device, begun[0].rounds.plan.precision
     with ready(precision):
-        ends = interleaved.together([one.rounds.steps(lambda: False) for one in begun], device)
+        ends = interleaved.run_interleaved([one.rounds.steps(lambda: False) for one in begun], device)
         return [one.found(end) for one, end in zip(begun, ends, strict=True)]
 
 
@@ -69,7 +69,7 @@ class _Begun:
     @classmethod
     def of(cls, trial: Trial) -> _Begun:
         config: RunConfig = make({**trial.settings, "seed": trial.seed, "validation": trial.validation})
-        problem = _problem(build.known_by(config), config, str(build.device(config.device)))
+        problem = _problem(build.problem_key(config), config, str(build.device(config.device)))
         method = methods.build(config, len(problem.x0), problem.tensor_sizes)
         asked = build.training(config)
         asked |= {"log_every": config.rounds, "evaluate_every": config.rounds}
@@ -135,7 +135,7 @@ def _diagnostics(problem: Problem, method: Method, run: Run, plan: Plan) -> Meas
     expected noise of one round, βσ√(d/n), or √((1−p²ᵀ)/(1−p²)) times as much with momentum p after T rounds.
     """
     state, n, seed = run.state, problem.clients, 0
-    engine = choose("auto", problem, None, seed, precision=plan.precision)
+    engine = choose_engine("auto", problem, None, seed, precision=plan.precision)
     direction = normalise(state.estimate) if getattr(method, "server_norm", False) else state.estimate
     before = state.x + plan.step_size(state.round - 1) * direction
     slope, earlier, away = torch.zeros_like(state.x), torch.zeros_like(state.x), 0.0

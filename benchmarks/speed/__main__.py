@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from normec.cli.app import run
-from normec.system.processes import keep_freed_memory, tie_to_parent
+from normec.system.processes import exit_with_parent, keep_freed_memory
 
 from .commands import app
 
 if __name__ == "__main__":
-    tie_to_parent()
+    exit_with_parent()
     keep_freed_memory()
     sys.exit(run(commands=app))

@@ -132,7 +132,7 @@ def _numbers(text: str | None) -> list[int] | None:
 
 
 def _show(summary: dict[str, Any]) -> None:
-    from normec.cli.tables import show
+    from normec.cli.output import show
 
     columns = (
         "",

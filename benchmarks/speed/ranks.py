@@ -23,7 +23,7 @@ from normec.distributed import join
 from normec.distributed.launch import launch
 from normec.distributed.process_group import launched
 from normec.errors import at_least
-from normec.system.processes import keep_freed_memory, tie_to_parent
+from normec.system.processes import exit_with_parent, keep_freed_memory
 from normec.training.communicator import Communicator
 
 from .workloads import ALPHA, BETA, LR, Case, WorkloadData
@@ -128,7 +128,7 @@ def _rank(case: Case, communicator: Communicator, rounds: int) -> None:
 def main(workload: str, clients: int, ranks: int, rounds: int) -> int:
     if ranks > 1 and not launched():
         return launch(_command(workload, clients, ranks, rounds), ranks, 0)
-    tie_to_parent()
+    exit_with_parent()
     with join() as communicator:
         _rank(Case(workload, clients), communicator, rounds)
     return 0

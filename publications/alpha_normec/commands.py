@@ -58,7 +58,7 @@ def list_(
     names: Names = None, folder: Folder = None, scale: Scale = "paper", set_: Set = None, as_json: o.Json = False
 ) -> None:
     """List the cells, with the paper's accuracy and their state."""
-    from normec.cli.tables import show
+    from normec.cli.output import show
 
     from . import plan, records, runner
 
@@ -71,7 +71,7 @@ def list_(
         state = known[cell.name]["status"] if cell.name in known else "pending" if cell.name in due else "only if best"
         rows.append({"name": cell.name, "part": cell.part, "state": state, "paper": cell.paper})
         if as_json:
-            rows[-1]["config"] = cell.config.known_by()
+            rows[-1]["config"] = cell.config.identity_settings()
     if as_json:
         print(json.dumps(rows))
         return
@@ -229,7 +229,7 @@ def _run(
     threads: int | None = None,
 ) -> tuple[bool, list[str]]:
     """Run cells with a progress display; returns whether all ended, and the names of those that failed."""
-    from normec.cli.board import board
+    from normec.cli.sweep_progress import sweep_display
     from normec.experiments.sweep import Outcome
 
     from . import runner
@@ -242,9 +242,9 @@ def _run(
             print(f"{cell.name}: {ended.status}: {ended.error}", file=sys.stderr, flush=True)
 
     count = len(runner.pending(base, names, folders))
-    shown = board(count, "validation_accuracy", quiet) if count else None
+    shown = sweep_display(count, "validation_accuracy", quiet) if count else None
     with shown or nullcontext():
-        on_event = shown.hear if shown else (lambda _: None)
+        on_event = shown.update if shown else (lambda _: None)
         done = runner.run(
             base, names, folders, together, jobs, limit_seconds, report, on_event=on_event, threads=threads
         )
@@ -263,7 +263,7 @@ def _show_figures(made: list[Made], folder: Path, as_json: bool) -> None:
         ]
         print(json.dumps({"folder": str(folder), "index": str(folder / "index.md"), "figures": content}))
         return
-    from normec.cli.tables import show
+    from normec.cli.output import show
 
     for one in made:
         if one.compared:

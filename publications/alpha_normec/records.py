@@ -73,7 +73,7 @@ def make(cell: Cell, outcome: Outcome, base: Protocol, together: int = 1) -> Rec
         "together": together,
         "messages": history.rows[-1]["messages"] if len(history) else 0,
         "versions": versions,
-        "config": cell.config.known_by(),
+        "config": cell.config.identity_settings(),
         "curve": curve,
     }
 
@@ -134,7 +134,7 @@ def parse(text: str, where: str, cells: Mapping[str, Cell]) -> Record:
     if key is not None:
         raise UsageError(
             f"{where} is of another configuration than {cell.name}: {key} is {record['config'].get(key)!r} there, "
-            f"{cell.config.known_by().get(key)!r} in the plan; run the cell again, or give another --folder"
+            f"{cell.config.identity_settings().get(key)!r} in the plan; run the cell again, or give another --folder"
         )
     if record["status"] not in DONE:
         raise UsageError(f"{where} is of a cell whose status is {record['status']!r}; run it again")
@@ -143,7 +143,7 @@ def parse(text: str, where: str, cells: Mapping[str, Cell]) -> Record:
 
 def difference(cell: Cell, record: Record) -> str | None:
     """The first setting in which the configurations of a cell and of a record differ."""
-    wanted, held = cell.config.known_by(), record["config"]
+    wanted, held = cell.config.identity_settings(), record["config"]
     return next((key for key in sorted({*wanted, *held}) if wanted.get(key) != held.get(key)), None)
 
 

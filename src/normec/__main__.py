@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from .system.processes import keep_freed_memory, tie_to_parent
+from .system.processes import exit_with_parent, keep_freed_memory
 
 
 def main() -> None:
-    tie_to_parent()  # before the imports, which take seconds
+    exit_with_parent()  # before the imports, which take seconds
     try:
         from .cli.app import run
     except ModuleNotFoundError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from normec.cli.app import run
-from normec.cli.board import Tally, duration
+from normec.cli.sweep_progress import SweepProgress, duration
 from normec.experiments import grid, runs
 from normec.experiments.sweep import Event, Outcome, run_cells
 
@@ -232,19 +232,19 @@ def test_test_data_has_no_say_unless_asked(
 def test_time_left_and_best_so_far() -> None:
     cells = grid.expand({"private": False, "validation": 0.2, "grid": {"lr": [0.1, 0.2, 0.3, 0.4, 0.5]}}).cells
     now = 0.0
-    tally = Tally(5, "validation_accuracy", clock=lambda: now)
+    tally = SweepProgress(5, "validation_accuracy", clock=lambda: now)
     assert tally.left() is None
-    tally.hear(Event(cells[0]))
-    tally.hear(Event(cells[1]))
+    tally.update(Event(cells[0]))
+    tally.update(Event(cells[1]))
     now = 2.0
-    tally.hear(Event(cells[0], 0, 100))
+    tally.update(Event(cells[0], 0, 100))
     now = 6.0
-    tally.hear(Event(cells[0], 50, 100))
+    tally.update(Event(cells[0], 50, 100))
     # 12.5 rounds/s: 4 s to go, 10 s in all; the second has used 6 s of such 10; three wait for two places.
     assert tally.left() == pytest.approx((3 * 10 + 4 + 4) / 2)
     for cell, accuracy in ((cells[0], 0.6), (cells[1], 0.9)):
         summary = {"status": "finished", "final": {"validation_accuracy": accuracy}, "config": cell.config.model_dump()}
-        tally.hear(Event(cell, outcome=Outcome(cell, "finished", Path("run"), summary)))
+        tally.update(Event(cell, outcome=Outcome(cell, "finished", Path("run"), summary)))
     assert tally.left() == pytest.approx(3 * 6 / 2)
     assert tally.line() == "2 of 5 done, 0 running, best so far validation accuracy 90.00 % with lr 0.2, 9 s left"
 

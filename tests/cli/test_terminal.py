@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normec.cli import compare, results, tables, train
+from normec.cli import compare, output, results, train
 from normec.cli.progress import describe
 from normec.experiments import runs
 from normec.settings import config
@@ -19,7 +19,7 @@ EVIL = "\x1b]0;taken\x07[red]bold[/nothing]\u202e"
 
 
 def test_tables_take_brackets_and_control_characters_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.show([(EVIL, "1")], (EVIL, ">number"), title=EVIL)
+    output.show([(EVIL, "1")], (EVIL, ">number"), title=EVIL)
     shown = capsys.readouterr().out
     assert shown.count("\\x1b]0;taken\\x07[red]bold[/nothing]\\u202e") == 3
     assert not set(shown) & set("\x1b\x07\u202e")

@@ -18,7 +18,7 @@ DEMONSTRATION = Path(__file__).parents[2] / "examples" / "digits.toml"
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, compare.Outcome]:
     settings = load(DEMONSTRATION).model_dump(exclude_unset=True)
-    entries = compare.contestants(
+    entries = compare.candidates(
         ["normec", "normec:server_norm=false", "clip21", "dpsgd-norm", "dpsgd-clip", "gd"], settings, [0.05, 1.0]
     )
     folder = tmp_path_factory.mktemp("compare")
@@ -75,7 +75,7 @@ def test_table_and_picture_hold_what_was_run(outcomes: dict[str, compare.Outcome
 
 def test_settings_of_one_method_are_not_forced_on_another() -> None:
     entries = {
-        e.label: e for e in compare.contestants(["normec", "gd"], {"alpha": 0.5, "rounds": 7, "private": False}, [0.1])
+        e.label: e for e in compare.candidates(["normec", "gd"], {"alpha": 0.5, "rounds": 7, "private": False}, [0.1])
     }
     assert entries["normec"].cells[0].alpha == 0.5
     assert entries["gd"].cells[0].alpha is None
@@ -84,23 +84,23 @@ def test_settings_of_one_method_are_not_forced_on_another() -> None:
 
 def test_what_cannot_be_compared_is_refused_before_the_first_run() -> None:
     with pytest.raises(UsageError, match="compare it as gd:private=false"):
-        compare.contestants(["normec", "gd"], {})
+        compare.candidates(["normec", "gd"], {})
     with pytest.raises(UsageError, match="tau applies to none"):
-        compare.contestants(["normec", "dpsgd-norm"], {"tau": 0.1})
-    named = [entry.label for entry in compare.contestants([], {})]
+        compare.candidates(["normec", "dpsgd-norm"], {"tau": 0.1})
+    named = [entry.label for entry in compare.candidates([], {})]
     assert named == ["normec", "clip21", "dpsgd-norm", "dpsgd-clip"]
-    assert "gd" in [entry.label for entry in compare.contestants([], {"private": False})]
+    assert "gd" in [entry.label for entry in compare.candidates([], {"private": False})]
 
 
 def test_nothing_but_divergence_is_a_table_too(tmp_path: Path) -> None:
-    entries = compare.contestants(["gd"], {"model": "mlp", "rounds": 30, "private": False, "clients": 10}, [1e30])
+    entries = compare.candidates(["gd"], {"model": "mlp", "rounds": 30, "private": False, "clients": 10}, [1e30])
     outcomes = compare.run(entries, tmp_path, lambda _: Callback())
     table, _ = compare.write(outcomes, tmp_path)
     assert json.loads(table.read_text())[0]["status"] == "diverged"
 
 
 def test_a_diverging_step_size_is_recorded_and_passed_over(tmp_path: Path) -> None:
-    entries = compare.contestants(["gd"], {"model": "mlp", "rounds": 30, "private": False, "clients": 10}, [0.1, 1e30])
+    entries = compare.candidates(["gd"], {"model": "mlp", "rounds": 30, "private": False, "clients": 10}, [0.1, 1e30])
     (outcome,) = compare.run(entries, tmp_path, lambda _: Callback())
     assert outcome.tried[1e30] is None
     assert outcome.best is not None

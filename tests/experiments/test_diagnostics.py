@@ -16,11 +16,11 @@ SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 4}
 
 
 def test_the_setting_names_only_private_runs_that_ask_for_it() -> None:
-    """Digests of older runs hold, and so do the records of the replay, which are known by `known_by`."""
+    """Digests of older runs hold, and so do the records of the replay, which are known by `identity_settings`."""
     plain, asked = config.make(SMALL), config.make({**SMALL, "diagnostics": True})
     assert plain.digest() != asked.digest()
-    assert plain.known_by() == asked.known_by()
-    assert "diagnostics" not in plain.known_by()
+    assert plain.identity_settings() == asked.identity_settings()
+    assert "diagnostics" not in plain.identity_settings()
     public = [config.make({**SMALL, "private": False, "diagnostics": asked}) for asked in (False, True)]
     assert public[0].digest() == public[1].digest()
 
@@ -33,20 +33,20 @@ def test_a_folder_keeps_to_what_it_was_begun_with(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["loss", "grad_norm", "smallest_grad_norm", "memory_error"])
 def test_step_sizes_of_private_runs_are_not_chosen_by_what_is_not_recorded(by: str, tmp_path: Path) -> None:
-    entries = compare.contestants(["normec"], SMALL, [0.05, 0.5])
+    entries = compare.candidates(["normec"], SMALL, [0.05, 0.5])
     with pytest.raises(UsageError, match=f"private runs do not record {by}"):
         compare.run(entries, tmp_path / "out", lambda _: Callback(), by)
     assert not (tmp_path / "out").exists()  # before anything ran
 
 
 def test_one_step_size_needs_no_choice(tmp_path: Path) -> None:
-    (outcome,) = compare.run(compare.contestants(["normec"], SMALL), tmp_path, lambda _: Callback())
+    (outcome,) = compare.run(compare.candidates(["normec"], SMALL), tmp_path, lambda _: Callback())
     assert outcome.best is not None
     assert compare.row(outcome)["loss"] is None
 
 
 def test_asked_for_a_comparison_chooses_by_the_loss(tmp_path: Path) -> None:
-    entries = compare.contestants(["normec"], {**SMALL, "diagnostics": True}, [0.05, 0.5])
+    entries = compare.candidates(["normec"], {**SMALL, "diagnostics": True}, [0.05, 0.5])
     (outcome,) = compare.run(entries, tmp_path, lambda _: Callback())
     assert outcome.best is not None
     assert outcome.best.summary["final"]["loss"] == min(value for value in outcome.tried.values() if value is not None)

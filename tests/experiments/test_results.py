@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from normec.errors import UsageError
-from normec.experiments import results, runs, tables, tuning
+from normec.experiments import export, results, runs, tuning
 from normec.settings.config import make, to_toml
 
 
@@ -183,8 +183,8 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_csv_and_json_hold_the_same(tmp_path: Path) -> None:
     rows = results.over_seeds(fill(tmp_path))
-    assert json.loads(tables.to_json(rows)) == rows
-    read = list(csv.DictReader(io.StringIO(tables.to_csv(rows))))
+    assert json.loads(export.to_json(rows)) == rows
+    read = list(csv.DictReader(io.StringIO(export.to_csv(rows))))
     assert [list(line) for line in read] == [list(row) for row in rows]
     for line, row in zip(read, rows, strict=True):
         assert {key: text for key, text in line.items() if text} == {
@@ -197,7 +197,7 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
     leave(tmp_path / "runs" / "theory", final={"loss": 1.0}, lr="theory")
     leave(tmp_path / "runs" / "number", final={"loss": 2}, lr=0.5)
     rows = results.each(results.collect([tmp_path / "runs"]).records)
-    tables.write_parquet(rows, tmp_path / "rows.parquet")
+    export.write_parquet(rows, tmp_path / "rows.parquet")
     read = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
     assert [row["lr"] for row in read] == ["0.5", "theory"]
     assert [{**row, "lr": str(row["lr"])} for row in rows] == read

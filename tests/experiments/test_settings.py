@@ -150,13 +150,13 @@ def test_a_folder_of_an_older_version_is_recognised(here: Path, name: str) -> No
     asked = make(RUNS[name])
     runs.execute(asked, here / "run")
     (here / "run/config.toml").write_text(to_toml(asked.record()))
-    known = runs.held(here / "run", asked)
+    known = runs.existing(here / "run", asked)
     assert known is not None
     assert known.summary["status"] == "finished"
     (here / "run/summary.json").unlink()
     assert runs.execute(asked, here / "run").summary["status"] == "finished"  # by its checkpoint
     with pytest.raises(UsageError, match=r"seed is .* there, 4 here"):
-        runs.held(here / "run", make({**RUNS[name], "seed": 4}))
+        runs.existing(here / "run", make({**RUNS[name], "seed": 4}))
 
 
 @pytest.mark.parametrize(

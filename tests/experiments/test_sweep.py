@@ -193,7 +193,7 @@ def test_ctrl_c_is_honoured_after_the_round(how: dict[str, Any], tmp_path: Path)
 
     with pytest.raises(Interrupted):
         run_cells(asked, tmp_path, on_event=watch, **how)
-    standing = {cell.name: state for cell, (_, state) in zip(asked, sweep.standing(asked, tmp_path), strict=True)}
+    standing = {cell.name: state for cell, (_, state) in zip(asked, sweep.cell_states(asked, tmp_path), strict=True)}
     assert standing[sent[0]] == "interrupted"
     assert standing[asked[2].name] == "waiting"
     assert (tmp_path / "cells" / sent[0] / "checkpoint" / "latest.json").exists()

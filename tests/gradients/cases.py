@@ -13,11 +13,11 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, Problem, RandK, SmoothedNorm, TopK, models
 from normec.data.augment import CropFlip, Normalize
-from normec.gradients.batched import Batched
+from normec.gradients.batched import BatchedEngine
 from normec.gradients.engine import Engine
-from normec.gradients.loop import Loop
+from normec.gradients.loop import LoopEngine
 from normec.gradients.precision import Precision
-from normec.gradients.shared.engine import Shared
+from normec.gradients.shared.engine import SharedEngine
 from normec.models import NonconvexPenalty, binary_loss
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches
@@ -276,13 +276,15 @@ def problem(
     return Problem(model, case.loss, clients, **case.options).to(torch.device(device), dtype)
 
 
-def engines(of: Problem, batch: int | None, precision: Precision = "float32") -> tuple[Loop, Shared, Batched]:
+def engines(
+    of: Problem, batch: int | None, precision: Precision = "float32"
+) -> tuple[LoopEngine, SharedEngine, BatchedEngine]:
     """All three on the same batches."""
     assert isinstance(of.records, ResidentRecords)
     assert of.sizes is not None
     batches = Batches(of.sizes, batch, 1) if batch is not None else None
     fast = of, of.records, batches, 1, precision
-    return Loop(of, batches, 1, None, precision), Shared(*fast), Batched(*fast)
+    return LoopEngine(of, batches, 1, None, precision), SharedEngine(*fast), BatchedEngine(*fast)
 
 
 @dataclass

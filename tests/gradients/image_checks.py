@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from normec import Problem
 from normec.data.augment import CropFlip, Flip, Normalize
-from normec.gradients.shared.inputs import inputs
+from normec.gradients.shared.inputs import prepare_inputs
 from normec.models.resnet import Shortcut
 
 from .cases import BATCH, engines, problem
@@ -37,7 +37,9 @@ def check_inputs(device: str) -> None:
             of = of.to(torch.device(device), torch.float32)
             uniforms = drawn[:, : augment.draws] if augment is not None else None
             held = given.to(device)
-            found = inputs(of, held, numbers[None], uniforms[None] if uniforms is not None else None, torch.float32)
+            found = prepare_inputs(
+                of, held, numbers[None], uniforms[None] if uniforms is not None else None, torch.float32
+            )
             expected = held[numbers]
             if augment is not None and uniforms is not None:
                 expected = augment(expected, uniforms)

@@ -81,7 +81,7 @@ def check_update(device: str) -> None:
                 for dtype in (torch.float32, torch.bfloat16):
                     memory, losses = table.to(dtype), grads.new_zeros(count)
                     before = memory.double()
-                    sent = update.scaled(form(method), Block.of(clients, grads.clone(), losses), memory, 5)
+                    sent = update.apply_fused(form(method), Block.of(clients, grads.clone(), losses), memory, 5)
                     rows = clients.to(device)
                     messages, after = method.client_step(grads.double(), before[rows])
                     what = (method.name, count, dtype)
@@ -108,7 +108,7 @@ def check_rounding(device: str) -> None:
     found = []
     for seed in (1, 1, 2):
         held = memory.clone()
-        update.scaled(form(method), Block.of(rows, grads.clone(), grads.new_zeros(33)), held, seed)
+        update.apply_fused(form(method), Block.of(rows, grads.clone(), grads.new_zeros(33)), held, seed)
         up = held.float() == 1 + 2**-7
         assert ((held.float() == 1) | up).all()
         assert abs(float(up.double().mean()) - 0.25) < 5 * (0.25 * 0.75 / 33000) ** 0.5
@@ -119,7 +119,7 @@ def check_rounding(device: str) -> None:
     for bits in (0x7FFFFFFF, 0x7FC00000, -1):
         broken = torch.full((33, 1000), bits, dtype=torch.int32, device=device).view(torch.float32)
         held = memory.clone()
-        update.scaled(form(method), Block.of(rows, broken, grads.new_zeros(33)), held, 1)
+        update.apply_fused(form(method), Block.of(rows, broken, grads.new_zeros(33)), held, 1)
         assert held.isnan().all()
 
 

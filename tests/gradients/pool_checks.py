@@ -32,10 +32,10 @@ def check_max_pool(device: str) -> None:
         x = x.contiguous(memory_format=LAST).requires_grad_()
         expected = F.max_pool2d(x, 2)
         g = torch.randn_like(expected).contiguous(memory_format=LAST)
-        y, places = pool(x.detach())
+        y, indices = pool(x.detach())
         assert torch.equal(y.nan_to_num(9), expected.nan_to_num(9)), shape
         (slope,) = torch.autograd.grad(expected, x, g)
-        assert torch.equal(unpool(g, places, shape), slope), shape
+        assert torch.equal(unpool(g, indices, shape), slope), shape
 
 
 def check_adaptive_max_pool(device: str) -> None:
@@ -48,13 +48,13 @@ def check_adaptive_max_pool(device: str) -> None:
         x = torch.randint(9, (3, channels, height, width), device=device).to(dtype)
         x[0, 0, 1, 1] = torch.nan
         x = x.contiguous(memory_format=LAST)
-        y, places = adapt(x, down, across)
+        y, indices = adapt(x, down, across)
         own = x.double().cpu().requires_grad_()
         expected = F.adaptive_max_pool2d(own, (down, across))
         assert torch.equal(y.double().cpu().nan_to_num(9), expected.nan_to_num(9)), (height, width, down, across)
         g = torch.randint(-8, 9, y.shape, device=device).to(dtype).contiguous(memory_format=LAST)  # sums are exact
         (slope,) = torch.autograd.grad(expected, own, g.double().cpu())
-        assert torch.equal(adapt_back(g, places, tuple(x.shape)).double().cpu(), slope), (height, width, down, across)
+        assert torch.equal(adapt_back(g, indices, tuple(x.shape)).double().cpu(), slope), (height, width, down, across)
 
 
 def check_group_norm_pool(device: str) -> None:
@@ -79,11 +79,11 @@ def check_group_norm_pool(device: str) -> None:
         whole, own_mean, own_inverse = group_norm.forward(x, groups, weight, bias, 1e-4, True)
         near(mean.nan_to_num(), own_mean.double().nan_to_num(), 1e-6, ("mean", *what))
         near(inverse.nan_to_num(), own_inverse.double().nan_to_num(), 1e-6, ("inverse", *what))
-        pooled, places = pooling.pool(whole)
+        pooled, indices = pooling.pool(whole)
         near(y.nan_to_num(7), pooled.double().nan_to_num(7), _least(dtype), ("forward", *what))
         g = torch.randn_like(y).contiguous(memory_format=LAST)
         dx, sums = group_norm_pool.backward(g, x, groups, weight, bias, own_mean, own_inverse)
-        slope = pooling.unpool(g, places, shape)
+        slope = pooling.unpool(g, indices, shape)
         expected, own_sums, _ = group_norm.backward(slope, x, groups, weight, bias, own_mean, own_inverse, True)
         near(dx.nan_to_num(7), expected.double().nan_to_num(7), _least(dtype), ("data", *what))
         near(sums.nan_to_num(7), own_sums.double().nan_to_num(7), 1e-5, ("scales", *what))

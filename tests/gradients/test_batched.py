@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import Problem
-from normec.gradients.batched import Batched
-from normec.gradients.loop import Loop
+from normec.gradients.batched import BatchedEngine
+from normec.gradients.loop import LoopEngine
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches
 
@@ -88,7 +88,7 @@ def test_layers_without_a_rule_are_the_loop_s(layer: str) -> None:
     assert isinstance(of.records, ResidentRecords)
     assert of.sizes is not None
     batches = Batches(of.sizes, BATCH, 0)
-    loop, batched = Loop(of, batches, 0), Batched(of, of.records, batches, 0)
+    loop, batched = LoopEngine(of, batches, 0), BatchedEngine(of, of.records, batches, 0)
     for clients_drawn in (None, torch.tensor([0, 2, 3])):
         assert apart(everything(batched, of, 2, clients_drawn), everything(loop, of, 2, clients_drawn)) < CLOSE
 

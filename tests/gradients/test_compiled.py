@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import NormEC, Problem, train
-from normec.gradients.compiled import Compiled, pays_back
+from normec.gradients.compiled import CompiledEngine, pays_back
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches
 
 from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 from .test_engines import close
-from .test_guard import lines, made, of
+from .test_verified_engine import lines, made, of
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -27,7 +27,7 @@ def test_all_is_the_loop_s(name: str) -> None:
     assert isinstance(case.records, ResidentRecords)
     assert case.sizes is not None
     loop, *_ = engines(case, BATCH)
-    compiled = Compiled(case, case.records, Batches(case.sizes, BATCH, 1), 1, compiling=False)
+    compiled = CompiledEngine(case, case.records, Batches(case.sizes, BATCH, 1), 1, compiling=False)
     for round, clients in ((0, None), (3, torch.tensor([0, 3, 4]))):
         assert apart(everything(compiled, case, round, clients), everything(loop, case, round, clients)) < 1e-10
     assert apart(everything(compiled, case, 6, full=True), everything(loop, case, 6, full=True)) < 1e-10

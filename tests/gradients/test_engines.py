@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from normec import FixedSize, NormEC, Poisson, Privacy, Run, UsageError, train
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 from normec.sampling.batches import PoissonBatches
 
 from ..support.runs import StopAt, same, states
@@ -97,12 +97,12 @@ def test_so_it_does_with_the_closed_form(before: str, after: str, tmp_path: Path
 def test_what_no_fast_engine_does_is_done_by_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     of = problem("small")
     assert of.sizes is not None
-    assert choose("shared", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"
-    assert choose("batched", of, None, 0, record_clip=1.0).name == "loop"
+    assert choose_engine("shared", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"
+    assert choose_engine("batched", of, None, 0, record_clip=1.0).name == "loop"
     assert "drawn by coins" in caplog.messages[0]
     assert "record by record" in caplog.messages[1]
     assert len(caplog.messages) == 2
-    assert choose("auto", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"  # nobody asked: nothing to say
+    assert choose_engine("auto", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"  # nobody asked: nothing to say
     assert len(caplog.messages) == 2
 
 

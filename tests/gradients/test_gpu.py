@@ -291,7 +291,7 @@ def check_the_update_s_memory() -> None:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        update.scaled(form(NormEC(0.1, 0.3, decay=0.1)), block, memory, 0)
+        update.apply_fused(form(NormEC(0.1, 0.3, decay=0.1)), block, memory, 0)
         extra = torch.cuda.max_memory_allocated() - before
         assert extra < 8 * dim * 4, f"{extra / dim / 4:.0f} vectors"
 

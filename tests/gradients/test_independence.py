@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from normec import DPSGD, GD, Clip, NormEC, Privacy, Problem, UsageError, models, train
-from normec.gradients.batched import Batched
-from normec.gradients.choice import choose
-from normec.gradients.shared.engine import Shared
+from normec.gradients.batched import BatchedEngine
+from normec.gradients.choice import choose_engine
+from normec.gradients.shared.engine import SharedEngine
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import PoissonBatches
 
@@ -55,7 +55,7 @@ def test_a_transform_sees_one_client_at_a_time(engine: str) -> None:
     other.records.inputs[other.records.rows[1]] *= 40
     found = []
     for of in (usual, other):
-        blocks = list(choose(engine, of, None, 0).blocks(of.x0, {}, 0))
+        blocks = list(choose_engine(engine, of, None, 0).blocks(of.x0, {}, 0))
         found.append(torch.cat([b.grads for b in blocks])[torch.cat([b.clients for b in blocks]).argsort()])
     for client in (0, 2, 3):
         torch.testing.assert_close(found[0][client], found[1][client], rtol=1e-6, atol=1e-7)
@@ -68,9 +68,9 @@ def test_a_transform_sees_one_client_at_a_time(engine: str) -> None:
 def test_engines_by_themselves_apply_a_transform_client_by_client() -> None:
     """Without the guard, which would hide a mistake behind the loop."""
     of = Problem(network(), F.cross_entropy, parts(), transform=standardised)
-    loop = torch.cat([block.grads for block in choose("loop", of, None, 0).blocks(of.x0, {}, 0)])
+    loop = torch.cat([block.grads for block in choose_engine("loop", of, None, 0).blocks(of.x0, {}, 0)])
     assert isinstance(of.records, ResidentRecords)
-    for kind in (Shared, Batched):
+    for kind in (SharedEngine, BatchedEngine):
         for block in kind(of, of.records, None, 0).blocks(of.x0, {}, 0):
             torch.testing.assert_close(block.grads, loop[block.clients], rtol=1e-5, atol=1e-6)
 
@@ -84,7 +84,7 @@ def test_with_clipped_records_a_transform_sees_one_record(rate: float | None) ->
     assert of.sizes is not None
     drawn = PoissonBatches(of.sizes, rate, 0) if rate is not None else None
     found, expected = (
-        torch.cat([block.grads for block in choose(engine, of, drawn, 0, 0.5).blocks(of.x0 + 0.1, {}, 3)])
+        torch.cat([block.grads for block in choose_engine(engine, of, drawn, 0, 0.5).blocks(of.x0 + 0.1, {}, 3)])
         for engine in ("linear", "loop")
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -95,7 +95,7 @@ def test_a_neighbour_s_huge_record_does_not_break_a_shorter_client() -> None:
     data = parts()
     data[0].tensors[0][0] = 3e38
     of = Problem(models.Softmax(FEATURES, CLASSES), F.cross_entropy, data)
-    (block,) = choose("linear", of, None, 0).blocks(of.x0 + 1, {}, 0)
+    (block,) = choose_engine("linear", of, None, 0).blocks(of.x0 + 1, {}, 0)
     assert bool(torch.isfinite(block.grads[1:]).all())
     assert bool(torch.isfinite(block.losses[1:]).all())
 
@@ -307,7 +307,7 @@ def test_the_check_leaves_the_problem_and_the_generators_as_they_were() -> None:
 
 def test_an_engine_of_the_caller_s_own_is_noted() -> None:
     of = ALONE["network"]()
-    engine: Any = choose("loop", of, None, 0)
+    engine: Any = choose_engine("loop", of, None, 0)
     notes = [
         train(of, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=CLIENT, engine=used).privacy.notes  # type: ignore[union-attr]
         for used in (engine, "loop")

@@ -9,7 +9,7 @@ from torch import Tensor
 from normec import DPSGD, Clip, NormEC, train
 from normec.errors import UsageError
 from normec.experiments import build
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 from normec.problems.problem import Problem
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
 from normec.settings import config
@@ -32,7 +32,7 @@ def batches(kind: str, of: Problem) -> BatchSource | None:
 def everything(engine: str, of: Problem, kind: str, clip: float | None, **options: object) -> list[Tensor]:
     torch.manual_seed(0)
     x = torch.randn_like(of.x0)
-    found = list(choose(engine, of, batches(kind, of), 0, clip).blocks(x, {}, 5, **options))  # type: ignore[arg-type]
+    found = list(choose_engine(engine, of, batches(kind, of), 0, clip).blocks(x, {}, 5, **options))  # type: ignore[arg-type]
     return [torch.cat([getattr(block, name) for block in found]) for name in ("clients", "grads", "losses")]
 
 
@@ -54,7 +54,7 @@ def test_every_record_s_share_is_clipped() -> None:
     of.penalty = None
     torch.manual_seed(0)
     x = torch.randn_like(of.x0)
-    (block,) = choose("linear", of, None, 0, 0.3).blocks(x, {}, 0)
+    (block,) = choose_engine("linear", of, None, 0, 0.3).blocks(x, {}, 0)
     inputs, targets = of.records.batch(2, None)
     total = torch.zeros_like(x)
     for item, target in zip(inputs, targets, strict=True):
@@ -75,8 +75,8 @@ def test_the_same_run(method: object) -> None:
 
 
 def test_auto_takes_it_where_it_fits_and_says_so_where_it_does_not() -> None:
-    assert choose("auto", problem("logistic"), None, 0).name == "linear"
+    assert choose_engine("auto", problem("logistic"), None, 0).name == "linear"
     network = build.problem(config.make({"model": "mlp"}))
-    assert choose("auto", network, None, 0).name == "shared"
+    assert choose_engine("auto", network, None, 0).name == "shared"
     with pytest.raises(UsageError, match="softmax and logistic"):
-        choose("linear", network, None, 0)
+        choose_engine("linear", network, None, 0)

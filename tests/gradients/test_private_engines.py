@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Privacy, Problem, SmoothedNorm, UsageError, models, train
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 from normec.training.train import prepare
 
 CLIENTS, CLASSES, FEATURES = 8, 3, 5
@@ -129,10 +129,10 @@ def test_models_of_this_library_stay_on_the_shared_engine(name: str) -> None:
         for _ in range(3)
     ]
     problem = Problem(made.model, made.loss, sets)
-    engine = choose("shared", problem, None, 0, private=True)
+    engine = choose_engine("shared", problem, None, 0, private=True)
     found = torch.cat([block.grads for block in engine.blocks(problem.x0, {}, 0)])
     assert engine.name == "shared"
-    loop = torch.cat([block.grads for block in choose("loop", problem, None, 0).blocks(problem.x0, {}, 0)])
+    loop = torch.cat([block.grads for block in choose_engine("loop", problem, None, 0).blocks(problem.x0, {}, 0)])
     assert float((found - loop).norm()) <= 1e-4 * float(loop.norm())
 
 
@@ -164,17 +164,17 @@ def shadowed() -> nn.Module:
 )
 def test_only_known_code_is_shown_the_records_of_several_clients(make: Callable[[], nn.Module]) -> None:
     problem = built(seeded(make))
-    engine = choose("auto", problem, None, 0, private=True)
+    engine = choose_engine("auto", problem, None, 0, private=True)
     list(engine.blocks(problem.x0, {}, 0))
     assert engine.name != "shared"
     plain = built(seeded(lambda: nn.Sequential(nn.Flatten(), nn.Softmax(dim=1), nn.Linear(FEATURES, CLASSES))))
-    assert choose("auto", plain, None, 0, private=True).name == "shared"
+    assert choose_engine("auto", plain, None, 0, private=True).name == "shared"
 
 
 def test_a_hook_for_all_modules_keeps_the_shared_engine_away() -> None:
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        engine = choose(
+        engine = choose_engine(
             "auto", built(seeded(lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)))), None, 0, private=True
         )
         assert engine.name != "shared"

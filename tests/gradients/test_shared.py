@@ -202,7 +202,7 @@ def test_whole_batches_are_prepared_once_where_nothing_changes_them(kind: str, e
     ).to(torch.device("cpu"), torch.float64)
     loop, shared, _ = engines(of, None)
     clients = torch.arange(3) if kind == "drawn" else None
-    with mock.patch.object(passes, "inputs", wraps=passes.inputs) as prepared:
+    with mock.patch.object(passes, "prepare_inputs", wraps=passes.prepare_inputs) as prepared:
         for round in range(4):
             assert apart(everything(shared, of, round, clients), everything(loop, of, round, clients)) < CLOSE
             of.x0 += 0.01

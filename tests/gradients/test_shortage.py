@@ -14,29 +14,29 @@ import torch
 from torch import Tensor
 
 from normec import GD, FixedSize, NormEC, train
-from normec.gradients.choice import choose
-from normec.gradients.shared.engine import Shared
+from normec.gradients.choice import choose_engine
+from normec.gradients.shared.engine import SharedEngine
 from normec.sampling.batches import Batches
 
 from ..support.runs import alike
 from .cases import BATCH, apart, everything, problem
 from .test_engines import close
-from .test_guard import lines
+from .test_verified_engine import lines
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     """Room for `most` clients at a time; returns the sizes that were asked for."""
     asked: list[int] = []
-    whole = Shared._pass
+    whole = SharedEngine._pass
 
-    def passed(self: Shared, *args: Any) -> Tensor:
+    def passed(self: SharedEngine, *args: Any) -> Tensor:
         losses = whole(self, *args)
         asked.append(len(losses))
         if len(losses) > most:
             raise torch.OutOfMemoryError("no room")
         return losses
 
-    monkeypatch.setattr(Shared, "_pass", passed)
+    monkeypatch.setattr(SharedEngine, "_pass", passed)
     return asked
 
 
@@ -76,17 +76,19 @@ def test_what_fails_in_the_midst_of_a_round_is_done_by_the_loop(
     """The block of the short client is done, and taken; every other one fails, though the check went well."""
     of = problem("batch norms")
     assert of.sizes is not None
-    engine = choose("shared", of, Batches(of.sizes, BATCH, 1), 1)
-    expected = everything(choose("loop", of, Batches(of.sizes, BATCH, 1), 1), of)
-    whole = Shared._pass
+    engine = choose_engine("shared", of, Batches(of.sizes, BATCH, 1), 1)
+    expected = everything(choose_engine("loop", of, Batches(of.sizes, BATCH, 1), 1), of)
+    whole = SharedEngine._pass
 
-    def passed(self: Shared, x: Tensor, buffers: Any, rows: Any, grads: Tensor, numbers: Tensor, *more: Any) -> Tensor:
+    def passed(
+        self: SharedEngine, x: Tensor, buffers: Any, rows: Any, grads: Tensor, numbers: Tensor, *more: Any
+    ) -> Tensor:
         losses = whole(self, x, buffers, rows, grads, numbers, *more)
         if self._problem is of and numbers.shape[1] == BATCH:
             raise error
         return losses
 
-    monkeypatch.setattr(Shared, "_pass", passed)
+    monkeypatch.setattr(SharedEngine, "_pass", passed)
     assert apart(everything(engine, of), expected) < 1e-10
     assert engine.name == "loop"
     assert len(lines(caplog)) == 1
@@ -97,7 +99,7 @@ def test_what_fails_in_the_midst_of_a_round_is_done_by_the_loop(
 def test_a_run_s_engine_is_gone_with_it(name: str) -> None:
     """A recorded engine holds gigabytes of a GPU, and Python's collector of cycles does not know that."""
     given = problem("batch norms")
-    engine = choose(name, given, Batches(given.sizes, BATCH, 2), 2)
+    engine = choose_engine(name, given, Batches(given.sizes, BATCH, 2), 2)
     kept = weakref.ref(engine)
     gc.collect()
     gc.disable()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normec.gradients.shared.slots import Packing
+from normec.gradients.shared.slots import PackedWeights
 from normec.kernels import tiles
 from normec.kernels.tiles import Tiles
 
@@ -35,7 +35,7 @@ def made(inputs: int, outputs: int, stride: int, height: int, width: int) -> tup
 def seen(images: Tensor, way: Tiles, size: tuple[int, ...]) -> Tensor:
     """What every tile sees ``[tiles, rows, columns, lanes]``, read pixel by pixel."""
     down, right = way.grid(size[0], size[1])
-    found = images.new_zeros(len(images), down, right, way.rows, way.chunks * way.chunk, way.lanes)
+    found = images.new_zeros(len(images), down, right, way.rows, way.chunks * way.chunk, way.padded_reads)
     for r in range(down):
         for s in range(right):
             for row in range(found.shape[3]):
@@ -48,8 +48,8 @@ def seen(images: Tensor, way: Tiles, size: tuple[int, ...]) -> Tensor:
 
 def untiled(product: Tensor, way: Tiles, images: int, size: tuple[int, ...]) -> Tensor:
     down, right = way.grid(size[0], size[1])
-    split = product.view(images, down, right, way.tall, way.wide, way.places).permute(0, 5, 1, 3, 2, 4)
-    whole = split.reshape(images, way.places, down * way.tall, right * way.wide)
+    split = product.view(images, down, right, way.tall, way.wide, way.padded_writes).permute(0, 5, 1, 3, 2, 4)
+    whole = split.reshape(images, way.padded_writes, down * way.tall, right * way.wide)
     return whole[:, : way.writes, : size[0], : size[1]]
 
 
@@ -77,14 +77,14 @@ def test_both_ways_are_a_product_with_the_packed_weights(shape: tuple[int, int, 
 def test_blocks_are_powers_of_two_and_deep_enough(shape: tuple[int, int, int, int, int]) -> None:
     ways = [make(*shape[:3]) for make in (tiles.forward, tiles.backward)]
     for way in (*ways, *(tiles.gathering(*shape[:3], pixels) for pixels in (1, tiles.FEW))):
-        for length in (way.lanes, way.places, way.chunk * way.lanes, way.breadth):
+        for length in (way.padded_reads, way.padded_writes, way.chunk * way.padded_reads, way.breadth):
             assert length & (length - 1) == 0
-        assert way.chunk * way.lanes >= 16
-        assert way.depth == way.rows * way.chunks * way.chunk * way.lanes
+        assert way.chunk * way.padded_reads >= 16
+        assert way.depth == way.rows * way.chunks * way.chunk * way.padded_reads
 
 
 def test_a_parameter_in_several_uses_has_a_place_for_each() -> None:
-    packing, places = Packing(), []
+    packing, places = PackedWeights(), []
     for start, way in (
         (0, tiles.forward(3, 4, 1)),
         (0, tiles.forward(3, 4, 2)),

@@ -69,7 +69,13 @@ def _type(name: str) -> str:
     if name in NUMBERS:
         return "i32"
     return (
-        "*bf16" if name in IMAGES else "*u8" if name == "places" else "fp32" if name in ("eps", "momentum") else "*fp32"
+        "*bf16"
+        if name in IMAGES
+        else "*u8"
+        if name == "indices"
+        else "fp32"
+        if name in ("eps", "momentum")
+        else "*fp32"
     )
 
 
@@ -87,7 +93,7 @@ def resources(binary: Any, folder: Path) -> tuple[int, int]:
 
 
 def number_by_number(ptx: str) -> bool:
-    """Whether images, or places in them, are loaded in pieces of one or two bytes."""
+    """Whether images, or indices into them, are loaded in pieces of one or two bytes."""
     return re.search(r"ld\.global[.\w:]*\.b(8|16)\b", ptx) is not None
 
 
@@ -132,7 +138,7 @@ def test_weight_gradients(layer: tuple[int, ...], tmp_path: Path) -> None:
     assert "cp.async" in ptx  # loaded ahead
     assert not number_by_number(ptx)
     collected = {key: constants[key] for key in weight_gradients.COLLECTED} | {"READS": inputs, "STRIDE": stride}
-    blocks = weight_gradients.collecting(constants["SPLITS"], way.places)
+    blocks = weight_gradients.collecting(constants["SPLITS"], way.padded_writes)
     compiled(weight_gradients._collect, collected | blocks, {}, tmp_path)
 
 

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from normec import GD, Clip21, NormEC, Problem, UsageError, train
 from normec.gradients import loop as loop_module
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 
 CUBES = [lambda x, c=c: ((x - c) ** 3).sum() for c in range(5)]
 
 
 def test_gradients_are_the_functions_derivatives() -> None:
     x0 = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    (block,) = choose("auto", Problem.from_functions(CUBES, x0), None, 0).blocks(x0, {}, 0)
+    (block,) = choose_engine("auto", Problem.from_functions(CUBES, x0), None, 0).blocks(x0, {}, 0)
     for c in range(5):
         assert torch.allclose(block.grads[c], 3 * (x0 - c) ** 2, rtol=1e-14)
         assert float(block.losses[c]) == pytest.approx(float(((x0 - c) ** 3).sum()), rel=1e-14)
@@ -92,7 +92,7 @@ def test_the_block_size_does_not_change_the_numbers(block_floats: int, monkeypat
     problem = Problem.from_functions(CUBES, torch.tensor([0.3, 0.1], dtype=torch.float64))
     whole = train(problem, Clip21(0.4), lr=0.01, rounds=20, log_every=1)
     monkeypatch.setattr(loop_module, "_BLOCK_FLOATS", block_floats)
-    engine = choose("loop", problem, None, 0)
+    engine = choose_engine("loop", problem, None, 0)
     blocks = list(engine.blocks(problem.x0, {}, 0))
     assert len(blocks[0].clients) == min(5, max(1, block_floats // 2))
     assert torch.cat([block.clients for block in blocks]).tolist() == [0, 1, 2, 3, 4]
@@ -105,7 +105,7 @@ def test_the_block_size_does_not_change_the_numbers(block_floats: int, monkeypat
 
 def test_blocks_of_some_clients_and_of_nobody() -> None:
     problem = Problem.from_functions(CUBES, torch.tensor([0.3, 0.1]))
-    engine = choose("loop", problem, None, 0)
+    engine = choose_engine("loop", problem, None, 0)
     (everyone,) = engine.blocks(problem.x0, {}, 0)
     (some,) = engine.blocks(problem.x0, {}, 0, torch.tensor([1, 4]))
     assert torch.equal(some.grads, everyone.grads[[1, 4]])

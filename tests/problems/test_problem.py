@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from normec import GD, NormEC, Problem, UsageError, train
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 from normec.sampling.batches import Batches
 
 
@@ -79,7 +79,7 @@ def test_gradients_are_plain_autograd_s(make: type[nn.Module], batch_size: int |
     problem = Problem(model, F.cross_entropy, clients)
     assert problem.sizes is not None
     batches = Batches(problem.sizes, batch_size, seed=8) if batch_size else None
-    (block,) = choose("loop", problem, batches, 8).blocks(problem.x0, {}, round=2)
+    (block,) = choose_engine("loop", problem, batches, 8).blocks(problem.x0, {}, round=2)
     assert block.clients.tolist() == [0, 1, 2]
     for i, dataset in enumerate(clients):
         x, y = dataset.tensors
@@ -123,7 +123,7 @@ def test_evaluation_is_plain_and_does_not_touch_x() -> None:
 
 
 def gradient_of(problem: Problem) -> Tensor:
-    (block,) = choose("loop", problem, None, 0).blocks(problem.x0, problem.initial_buffers(), 0)
+    (block,) = choose_engine("loop", problem, None, 0).blocks(problem.x0, problem.initial_buffers(), 0)
     return block.grads[0]
 
 
@@ -149,7 +149,7 @@ def test_penalty_and_transform_enter_the_objective_and_not_each_other() -> None:
     problem = Problem(
         model, F.cross_entropy, [data], data, penalty=lambda x: 0.1 * x.square().sum(), transform=lambda x: x / 2
     )
-    (block,) = choose("loop", problem, None, 0).blocks(problem.x0, {}, 0)
+    (block,) = choose_engine("loop", problem, None, 0).blocks(problem.x0, {}, 0)
     loss, gradient = flat_gradient(model, data.tensors[0] / 2, data.tensors[1])
     x = problem.x0
     assert float(block.losses[0]) == pytest.approx(float(loss + 0.1 * x.square().sum()), abs=1e-13)

@@ -39,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(root / "plain", private=False)
     run(root / "diverged", private=False, method="gd", model="mlp", lr=1e20)
     names, shared = ["normec", "dpsgd-clip:tau=0.5", "gd:private=false,lr=1.0"], {**SMALL, "diagnostics": True}
-    entries = compare.contestants(names, shared, [0.05, 0.5])
+    entries = compare.candidates(names, shared, [0.05, 0.5])
     compare.write(compare.run(entries, root / "comparison", lambda _: Callback()), root / "comparison")
     for beta in GRID["beta"]:
         for lr in GRID["lr"]:

@@ -252,7 +252,7 @@ def test_a_comparison_can_be_run_again_from_its_page(library: Path, tmp_path: Pa
     labels = arguments[2 : arguments.index("--config")]
     sizes = [float(size) for size in arguments[arguments.index("--lr") + 1].split(",")]
     settings = config.load(tmp_path / "shared.toml").model_dump(exclude_unset=True)
-    cells = [cell for entry in compare.contestants(labels, settings, sizes) for cell in entry.cells]
+    cells = [cell for entry in compare.candidates(labels, settings, sizes) for cell in entry.cells]
     asked = {resolve.resolved(cell).digest() for cell in cells}
     held = {config.load(path).digest() for path in (library / "comparison").glob("*/config.toml")}
     assert asked == held

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from normec.cli.terminal import printable
+from normec.cli.output import printable
 from normec.report import page
 from normec.report.html import e
 

@@ -103,7 +103,7 @@ def test_several_runs_are_drawn_by_the_same_column(library: Path) -> None:
 def test_a_comparison_without_diagnostics_has_a_page(tmp_path: Path) -> None:
     from normec.training.callbacks import Callback
 
-    entries = compare.contestants(["normec", "dpsgd-norm"], SMALL)
+    entries = compare.candidates(["normec", "dpsgd-norm"], SMALL)
     compare.write(compare.run(entries, tmp_path, lambda _: Callback()), tmp_path)
     found = read(tmp_path / "report.html")
     assert "reached the highest test accuracy" in found.text

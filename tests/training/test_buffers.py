@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import GD, NormEC, Poisson, Problem, train
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 from normec.problems.problem import averaged
 
 ROUNDS, LR = 12, 0.2
@@ -193,7 +193,7 @@ def test_odd_buffers_train_as_in_plain_pytorch(kind: str) -> None:
 def test_initial_buffers_stay_initial() -> None:
     problem = Problem(network(), F.cross_entropy, CLIENTS)
     before, own = problem.initial_buffers(), problem.initial_buffers()
-    for _ in choose("loop", problem, None, 0).blocks(problem.x0, own, 0):
+    for _ in choose_engine("loop", problem, None, 0).blocks(problem.x0, own, 0):
         pass
     assert not torch.equal(own["1.running_mean"], before["1.running_mean"])
     for name, rows in problem.initial_buffers().items():

@@ -54,7 +54,7 @@ def test_it_is_the_client_s_step(
     clients = WHERE[where]
     grads, memory = numbers(dtype)
     before = memory.clone()
-    sent = update.scaled(form(method), block(clients, grads), memory, seed=0)
+    sent = update.apply_fused(form(method), block(clients, grads), memory, seed=0)
     messages, after = method.client_step(grads[clients], before[clients])
     close = {"rtol": CLOSE[dtype], "atol": CLOSE[dtype]}
     torch.testing.assert_close(sent.total, messages.sum(0), **close)
@@ -74,7 +74,7 @@ def test_zeros_send_zero(method: Method) -> None:
     if not form(method).memory:
         memory.zero_()
     before = memory.clone()
-    sent = update.scaled(form(method), Block.of(torch.arange(N), memory.clone(), torch.zeros(N)), memory, 0)
+    sent = update.apply_fused(form(method), Block.of(torch.arange(N), memory.clone(), torch.zeros(N)), memory, 0)
     assert not sent.total.any()
     assert not sent.lengths.any()
     torch.testing.assert_close(memory, form(method).keep * before)
@@ -85,7 +85,7 @@ def test_zeros_send_zero(method: Method) -> None:
 def test_norms_beyond_float32_s_squares_are_the_client_s_step_s(method: Method, size: float) -> None:
     grads = torch.full((2, D), size)
     memory, before = torch.zeros(2, D), torch.zeros(2, D)
-    sent = update.scaled(form(method), Block.of(torch.arange(2), grads.clone(), torch.zeros(2)), memory, 0)
+    sent = update.apply_fused(form(method), Block.of(torch.arange(2), grads.clone(), torch.zeros(2)), memory, 0)
     messages, after = method.client_step(grads, before)
     torch.testing.assert_close(sent.total, messages.sum(0), equal_nan=True)
     if form(method).memory:
@@ -99,7 +99,7 @@ def test_what_is_broken_stays_visible_and_breaks_nobody_else(method: Method, bad
     grads, memory = numbers(torch.float32)
     grads[4, 7] = bad
     memory = memory.to(dtype)
-    sent = update.scaled(form(method), block(list(range(N)), grads), memory, 0)
+    sent = update.apply_fused(form(method), block(list(range(N)), grads), memory, 0)
     assert not torch.isfinite(sent.total).all()
     if form(method).memory:
         finite = torch.isfinite(memory).all(1)
@@ -114,7 +114,7 @@ def test_a_memory_of_less_precision_takes_rounded_rows() -> None:
     grads, memory = numbers()
     held = memory.float()
     _, after = Clip21(2.0).client_step(grads, held.double())
-    update.scaled(form(Clip21(2.0)), block(list(range(N)), grads), held, 0)
+    update.apply_fused(form(Clip21(2.0)), block(list(range(N)), grads), held, 0)
     assert torch.equal(held, after.float())
 
 
@@ -166,7 +166,7 @@ def test_a_bfloat16_memory_is_the_float32_one_within_a_rounding(where: str) -> N
     held = memory.bfloat16()
     messages, after = NormEC(0.5, 0.4, decay=0.1).client_step(grads[clients], held[clients].float())
     before = held.clone()
-    sent = update.scaled(form(NormEC(0.5, 0.4, decay=0.1)), block(clients, grads), held, 3)
+    sent = update.apply_fused(form(NormEC(0.5, 0.4, decay=0.1)), block(clients, grads), held, 3)
     taken = (held[clients].float() - 0.9 * before[clients].float()) / 0.4  # what the memories took is what was sent
     torch.testing.assert_close(sent.total, taken.sum(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(taken, messages, rtol=0, atol=2**-7 * float(after.abs().max()) / 0.4)
@@ -180,5 +180,5 @@ def test_small_steps_are_not_lost() -> None:
     memory, method = torch.ones(1, 2000, dtype=torch.bfloat16), ErrorFeedback(Identity(), beta=1.0)
     for round in range(20):
         grads = memory.float() + 1e-3
-        update.scaled(form(method), Block.of(torch.arange(1), grads, torch.zeros(1)), memory, round)
+        update.apply_fused(form(method), Block.of(torch.arange(1), grads, torch.zeros(1)), memory, round)
     assert float(memory.float().mean()) == pytest.approx(1.02, abs=1e-3)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from normec import GD, Clip21, Poisson, Problem, train
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 from normec.problems.objective import Objective
 from normec.sampling.batches import Batches
 
@@ -70,7 +70,7 @@ KINDS = ["transform", "dropout", "augment"]
 
 def gradient(of: Objective, client: int, round: int, seed: int = 0, batch_size: int | None = 4) -> Tensor:
     assert of.sizes is not None
-    engine = choose("loop", of, Batches(of.sizes, batch_size, seed) if batch_size else None, seed)
+    engine = choose_engine("loop", of, Batches(of.sizes, batch_size, seed) if batch_size else None, seed)
     (block,) = engine.blocks(of.x0, of.initial_buffers(), round, torch.tensor([client]))
     return block.grads[0]
 
@@ -127,7 +127,7 @@ def test_dropout_is_off_in_evaluation() -> None:
 def test_augmentation_uses_the_stream_s_uniforms_record_by_record() -> None:
     """Against a plain gradient on inputs augmented here, with uniforms from the reference's own Philox."""
     of, data = problem("augment"), table(8, 1)
-    engine = choose("loop", of, None, 6)
+    engine = choose_engine("loop", of, None, 6)
     (block,) = engine.blocks(of.x0, {}, 5, torch.tensor([1]))
     drawn = torch.tensor(reference.uniforms(6, "augment", 1, 5, 16)).view(8, 2)
     x = data.tensors[0] * torch.where(drawn[:, :1] > 0.5, -1.0, 1.0) + drawn[:, 1:].float()
@@ -152,7 +152,7 @@ def test_sampling_clients_does_not_change_what_a_drawn_one_computes(kind: str) -
     drawn = Poisson(0.5).draw(3, 0, 1)
     assert drawn is not None
     assert 0 < len(drawn) < 3
-    engine = choose("loop", of, None, 1)
+    engine = choose_engine("loop", of, None, 1)
     (block,) = engine.blocks(of.x0, of.initial_buffers(), 0)
     assert torch.allclose(run.x, of.x0 - 0.1 * block.grads[drawn].sum(0) / 3, atol=1e-7)
 

@@ -53,7 +53,7 @@ METHODS = {
 }
 
 
-class Watcher(Callback):
+class ProgressDisplay(Callback):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
@@ -75,8 +75,8 @@ WATCHED: list[dict[str, Any]] = [
     {"log_every": 1},
     {"log_every": 7, "evaluate_every": 3},
     {"full_gradient": True, "log_every": 2},
-    {"callbacks": [Watcher()]},
-    {"evaluate_every": 1, "full_gradient": True, "callbacks": [Watcher()]},
+    {"callbacks": [ProgressDisplay()]},
+    {"evaluate_every": 1, "full_gradient": True, "callbacks": [ProgressDisplay()]},
 ]
 
 
@@ -183,9 +183,9 @@ def test_mini_batches_and_epochs() -> None:
 
 
 def test_callbacks_hear_everything_in_order() -> None:
-    watcher = Watcher()
-    run = train(problem(), GD(), lr=LR, rounds=4, log_every=2, evaluate_every=100, callbacks=[watcher])
-    assert watcher.seen == [
+    progress_display = ProgressDisplay()
+    run = train(problem(), GD(), lr=LR, rounds=4, log_every=2, evaluate_every=100, callbacks=[progress_display])
+    assert progress_display.seen == [
         ("begin", 0, 4),
         ("row", 0),
         ("round", 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from normec.experiments.tables import Row
+from normec.experiments.export import Row
 
 from .. import drawing, published
 from ..methods import NORMEC_SN

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normec.experiments.tables import Row, to_csv
+from normec.experiments.export import Row, to_csv
 from normec.system.files import write_atomic
 
 from ..methods import PaperMethod

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normec.experiments.tables import Row
+from normec.experiments.export import Row
 
 from .. import drawing
 from ..methods import CLIP21, DPSGD, NORMEC, NORMEC_SN, PaperMethod

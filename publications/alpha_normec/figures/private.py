@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from normec.experiments.tables import Row
+from normec.experiments.export import Row
 
 from .. import drawing, published
 from ..methods import DP_CLIP21, DP_NORMEC, DP_NORMEC_SN, PaperMethod

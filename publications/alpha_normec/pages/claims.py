@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from normec.experiments.tables import to_markdown
+from normec.experiments.export import to_markdown
 
 from ..methods import DP_CLIP21, DP_NORMEC, DP_NORMEC_SN, DPSGD, NORMEC, NORMEC_SN, PaperMethod
 from ..plan import MORE_BETAS, NOISES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normec.experiments.tables import Row, to_markdown
+from normec.experiments.export import Row, to_markdown
 
 from ..methods import DP_NORMEC, DP_NORMEC_SN, PRIVATE_METHODS, PaperMethod
 from ..plan import NOISES, PER_COORDINATE, Cell

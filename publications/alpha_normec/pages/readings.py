@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from normec.experiments.tables import Row, to_markdown
+from normec.experiments.export import Row, to_markdown
 
 from ..methods import TABLE_METHODS
 from ..plan import ONCE, ONCE_SAYS, READINGS, Cell, Reading, table_cell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normec.experiments.tables import Row, to_markdown
+from normec.experiments.export import Row, to_markdown
 
 from ..methods import TABLE_METHODS, PaperMethod
 from ..protocol import extent

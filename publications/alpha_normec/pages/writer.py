@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normec import UsageError
-from normec.experiments.tables import Row, to_csv, to_markdown
+from normec.experiments.export import Row, to_csv, to_markdown
 from normec.system.files import write_atomic
 
 from .. import records

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import UsageError, positive
 from ..sampling.random_streams import Key
 from .method import OperatorMethod, ScaledDifference, State
-from .operators import Identity, Operator, defined_by_scale, proven_lipschitz, replayable
+from .operators import Identity, Operator, defined_by_scale, proven_lipschitz, supports_cuda_graphs
 
 
 class DirectScheme(OperatorMethod):
@@ -38,7 +38,7 @@ class DirectScheme(OperatorMethod):
 
     @property
     def recordable(self) -> bool:  # type: ignore[override]
-        return replayable(self.operator)
+        return supports_cuda_graphs(self.operator)
 
     def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
         """m_i = Ψ(∇f_i(x))."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import UsageError, positive
 from ..sampling.random_streams import Key
 from .method import OperatorMethod, ScaledDifference
-from .operators import Clip, Operator, SmoothedNorm, defined_by_scale, normalise, proven_lipschitz, replayable
+from .operators import Clip, Operator, SmoothedNorm, defined_by_scale, normalise, proven_lipschitz, supports_cuda_graphs
 
 
 class ErrorFeedbackScheme(OperatorMethod):
@@ -44,7 +44,7 @@ class ErrorFeedbackScheme(OperatorMethod):
 
     @property
     def recordable(self) -> bool:  # type: ignore[override]
-        return replayable(self.operator)
+        return supports_cuda_graphs(self.operator)
 
     def client_init(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)

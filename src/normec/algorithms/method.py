@@ -182,7 +182,7 @@ def text_of(method: Method) -> str:
     return f"{own}{kind.__qualname__}({json.dumps(method.spec(), sort_keys=True)})"
 
 
-def says_of(method: Method, claim: str, *functions: str) -> bool:
+def claim_covers(method: Method, claim: str, *functions: str) -> bool:
     """Whether the class that makes `claim` (an attribute) also knows these functions as they are.
 
     False where a subclass, or the object itself, defines one of the functions anew and inherits the claim.
@@ -207,22 +207,22 @@ def has_functions_of(method: Method, kind: type[Method], *functions: str) -> boo
 
 def fused_form(method: Method) -> ScaledDifference | None:
     """The method's fused form, where it was stated for the functions that the method has."""
-    return method.fused() if says_of(method, "fused", *CLIENT_FUNCTIONS) else None
+    return method.fused() if claim_covers(method, "fused", *CLIENT_FUNCTIONS) else None
 
 
 def recordable(method: Method) -> bool:
     """Whether a recording may stand for the server's step."""
-    return bool(method.recordable) and says_of(method, "recordable", *SERVER_FUNCTIONS)
+    return bool(method.recordable) and claim_covers(method, "recordable", *SERVER_FUNCTIONS)
 
 
 def follows(method: Method) -> bool:
     """Whether the server can follow a client's memory from its messages."""
-    return method.follow is not None and says_of(method, "follow", *CLIENT_FUNCTIONS)
+    return method.follow is not None and claim_covers(method, "follow", *CLIENT_FUNCTIONS)
 
 
 def may_round(method: Method) -> bool:
     """Whether a memory may be kept in a lower precision than x."""
-    return method.sent_between is not None and says_of(method, "sent_between", *CLIENT_FUNCTIONS)
+    return method.sent_between is not None and claim_covers(method, "sent_between", *CLIENT_FUNCTIONS)
 
 
 class Steps:
@@ -232,24 +232,24 @@ class Steps:
         UsageError: The method has a function that no engine calls, or returns something of another form.
     """
 
-    def __init__(self, method: Method, x: Tensor, apart: bool = False) -> None:
-        """`apart`: show the client's functions one client at a time, so that whatever they do, they mix none."""
+    def __init__(self, method: Method, x: Tensor, one_by_one: bool = False) -> None:
+        """`one_by_one`: show the client's functions one client at a time, so that whatever they do, they mix none."""
         if overrides(method, "client_step"):
             raise UsageError(
                 f"{type(method).__name__} overrides client_step, which no training loop calls; "
                 "override message and commit, of which it is made"
             )
-        self.method, self.apart = method, apart
+        self.method, self.one_by_one = method, one_by_one
         client, server = method.client_init(x.clone()), method.server_init(x.clone())
         self._single_client, self._single_server = isinstance(client, Tensor), isinstance(server, Tensor)
-        self.client_start = self._named(client, MEMORY, "client_init")
-        self.server_start = self._named(server, ESTIMATE, "server_init")
-        self.stateful = bool(self.client_start)
-        self.remembers = MEMORY in self.client_start and self.client_start[MEMORY].shape == x.shape
-        self.stands_still = "absent" not in overrides(method, "absent")
+        self.initial_client_state = self._named(client, MEMORY, "client_init")
+        self.initial_server_state = self._named(server, ESTIMATE, "server_init")
+        self.stateful = bool(self.initial_client_state)
+        self.has_memory = MEMORY in self.initial_client_state and self.initial_client_state[MEMORY].shape == x.shape
+        self.ignores_absence = "absent" not in overrides(method, "absent")
 
     def message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
-        if not self.apart or len(update) == 1:
+        if not self.one_by_one or len(update) == 1:
             return self._message(update, state, key)
         made = []
         for i in range(len(update)):
@@ -266,14 +266,14 @@ class Steps:
         return given[0], self._checked(given[1], state, "message")
 
     def commit(self, draft: Tables, sent: Tensor) -> Tables:
-        if self.apart and len(sent) > 1:
+        if self.one_by_one and len(sent) > 1:
             rows = [self.commit(_row(draft, i), sent[i : i + 1].clone()) for i in range(len(sent))]
             return _joined(rows)
         return self._checked(self.method.commit(self._as_client(draft), sent), draft, "commit")
 
     def absent(self, state: Tables, rounds: int = 1) -> Tables:
         count = len(next(iter(state.values()))) if state else 0
-        if self.apart and count > 1:
+        if self.one_by_one and count > 1:
             return _joined([self.absent(_row(state, i), rounds) for i in range(count)])
         return self._checked(self.method.absent(self._as_client(state), rounds), state, "absent")
 
@@ -285,7 +285,7 @@ class Steps:
 
     def absent_memory(self, memory: Tensor) -> Tensor:
         """Memories ``[c, d]`` of clients that took no part, as the server follows them."""
-        state = {name: rows_like(start, len(memory)).clone() for name, start in self.client_start.items()}
+        state = {name: rows_like(start, len(memory)).clone() for name, start in self.initial_client_state.items()}
         return self.absent({**state, MEMORY: memory})[MEMORY]
 
     def server_step(self, mean_message: Tensor, state: Tables) -> tuple[Tensor, Tables]:
@@ -334,17 +334,17 @@ def rows_like(start: Tensor, clients: int) -> Tensor:
     return start.expand(clients, *start.shape)
 
 
-def computes_the_same(method: Method, form: ScaledDifference, dimension: int) -> bool:
+def fused_form_agrees(method: Method, form: ScaledDifference, dimension: int) -> bool:
     """Whether a fused form agrees with the method's functions, in float64 on a few made-up clients."""
     width = min(dimension, 16)
     draw = torch.Generator().manual_seed(1)
     update, memory = torch.randn(2, 3, width, dtype=torch.float64, generator=draw)
     update[1] *= 1e3
     steps = Steps(method, memory[0])
-    state = {name: rows_like(start, 3).clone() for name, start in steps.client_start.items()}
-    if form.memory != steps.remembers or (steps.stateful and not steps.remembers):
+    state = {name: rows_like(start, 3).clone() for name, start in steps.initial_client_state.items()}
+    if form.memory != steps.has_memory or (steps.stateful and not steps.has_memory):
         return False
-    if steps.remembers:
+    if steps.has_memory:
         state[MEMORY] = memory.clone()
     message, draft = steps.message(update.clone(), state, None)
     kept, idle = steps.commit(draft, message), steps.absent({name: one.clone() for name, one in state.items()})

@@ -72,7 +72,7 @@ def _scaled(v: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
     return (v.to(length.dtype) * scale(length)).to(v.dtype)
 
 
-def shortest(dtype: torch.dtype) -> float:
+def smallest_reliable_norm(dtype: torch.dtype) -> float:
     """The norm under which squares leave the normal range and a norm is not to be trusted."""
     limits = torch.finfo(dtype)
     return math.sqrt(limits.tiny / limits.eps)
@@ -139,7 +139,7 @@ class SmoothedNorm(Scaling):
 
     def scale(self, norm: Tensor) -> Tensor:
         length = self.alpha + norm
-        vanishing = length < shortest(length.dtype)  # false for NaN: what is broken stays visible
+        vanishing = length < smallest_reliable_norm(length.dtype)  # false for NaN: what is broken stays visible
         return length.masked_fill(vanishing, 1.0).reciprocal().masked_fill(vanishing, 0.0)
 
     @property
@@ -175,7 +175,7 @@ class Clip(Scaling):
 
     def scale(self, norm: Tensor) -> Tensor:
         factor = (self.tau / norm).clamp(max=1.0)  # τ/0 = inf, clamped to 1
-        if self.tau < (least := shortest(norm.dtype)):  # then only 0 is surely within τ
+        if self.tau < (least := smallest_reliable_norm(norm.dtype)):  # then only 0 is surely within τ
             factor = factor.masked_fill(norm < least, 0.0)
         return factor
 
@@ -293,6 +293,6 @@ class Identity(Scaling):
 OPERATORS: dict[str, type] = {kind.__name__: kind for kind in (SmoothedNorm, Clip, TopK, RandK, Identity)}
 
 
-def replayable(operator: Operator) -> bool:
+def supports_cuda_graphs(operator: Operator) -> bool:
     """Whether a CUDA graph may stand for the operator: it repeats kernels, not the Python code of a subclass."""
     return type(operator) in (SmoothedNorm, Clip, Identity)

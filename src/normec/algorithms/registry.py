@@ -25,7 +25,7 @@ from ..errors import UsageError, one_of
 from .direct import DPSGD, GD
 from .error_feedback import EF21, Clip21, ErrorFeedback, NormEC
 from .method import CLIENT_FUNCTIONS, SERVER_FUNCTIONS, Method, build_operator, text_of
-from .operators import Identity, replayable
+from .operators import Identity, supports_cuda_graphs
 from .tensor_norm import TensorNormEC
 
 GROUP = "normec.methods"
@@ -89,7 +89,7 @@ def build_class(kind: type[Method], spec: Mapping[str, Any], name: str) -> Metho
 
 def works_by_rows(method: Method) -> bool:
     """Whether all of a client's functions are this package's, which treat every row of a table alone."""
-    known = type(method) in BUILT_IN.values() and replayable(getattr(method, "operator", Identity()))
+    known = type(method) in BUILT_IN.values() and supports_cuda_graphs(getattr(method, "operator", Identity()))
     return known and not vars(method).keys() & {*CLIENT_FUNCTIONS, *SERVER_FUNCTIONS}
 
 
@@ -101,11 +101,11 @@ def settings_of(kind: type[Method]) -> dict[str, inspect.Parameter]:
 
 def identity_of(method: Method) -> str:
     """The text that runs, checkpoints and noise know a method by; code of the caller's own is part of it."""
-    digest = code_of(type(method))
+    digest = source_digest(type(method))
     return text_of(method) + (f" with code {digest}" if digest else "")
 
 
-def code_of(kind: type) -> str:
+def source_digest(kind: type) -> str:
     """A digest of the source of a class that is not of this package, with its bases; empty for this package's own.
 
     It is taken once, when the class is found: a file that changes later does not change what this process runs.
@@ -157,5 +157,5 @@ def _module(path: str, given: str) -> Any:
 def _checked(kind: Any, name: str) -> type[Method]:
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise UsageError(f"{name} must be a subclass of normec.Method, got {kind!r}")
-    code_of(kind)
+    source_digest(kind)
     return kind

@@ -13,7 +13,7 @@ from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError
 from . import compare, data, federation, privacy, report, results, sweep, theory, train, ui
 from . import options as o
-from .terminal import printable
+from .output import printable
 
 app = typer.Typer(
     name="normec",

@@ -38,19 +38,19 @@ def compare(
     A method takes settings of its own after a colon: normec:beta=1,server_norm=false. Every method runs with each
     step size, and its best by --by is shown; without --lr each method takes its own.
     """
-    from ..experiments import compare as lab
+    from ..experiments import compare as comparison
     from ..settings import config as configs
-    from .progress import watcher
+    from .progress import progress_display
 
     settings = configs.load(config, o.overrides(set_, flags)).model_dump(exclude_unset=True)
     settings.pop("method", None)
-    entries = lab.contestants(methods or [], settings, _step_sizes(lr))
+    entries = comparison.candidates(methods or [], settings, _step_sizes(lr))
     if out is None:
         names = "/".join(cell.digest() for entry in entries for cell in entry.cells)
         out = Path("runs") / f"compare-{hashlib.blake2b(names.encode(), digest_size=4).hexdigest()}"
-    outcomes = lab.run(entries, out, lambda label: watcher(label, quiet), by)
-    table, picture = lab.write(outcomes, out)
-    rows = [lab.row(outcome) for outcome in outcomes]
+    outcomes = comparison.run(entries, out, lambda label: progress_display(label, quiet), by)
+    table, picture = comparison.write(outcomes, out)
+    rows = [comparison.row(outcome) for outcome in outcomes]
     if as_json:
         print(json.dumps({"rows": rows, "table": str(table), "picture": str(picture)}))
     else:
@@ -80,7 +80,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
     """One line a method."""
     from ..report.words import epsilon
     from ..storage.history import NOT_COVERED, uncovered
-    from .tables import number, percent, show
+    from .output import number, percent, show
 
     columns = ("method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")
     lines = []

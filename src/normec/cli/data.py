@@ -23,7 +23,7 @@ def list_(data_dir: o.DataDir = None, as_json: o.Json = False) -> None:
     if as_json:
         print(json.dumps([asdict(row) for row in found], default=str))
         return
-    from .tables import show
+    from .output import show
 
     rows = [(row.name, row.size, str(row.classes), row.origin, "yes" if row.present else "no") for row in found]
     show(rows, ("name", "records × features", ">classes", "origin", "here"))

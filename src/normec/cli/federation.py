@@ -55,21 +55,21 @@ def local(
 
     The run lives in a folder like any other; the same command goes on after a stop.
     """
-    _need_flower()
+    _require_flower()
     from ..experiments.build import PRIVATE_SETTINGS
     from ..federation.local import run as machine
     from ..settings.config import FEDERATED
-    from .progress import watcher
+    from .progress import progress_display
     from .train import show_result
 
     config = o.overrides(set_, flags)
     if config.get("private") is False:  # the app's own privacy settings mean nothing then
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
     asked = machine.Asked(app_, out, parties, config, policy, flower_nodes)
-    display = watcher("federation", quiet)
+    display = progress_display("federation", quiet)
     try:
-        with _Wanted() as wanted:
-            result = machine.run(asked, [display], lambda: wanted.still)
+        with _StopFlag() as stop_flag:
+            result = machine.run(asked, [display], lambda: stop_flag.unset)
     finally:
         display.close()
     if as_json:
@@ -85,7 +85,7 @@ def local(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(context: typer.Context) -> int:
     """Flower's SuperLink, which nobody commands but its owner on this machine; the options are flower-superlink's."""
-    _need_flower()
+    _require_flower()
     from ..federation.flower.gate import serve
 
     serve(context.args)
@@ -106,7 +106,7 @@ def party(
     patience: Annotated[float, typer.Option(min=0, help="Seconds to go on trying where one is not let in.")] = 150.0,
 ) -> int:
     """Take part as one party, with one's own copy of the app; the server's is not even fetched."""
-    _need_flower()
+    _require_flower()
     from ..federation.flower.node import load_client, serve
     from ..federation.protocol.policy import load_policy
 
@@ -128,7 +128,7 @@ def ledger(
     from ..federation.protocol.policy import load_policy
     from ..federation.protocol.spending import spending
     from ..report.words import epsilon
-    from .tables import show
+    from .output import show
 
     found = spending(folder, load_policy(policy if policy is not None else folder / "policy.toml"))
     if as_json:
@@ -155,13 +155,13 @@ def ledger(
     return 0
 
 
-class _Wanted:
-    """`still` is true until Ctrl-C or SIGTERM; a flag, since an exception might be raised where it is swallowed."""
+class _StopFlag:
+    """`unset` is true until Ctrl-C or SIGTERM; a flag, since an exception might be raised where it is swallowed."""
 
     def __init__(self) -> None:
-        self.still = True
+        self.unset = True
 
-    def __enter__(self) -> _Wanted:
+    def __enter__(self) -> _StopFlag:
         import signal
 
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -174,10 +174,10 @@ class _Wanted:
             signal.signal(number, handler)
 
     def _note(self, *_: object) -> None:
-        self.still = False
+        self.unset = False
 
 
-def _need_flower() -> None:
+def _require_flower() -> None:
     import os
 
     from ..errors import UsageError

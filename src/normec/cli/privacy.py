@@ -107,7 +107,7 @@ def table(
         print(json.dumps({"rounds": found.rounds, "epsilon": found.columns, "picture": str(out)}))
         return
     from ..report import words
-    from .tables import show
+    from .output import show
 
     rows = [
         [str(k), *(words.epsilon(values[i]) for values in found.columns.values())] for i, k in enumerate(found.rounds)
@@ -134,7 +134,7 @@ def audit(
     from ..experiments.audit import audit_method
     from ..privacy import Privacy
     from ..settings import config as configs
-    from .tables import number, show
+    from .output import number, show
 
     bounded = ("normec", "normec-plain", "normec-forgetting", "clip21", "dpsgd-norm", "dpsgd-clip")
     one_of(("all", *bounded), method=method)

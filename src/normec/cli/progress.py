@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from ..report.words import epsilon
 from ..storage.history import NOT_COVERED, Row, uncovered
 from ..training.callbacks import Callback
-from .terminal import printable
+from .output import printable
 
 if TYPE_CHECKING:
     from ..training.run import Run
 
 
-class Watcher(Callback):
+class ProgressDisplay(Callback):
     """A display; `close` takes it down, also where no `Run` is at hand to `end` with."""
 
     def close(self) -> None:
@@ -25,14 +25,14 @@ class Watcher(Callback):
         self.close()
 
 
-def watcher(label: str, quiet: bool = False) -> Watcher:
+def progress_display(label: str, quiet: bool = False) -> ProgressDisplay:
     """The right way to show progress on this stderr."""
     if quiet:
-        return Watcher()
+        return ProgressDisplay()
     return Bar(label) if sys.stderr.isatty() else Lines(label)
 
 
-class Bar(Watcher):
+class Bar(ProgressDisplay):
     """A bar with loss, accuracy and the time left."""
 
     def __init__(self, label: str) -> None:
@@ -66,7 +66,7 @@ class Bar(Watcher):
         self._progress.stop()
 
 
-class Lines(Watcher):
+class Lines(ProgressDisplay):
     """A line whenever the test set was looked at, but no more than one in two seconds, and the last."""
 
     def __init__(self, label: str) -> None:

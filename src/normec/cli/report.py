@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from . import options as o
-from .terminal import printable
+from .output import printable
 
 
 def report(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from . import options as o
-from .terminal import printable
+from .output import printable
 
 # Columns of a table for people, with their heads; a spread stands beside its mean.
 COLUMNS = {
@@ -53,12 +53,12 @@ def results(
 ) -> int:
     """The runs below folders as a tidy table: a row a setting, with mean and spread over seeds."""
     from ..errors import UsageError, one_of
-    from ..experiments import results as lab
-    from ..experiments import tables, tuning
+    from ..experiments import export, tuning
+    from ..experiments import results as run_results
     from ..system.files import write_atomic
 
     format = "json" if as_json else format
-    one_of(tables.FORMATS, format=format)
+    one_of(export.FORMATS, format=format)
     if format == "parquet" and out is None:
         raise UsageError("parquet is not for reading on a screen; give --out FILE")
     if out is not None and format == "table":
@@ -66,29 +66,29 @@ def results(
     if each and (tune or by):
         raise UsageError("--each shows every run; leave --tune and --by out")
     names, column, allowed = _tuning(folders, tune, by, on_test)
-    found = lab.collect(folders)
+    found = run_results.collect(folders)
     for line in found.notes:
         print(printable(line), file=sys.stderr)
     if not found.records:
         raise UsageError("none of these runs can be read")
     if each:
-        rows = lab.each(found.records)
+        rows = run_results.each(found.records)
     elif names:
-        rows = lab.tuned(found.records, names, column or tuning.DEFAULT, allowed)
+        rows = run_results.tuned(found.records, names, column or tuning.DEFAULT, allowed)
     else:
-        rows = lab.over_seeds(found.records)
+        rows = run_results.over_seeds(found.records)
     if out is not None:
         if format == "parquet":
-            tables.write_parquet(rows, out)
+            export.write_parquet(rows, out)
         else:
-            write_atomic(out, tables.to_csv(rows) if format == "csv" else tables.to_json(rows))
+            write_atomic(out, export.to_csv(rows) if format == "csv" else export.to_json(rows))
         print(f"{len(rows)} rows: {out}")
     elif format == "table":
         show_rows(rows)
         for line in notes_on(rows):
             print(line)
     else:
-        print(tables.to_csv(rows) if format == "csv" else tables.to_json(rows), end="")
+        print(export.to_csv(rows) if format == "csv" else export.to_json(rows), end="")
     return 0
 
 
@@ -113,7 +113,7 @@ def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """A table for people: what is the same everywhere or empty is left out."""
     from ..experiments.results import STATES
-    from .tables import show
+    from .output import show
 
     names = [name for name in rows[0] if name not in (*LOCAL, *STATES) and not _is_metric(name)]
     names = [name for name in names if name == "method" or len({row[name] for row in rows}) > 1]

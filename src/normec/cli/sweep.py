@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options as o
-from .terminal import printable
+from .output import printable
 
 if TYPE_CHECKING:
     from ..experiments.grid import Grid
@@ -40,9 +40,9 @@ def sweep(
     runs. The same command goes on after a stop. Exit code 1 if a cell failed; it is tried again next time.
     """
     from ..experiments import grid as grids
-    from ..experiments import sweep as lab
+    from ..experiments import sweep as sweeps
     from ..settings.config import parse_assignment
-    from .board import board
+    from .sweep_progress import sweep_display
 
     tables = grids.read(grid)
     text = grid.read_text(encoding="utf-8")
@@ -54,26 +54,26 @@ def sweep(
     found = grids.expand(tables)
     out = Path("runs") / grid.stem if out is None else out
     if dry_run:
-        _list(found, lab.standing(found.cells, out), as_json)
+        _list(found, sweeps.cell_states(found.cells, out), as_json)
         return 0
-    shown = board(len(found.cells), found.by, quiet)
+    shown = sweep_display(len(found.cells), found.by, quiet)
     with shown or nullcontext():
-        outcomes = lab.sweep(
-            found, text, out, jobs, shown.hear if shown else None, threads=threads, together=together, ray=ray
+        outcomes = sweeps.sweep(
+            found, text, out, jobs, shown.update if shown else None, threads=threads, together=together, ray=ray
         )
     _show(found, outcomes, out, as_json)
     return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
 
 
-def _list(grid: Grid, standing: list[tuple[Path, str]], as_json: bool) -> None:
+def _list(grid: Grid, states: list[tuple[Path, str]], as_json: bool) -> None:
     rows = [
         {**cell.settings, "state": state, "folder": str(folder)}
-        for cell, (folder, state) in zip(grid.cells, standing, strict=True)
+        for cell, (folder, state) in zip(grid.cells, states, strict=True)
     ]
     if as_json:
         print(json.dumps(rows))
         return
-    from .tables import show
+    from .output import show
 
     show(
         [(cell.label, str(row["state"]), str(row["folder"])) for cell, row in zip(grid.cells, rows, strict=True)],

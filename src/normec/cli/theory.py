@@ -12,7 +12,7 @@ import typer
 from . import options as o
 
 app = typer.Typer(help="Theory: bounds, plans, and runs that check them.", no_args_is_help=True)
-OF_A_PLAN = (
+PLAN_SETTINGS = (
     *("data", "data_dir", "split", "model", "clients", "alpha", "beta", "rounds"),
     *("private", "epsilon", "delta", "relation", "trust", "seed"),
 )
@@ -62,12 +62,12 @@ def bound(
     if as_json:
         print(json.dumps(found))
         return
-    from .tables import number, show
+    from .output import number, show
 
     show([(name, number(value, 6)) for name, value in found.items()], title="smallest gradient norm, at most")
 
 
-@o.command(app, "plan", only=OF_A_PLAN)
+@o.command(app, "plan", only=PLAN_SETTINGS)
 def plan(
     config: o.ConfigFile = None,
     set_: o.Set = None,
@@ -87,7 +87,7 @@ def plan(
     if as_json:
         print(json.dumps(found.facts()))
         return
-    from .tables import number, show
+    from .output import number, show
 
     facts = found.facts()
     names = ("L", "L_max", "F0", "grad_max", "sigma", "alpha", "beta", "lr", "decay", "warmup", "rounds", "R")

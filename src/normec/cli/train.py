@@ -13,7 +13,7 @@ import typer
 
 from ..errors import at_least
 from . import options as o
-from .terminal import printable
+from .output import printable
 
 if TYPE_CHECKING:
     from ..experiments.runs import Result
@@ -57,7 +57,7 @@ def train(
 
     from ..distributed import launch, process_group
     from ..experiments import build, runs
-    from .progress import watcher
+    from .progress import progress_display
 
     folder = runs.default_folder(chosen) if out is None else out
     if processes is not None and not process_group.launched():
@@ -69,7 +69,7 @@ def train(
         communicator = stack.enter_context(process_group.join(build.device(chosen.device), timeout))
         asked = _trackers(track, folder, runs.settings_of(chosen)) if communicator.rank == 0 else []
         trackers = [stack.enter_context(tracker) for tracker in asked]
-        result = runs.execute(chosen, folder, [watcher(chosen.method, quiet), *trackers], communicator)
+        result = runs.execute(chosen, folder, [progress_display(chosen.method, quiet), *trackers], communicator)
     if communicator.rank:
         return 130 if result.summary["status"] == "interrupted" else 0
     if as_json:
@@ -77,7 +77,7 @@ def train(
     else:
         show_result(result)
         if config is None and not given and out is None and not track:
-            _beside(result, quiet)
+            _compare_baselines(result, quiet)
     if result.summary["status"] == "stopped":
         print(result.summary["stopped"], file=sys.stderr)
     if result.summary["status"] == "interrupted":
@@ -121,15 +121,15 @@ def privacy_line(spent: dict[str, Any]) -> str:
     return f"ε = {epsilon(spent['epsilon'])} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} a client"
 
 
-def _beside(result: Result, quiet: bool) -> None:
+def _compare_baselines(result: Result, quiet: bool) -> None:
     """The default job says more: the baselines under the same guarantee, and training without one."""
     from ..experiments import compare
     from .compare import show_rows
-    from .progress import watcher
+    from .progress import progress_display
 
     names = ("normec", "dpsgd-norm", "dpsgd-clip", "normec:private=false")
     outcomes = compare.run(
-        compare.contestants(names, {}), result.folder.parent / "default", lambda label: watcher(label, quiet)
+        compare.candidates(names, {}), result.folder.parent / "default", lambda label: progress_display(label, quiet)
     )
     show_rows([compare.row(outcome) for outcome in outcomes])
     print("The private settings were chosen on validation data, 16 trials a method: see benchmarks/privacy.")
@@ -139,7 +139,7 @@ def show_result(result: Result) -> None:
     """The summary as a table."""
     from ..report.reading import SIMULATION, simulated
     from ..storage.history import NOT_COVERED, uncovered
-    from .tables import number, percent, show
+    from .output import number, percent, show
 
     summary, final = result.summary, result.summary["final"]
     settings = summary["config"]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .terminal import printable
+from .output import printable
 
 
 def ui(

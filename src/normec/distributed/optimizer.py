@@ -95,10 +95,12 @@ class ClientOptimizer(Optimizer):
         self._clients = torch.arange(clients) + clients * self.communicator.rank
         d = self._flat.dimension
         # Functions of the caller's own may mix the clients that they see together, for some values only.
-        apart = privacy is not None and not works_by_rows(method)
-        self._steps = Steps(method, self._flat.values(), apart)
-        self._states = {name: rows_like(start, clients).clone() for name, start in self._steps.client_start.items()}
-        self._server = {name: start.clone() for name, start in self._steps.server_start.items()}
+        one_by_one = privacy is not None and not works_by_rows(method)
+        self._steps = Steps(method, self._flat.values(), one_by_one)
+        self._states = {
+            name: rows_like(start, clients).clone() for name, start in self._steps.initial_client_state.items()
+        }
+        self._server = {name: start.clone() for name, start in self._steps.initial_server_state.items()}
         self._grads = self._flat.like.new_zeros(clients, d)
         self._missing = torch.ones(clients, dtype=torch.bool)
         self._taken = 0

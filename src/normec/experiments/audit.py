@@ -1,6 +1,6 @@
 """An audit of a method as it really runs: a canary client, the real rounds, the real noise.
 
-The cast. The canary's gradient is huge along a dense random direction and its sign follows +, −, −, −, +, …, so its
+The scenario. The canary's gradient is huge along a dense random direction and its sign follows +, −, −, −, +, …, so its
 messages have full length whatever its memory holds: the worst a client can send. The sign both changes and stays from
 one round to the next, and to the one after it, because noise that is used twice cancels in a difference and noise that
 returns with the opposite sign cancels in a sum. One other client pushes against the canary with half its size, so that
@@ -89,23 +89,25 @@ def audit_method(
         together = replace(composed, gain=math.sqrt(clients))  # what the sum of all messages may lose
         observers.append((False, together.epsilon(claim.sigma, privacy.delta)))
     views, done = [], 0
-    for singly, epsilon in observers:
+    for per_message, epsilon in observers:
         found = []
-        for place in (0, clients - 1):
-            cast = [_Cast(method, privacy.relation, clients, place, direction, present) for present in (True, False)]
+        for canary in (0, clients - 1):
+            scenario = [
+                _Scenario(method, privacy.relation, clients, canary, direction, present) for present in (True, False)
+            ]
             seen = []
-            for case, one in enumerate(cast):
+            for case, one in enumerate(scenario):
                 runs = []
-                for trial in range(place > 0, trials, 2):
-                    number = (2 * (seed * trials + trial) + case) * 2 + singly
-                    mechanism = _Watched(singly, fixed, method, setting, seed=number)
+                for trial in range(canary > 0, trials, 2):
+                    number = (2 * (seed * trials + trial) + case) * 2 + per_message
+                    mechanism = _RecordingMechanism(per_message, fixed, method, setting, seed=number)
                     runs.append(_observe(one, mechanism, setting))
                     done += 1
                     progress(done)
                 seen.append(np.array(runs))
-            with_canary, without = (np.array(one.expected(rounds, singly)) for one in cast)
-            found.append(View(f"canary is client {place}", seen[0], seen[1], with_canary, without, epsilon))
-        name = "single messages" if singly else "the sum"
+            with_canary, without = (np.array(one.expected(rounds, per_message)) for one in scenario)
+            found.append(View(f"canary is client {canary}", seen[0], seen[1], with_canary, without, epsilon))
+        name = "single messages" if per_message else "the sum"
         views += [_pooled(found, name), *(replace(one, name=f"{name}, {one.name}") for one in found)]
     return audit_releases(views, privacy.delta, confidence)
 
@@ -130,45 +132,45 @@ def _mixed(parts: list[np.ndarray[Any, np.dtype[np.float64]]]) -> np.ndarray[Any
 
 
 @dataclass(frozen=True)
-class _Cast:
-    """Who has which gradient, in the runs with (`present`) or without the canary, client `place`."""
+class _Scenario:
+    """Who has which gradient, in the runs with (`present`) or without the canary, client `canary`."""
 
     method: Method
     relation: str
     clients: int
-    place: int
+    canary: int
     directions: Tensor
     present: bool
 
     @property
     def opponent(self) -> int:
         """The canary's neighbour, in the same block."""
-        return 1 if self.place == 0 else self.place - 1
+        return 1 if self.canary == 0 else self.canary - 1
 
-    def in_roles(self, rows: Tensor) -> Tensor:
+    def by_role(self, rows: Tensor) -> Tensor:
         """Rows of clients: the canary's first, then its opponent's, then the others'."""
-        leading = [self.place, self.opponent]
+        leading = [self.canary, self.opponent]
         return rows[leading + [client for client in range(self.clients) if client not in leading]]
 
     def gradients(self, round: int) -> Tensor:
         """``[n, d]``, the same whatever x is."""
-        canary, rest = self.directions
+        direction, rest = self.directions
         sign = _SIGNS[round % len(_SIGNS)]
         absent = 0.0 if self.relation == "zero-out" else -1.0
         grads: Tensor = (0.3 * min(self.method.bound, 1.0) * rest).repeat(self.clients, 1)
-        grads[self.opponent] = -sign * HUGE / 2 * canary
-        grads[self.place] = sign * HUGE * (1.0 if self.present else absent) * canary
+        grads[self.opponent] = -sign * HUGE / 2 * direction
+        grads[self.canary] = sign * HUGE * (1.0 if self.present else absent) * direction
         return grads
 
     def drawn(self, round: int) -> Tensor:
         """The canary and its opponent in every round, the others in every other one."""
-        chosen = range(self.clients) if round % 2 == 1 else sorted((self.place, self.opponent))
+        chosen = range(self.clients) if round % 2 == 1 else sorted((self.canary, self.opponent))
         return torch.tensor(list(chosen))
 
-    def expected(self, rounds: int, singly: bool) -> list[np.ndarray[Any, Any]]:
+    def expected(self, rounds: int, per_message: bool) -> list[np.ndarray[Any, Any]]:
         """What the observer would see without noise, by the definition of the method."""
         steps = Steps(self.method, self.directions[0])
-        state = {name: rows_like(start, self.clients).clone() for name, start in steps.client_start.items()}
+        state = {name: rows_like(start, self.clients).clone() for name, start in steps.initial_client_state.items()}
         seen = []
         for k in range(rounds):
             drawn, grads = self.drawn(k), self.gradients(k)
@@ -178,18 +180,18 @@ class _Cast:
             sent[drawn], draft = steps.message(grads[drawn], {name: rows[drawn] for name, rows in before.items()}, None)
             for name, rows in steps.commit(draft, sent[drawn]).items():
                 state[name][drawn] = rows
-            seen += list(self.in_roles(sent).numpy()) if singly else [sent.sum(0).numpy()]
+            seen += list(self.by_role(sent).numpy()) if per_message else [sent.sum(0).numpy()]
         return seen
 
 
-class _Gradients:
-    """The engine of a cast: the first half of the clients is one block, the second half another."""
+class _ScenarioEngine:
+    """The engine of a scenario: the first half of the clients is one block, the second half another."""
 
     name = "canary"
     threads = 1
 
-    def __init__(self, cast: _Cast) -> None:
-        self._cast = cast
+    def __init__(self, scenario: _Scenario) -> None:
+        self._scenario = scenario
 
     def blocks(
         self,
@@ -200,37 +202,37 @@ class _Gradients:
         *,
         full: bool = False,  # noqa: ARG002
     ) -> Iterator[Block]:
-        chosen = torch.arange(self._cast.clients) if clients is None else clients
-        grads = self._cast.gradients(round)
-        first = chosen < self._cast.clients // 2
+        chosen = torch.arange(self._scenario.clients) if clients is None else clients
+        grads = self._scenario.gradients(round)
+        first = chosen < self._scenario.clients // 2
         for part in (chosen[first], chosen[~first]):
             if len(part):
                 yield Block.of(part, grads[part].clone(), x.new_zeros(len(part)))
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """Takes part: whoever the cast says."""
+class _ScenarioParticipation:
+    """Takes part: whoever the scenario says."""
 
-    cast: _Cast
+    scenario: _Scenario
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:  # noqa: ARG002
-        drawn = self.cast.drawn(round)
+        drawn = self.scenario.drawn(round)
         return None if len(drawn) == clients else drawn
 
 
-class _Watched(Mechanism):
-    """The mechanism under audit; with `singly`, messages are made one by one and what is seen of each is kept."""
+class _RecordingMechanism(Mechanism):
+    """The mechanism under audit; with `per_message`, messages are made one by one and what is seen of each is kept."""
 
-    def __init__(self, singly: bool, *arguments: Any, **words: Any) -> None:
-        self._singly = singly
+    def __init__(self, per_message: bool, *arguments: Any, **words: Any) -> None:
+        self._per_message = per_message
         self.seen: dict[int, Tensor] = {}
         self.whole = torch.zeros(0)
         super().__init__(*arguments, **words)
 
     @property
     def takes_sums(self) -> bool:
-        return super().takes_sums and not self._singly
+        return super().takes_sums and not self._per_message
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
         self.whole = super().received(whole, like).clone()
@@ -242,9 +244,9 @@ class _Watched(Mechanism):
         return sent
 
 
-def _observe(cast: _Cast, mechanism: _Watched, setting: Setting) -> list[np.ndarray[Any, Any]]:
+def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setting) -> list[np.ndarray[Any, Any]]:
     """What the observer sees of one run: each round's sum, or each round's messages in the order of their roles."""
-    method, dimension, singly = cast.method, cast.directions.shape[1], mechanism._singly
+    method, dimension, per_message = scenario.method, scenario.directions.shape[1], mechanism._per_message
     problem = FunctionProblem([torch.sum] * setting.clients, torch.zeros(dimension, dtype=torch.float64))
     plan = Plan(
         lr=0.0,
@@ -253,22 +255,22 @@ def _observe(cast: _Cast, mechanism: _Watched, setting: Setting) -> list[np.ndar
         batch_rate=None,
         warmup=0,
         seed=0,
-        participation=_Drawn(cast),
+        participation=_ScenarioParticipation(scenario),
         initial_memory="zero",
         log_every=setting.rounds,
         evaluate_every=setting.rounds,
         full_gradient=False,
     )
-    rounds = TrainingLoop(problem, method, plan, _Gradients(cast), RunStorage(None, {}), 0.0, (), mechanism)
+    rounds = TrainingLoop(problem, method, plan, _ScenarioEngine(scenario), RunStorage(None, {}), 0.0, (), mechanism)
     state = rounds.initial()
     seen = []
     for _ in range(setting.rounds):
         mechanism.seen.clear()
         rounds.step(state)
-        if singly:
+        if per_message:
             nothing = torch.zeros(dimension, dtype=torch.float64)
             rows = torch.stack([mechanism.seen.get(client, nothing) for client in range(setting.clients)])
-            seen += list(cast.in_roles(rows).numpy())
+            seen += list(scenario.by_role(rows).numpy())
         else:
             seen.append(mechanism.whole.numpy())
     return seen

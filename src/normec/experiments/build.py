@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..privacy import Privacy
 
 # What `problem` below reads: configurations that agree in these have the same problem.
-OF_THE_PROBLEM = (*in_groups("data", "model"), "seed")
+PROBLEM_SETTINGS = (*in_groups("data", "model"), "seed")
 DEFAULT_CLIENTS = 100
 DEFAULT_EPSILON = 8.0
 PRIVATE_SETTINGS = tuple(name for name in in_groups("privacy") if name != "private")
@@ -88,9 +88,9 @@ def _test(found: data.Dataset, config: RunConfig) -> Dataset[Any] | None:
     return Subset(found.test, used)  # type: ignore[arg-type]  # a tensor of indices
 
 
-def known_by(config: RunConfig) -> str:
+def problem_key(config: RunConfig) -> str:
     """The settings that make a problem what it is, as text."""
-    return config.model_dump_json(include=set(OF_THE_PROBLEM))
+    return config.model_dump_json(include=set(PROBLEM_SETTINGS))
 
 
 def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} |
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Candidate:
     """A method with its settings, and its runs to be: one a step size."""
 
     label: str
@@ -36,9 +36,9 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of a contestant, and what became of each step size: its final criterion.
+    """The best run of a candidate, and what became of each step size: its final criterion.
 
-    None: the run diverged, or it is a contestant's only one and did not record the criterion.
+    None: the run diverged, or it is a candidate's only one and did not record the criterion.
     """
 
     label: str
@@ -46,9 +46,9 @@ class Outcome:
     tried: dict[float, float | None]
 
 
-def contestants(
+def candidates(
     specs: Sequence[str], settings: Mapping[str, Any], step_sizes: Sequence[float] | None = None
-) -> list[Contestant]:
+) -> list[Candidate]:
     """What to run; `settings` that belong to some methods only are passed to those."""
     found = []
     private = settings.get("private", True)
@@ -68,18 +68,18 @@ def contestants(
             built = methods.build(cell, dim=1 if cell.k is None else cell.k)
             if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
-        found.append(Contestant(spec, cells))
+        found.append(Candidate(spec, cells))
     for key in settings.keys() & set(methods.SETTINGS):
         if not any(methods.applies(entry.cells[0].method, key) for entry in found):
             raise UsageError(f"{key} applies to none of the methods compared; leave it out")
-    labels = [contestant.label for contestant in found]
+    labels = [candidate.label for candidate in found]
     if len(set(labels)) < len(labels):
         raise UsageError(f"a method is named twice in {', '.join(labels)}; give each other settings")
     return found
 
 
 def run(
-    entries: Sequence[Contestant], folder: Path, watch: Callable[[str], Callback], criterion: str = "loss"
+    entries: Sequence[Candidate], folder: Path, watch: Callable[[str], Callback], criterion: str = "loss"
 ) -> list[Outcome]:
     """Run every cell in its own folder under `folder`; what is done is not done again."""
     one_of(CRITERIA, criterion=criterion)

@@ -31,7 +31,7 @@ from typing import Any
 from .. import models
 from ..data.entries import ENTRIES, FILE_PREFIX
 from ..errors import UsageError, at_least, nearest, one_of
-from ..settings.config import ELSEWHERE, RunConfig, Scalar, make
+from ..settings.config import NOT_IDENTITY, RunConfig, Scalar, make
 from ..system.files import read_toml
 from . import build, methods, tuning
 
@@ -137,7 +137,7 @@ def _lists(table: Any, where: str) -> dict[str, list[Scalar]]:
             raise UsageError(f"{key} in {where} must be a list of values, got {values!r}; one value belongs above it")
         if not values:
             raise UsageError(f"{key} in {where} is an empty list: there is nothing to run")
-        if key in ELSEWHERE:
+        if key in NOT_IDENTITY:
             raise UsageError(f"{key} says where a run is computed, not what; a grid over it repeats the same run")
         for position, value in enumerate(values):
             if value in values[:position]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..settings.config import RunConfig, is_own
-from ..training.run import usual_evaluate_every, usual_log_every
+from ..training.run import default_evaluate_every, default_log_every
 from . import build, methods
 
 
@@ -55,8 +55,8 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
     }
     if total is not None:
         given = config.log_every, config.evaluate_every
-        used["log_every"] = given[0] if given[0] is not None else usual_log_every(total)
-        used["evaluate_every"] = given[1] if given[1] is not None else usual_evaluate_every(total)
+        used["log_every"] = given[0] if given[0] is not None else default_log_every(total)
+        used["evaluate_every"] = given[1] if given[1] is not None else default_evaluate_every(total)
     return config.model_copy(update=used)
 
 

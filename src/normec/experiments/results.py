@@ -57,7 +57,7 @@ class Found:
 
 
 def collect(paths: Sequence[Path]) -> Found:
-    """Every run at or below `paths`: single runs, the cells of sweeps, the contestants of comparisons."""
+    """Every run at or below `paths`: single runs, the cells of sweeps, the candidates of comparisons."""
     records: dict[Key, Record] = {}
     notes: list[str] = []
     copies: list[str] = []

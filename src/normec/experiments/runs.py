@@ -33,7 +33,7 @@ from ..system.files import read_json, read_toml, write_atomic, writing
 from ..system.processes import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Communicator, SingleProcess
-from ..training.interleaved import finished
+from ..training.interleaved import run_to_end
 from ..training.loop import TrainingLoop
 from ..training.run import Run
 from ..training.train import prepare, ready
@@ -41,7 +41,7 @@ from . import build, methods
 from .resolve import Measured, resolved
 
 # Settings whose defaults depend on the data: the number of clients, of parameters, or of rounds.
-OF_THE_DATA = ("clients", "k", "log_every", "evaluate_every")
+DATA_DEPENDENT = ("clients", "k", "log_every", "evaluate_every")
 HELD_OUT = (
     "the validation records are held out of the training records: no client holds them, no noise covers them, and the "
     "guarantee does not protect them"
@@ -66,7 +66,7 @@ def execute(
 ) -> Result:
     """Train what `config` says in its folder: from the start, from where it stopped, or not at all."""
     with Interrupt() as interrupt, ready(config.precision):
-        return finished(steps(config, folder, callbacks, lambda: interrupt.asked, communicator=communicator))
+        return run_to_end(steps(config, folder, callbacks, lambda: interrupt.asked, communicator=communicator))
 
 
 def steps(
@@ -96,7 +96,7 @@ def steps(
         run = yield from loop.steps(asked)
     except Diverged as error:
         if communicator.rank == 0 and (folder / CONFIG).exists():
-            note(used, folder, {"status": "diverged", "round": error.round, "error": str(error)})
+            record_end(used, folder, {"status": "diverged", "round": error.round, "error": str(error)})
         raise
     if run.clients and communicator.rank == 0:
         table: dict[str, Any] = {"columns": list(run.clients), "rows": list(zip(*run.clients.values(), strict=True))}
@@ -117,7 +117,7 @@ def steps(
 
 def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     """The summary of the run in the folder, if there is one and it has reached its end."""
-    known = held(folder, config)
+    known = existing(folder, config)
     if known is None or known.summary["status"] != "finished":
         return None
     # Whether the theory gives the step size that is stored there is for the checkpoint to say.
@@ -143,7 +143,7 @@ def read(folder: Path) -> Result:
     return Result(folder, summary, history)
 
 
-def note(settings: Mapping[str, Any], folder: Path, facts: dict[str, Any]) -> None:
+def record_end(settings: Mapping[str, Any], folder: Path, facts: dict[str, Any]) -> None:
     """Record in its folder that a run ended without a result: `facts` say its status and why."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def held(folder: Path, config: RunConfig, method: str | None = None) -> Result | None:
+def existing(folder: Path, config: RunConfig, method: str | None = None) -> Result | None:
     """The run already in the folder, None if there is none yet; another configuration's is refused.
 
     Configurations are compared by the values that are used. Those that depend on data which is not loaded here are
@@ -223,7 +223,7 @@ def held(folder: Path, config: RunConfig, method: str | None = None) -> Result |
     ours, theirs = resolved(config, measured), resolved(stored, measured)
     for key in sorted(IDENTITY):
         here, there = getattr(ours, key), getattr(theirs, key)
-        if here != there and not (key in OF_THE_DATA and None in (here, there)):
+        if here != there and not (key in DATA_DEPENDENT and None in (here, there)):
             raise UsageError(
                 f"{folder} holds a run of another configuration: {key} is {there!r} there, {here!r} here; "
                 "choose another folder with --out"

@@ -25,9 +25,9 @@ from ..storage.history import History, Row
 from ..storage.run_folder import FolderLock
 from ..system.files import write_atomic
 from ..system.processes import Interrupt
-from . import build, runs, workers
-from .cells import DONE, Ending, Message, Task, run_group
+from . import build, runs
 from .grid import Cell, Grid
+from .tasks import DONE, Ending, Progress, Task, run_group, run_in_workers
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def sweep(
 ) -> list[Outcome]:
     """Run a grid in `out`, with a copy of its file (`text`), and leave a page; `how` goes to `run_cells`."""
     outcomes = run_cells(grid.cells, out, jobs, on_event, **how, text=text)
-    _leave_page(out)
+    _write_page(out)
     return outcomes
 
 
@@ -98,19 +98,19 @@ def run_cells(
     if ray is None:
         for device in {cell.config.device for cell in cells}:
             build.device(device)  # refuses one that is not here
-    with _Taken(out), Interrupt() as interrupt:
+    with _LockedFolder(out), Interrupt() as interrupt:
         if text is not None:
             write_atomic(out / "sweep.toml", text)
         under_way = _Sweep(cells, out.resolve(), on_event or (lambda _: None), interrupt, stop)
         return under_way.run(jobs, threads, together, ray)
 
 
-def standing(cells: Sequence[Cell], out: Path) -> list[tuple[Path, str]]:
+def cell_states(cells: Sequence[Cell], out: Path) -> list[tuple[Path, str]]:
     """Each cell's folder, and where it stands: its status, "begun" or "waiting"; nothing is run."""
     found = []
     for cell, folder in zip(cells, _folders(cells, out), strict=True):
         try:
-            held = runs.held(folder, cell.config)
+            held = runs.existing(folder, cell.config)
         except UsageError:
             found.append((folder, "damaged"))
             continue
@@ -148,13 +148,13 @@ class _Sweep:
                 self._ended(index, known)
         groups = [todo[start : start + together] for start in range(0, len(todo), together)]
         if ray is not None:
-            from . import on_ray
+            from . import ray_tasks
 
-            on_ray.run_groups(groups, ray, jobs, threads or 1, self._hear, self._stop_asked)
+            ray_tasks.run_on_ray(groups, ray, jobs, threads or 1, self._receive, self._stop_asked)
         else:
-            jobs = min(jobs or _usual_jobs([task.config for task in todo], threads or 1), len(groups))
+            jobs = min(jobs or _default_jobs([task.config for task in todo], threads or 1), len(groups))
             if jobs > 1:
-                workers.run_groups(groups, jobs, threads or 1, self._hear, self._stop_asked)
+                run_in_workers(groups, jobs, threads or 1, self._receive, self._stop_asked)
             else:
                 self._run_here(groups, threads)
         if self.unwritable is not None:
@@ -172,33 +172,33 @@ class _Sweep:
         try:
             for group in groups:
                 if not self._stop_asked():
-                    run_group(group, self._hear, self._stop_asked)
+                    run_group(group, self._receive, self._stop_asked)
         finally:
             torch.set_num_threads(before)
 
     def _stop_asked(self) -> bool:
         return self.interrupt.asked or self.unwritable is not None or self.stop()
 
-    def _hear(self, message: Message) -> None:
-        cell, folder = self.cells[message.index], self.folders[message.index]
-        if message.ending is None:
-            self.on_event(Event(cell, message.round, message.rounds, message.row))
-        elif message.ending.status == "interrupted":
+    def _receive(self, progress: Progress) -> None:
+        cell, folder = self.cells[progress.index], self.folders[progress.index]
+        if progress.ending is None:
+            self.on_event(Event(cell, progress.round, progress.rounds, progress.row))
+        elif progress.ending.status == "interrupted":
             self.interrupt.asked = True
         else:
             try:
-                outcome = _outcome(cell, folder, message.ending)
+                outcome = _outcome(cell, folder, progress.ending)
             except OSError as error:
                 self.unwritable = Unwritable(f"{error}; what is done is kept")
                 return
-            self._ended(message.index, outcome)
+            self._ended(progress.index, outcome)
 
     def _ended(self, index: int, outcome: Outcome) -> None:
         self.outcomes[index] = outcome
         self.on_event(Event(self.cells[index], outcome=outcome))
 
 
-class _Taken:
+class _LockedFolder:
     """While entered, the sweep's folder is this process's own."""
 
     def __init__(self, out: Path) -> None:
@@ -207,10 +207,10 @@ class _Taken:
         self._lock = FolderLock(out)
 
     def __enter__(self) -> None:
-        self._lock.take()
+        self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.give_back()
+        self._lock.release()
 
 
 def _folders(cells: Sequence[Cell], out: Path) -> list[Path]:
@@ -222,7 +222,7 @@ def _folders(cells: Sequence[Cell], out: Path) -> list[Path]:
 def _known(cell: Cell, folder: Path) -> Outcome | None:
     """A cell that is done already; None if it is to be run, and what is wrong with its folder is then said by that."""
     try:
-        found = runs.held(folder, cell.config)
+        found = runs.existing(folder, cell.config)
     except UsageError as error:
         return Outcome(cell, "failed", folder, error=str(error))
     if found is None or found.summary["status"] not in DONE:
@@ -234,26 +234,26 @@ def _known(cell: Cell, folder: Path) -> Outcome | None:
 def _outcome(cell: Cell, folder: Path, ending: Ending) -> Outcome:
     """What a cell left, with word of its end in its folder where it could not leave that itself."""
     try:
-        found = runs.held(folder, cell.config)
+        found = runs.existing(folder, cell.config)
         if ending.status == "failed" or (ending.status == "diverged" and found is None):
             facts = {"status": ending.status, "round": ending.round, "error": ending.error}
             if ending.traceback is not None:
                 facts["traceback"] = ending.traceback
-            runs.note(runs.settings_of(cell.config), folder, facts)
+            runs.record_end(runs.settings_of(cell.config), folder, facts)
         found = runs.read(folder)
     except UsageError as error:  # the folder is damaged, or another run's: it is left as it is
         return Outcome(cell, "failed", folder, error=ending.error or str(error))
     return Outcome(cell, ending.status, folder, found.summary, found.history, ending.error)
 
 
-def _usual_jobs(configs: Sequence[RunConfig], threads: int) -> int:
+def _default_jobs(configs: Sequence[RunConfig], threads: int) -> int:
     """As many processes as there are cores for; one where a GPU computes."""
     if any(build.device(name).type == "cuda" for name in {config.device for config in configs}):
         return 1
     return max(1, len(os.sched_getaffinity(0)) // threads)
 
 
-def _leave_page(out: Path) -> None:
+def _write_page(out: Path) -> None:
     """A page about the sweep in its folder, unless no cell got far enough to be shown."""
     with suppress(UsageError):
         page.write_sweep(out)

@@ -12,14 +12,14 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from ..sampling.batches import Batches
+from .batch_feed import BatchFeed
 from .engine import Block
-from .feed import Feed
 from .precision import Precision, autocast
 
 _BLOCK_FLOATS = 2**22
 
 
-class Batched:
+class BatchedEngine:
     """vmap over clients of one client's gradient; buffers go in and come out as tensors."""
 
     name = "batched"
@@ -33,12 +33,12 @@ class Batched:
         precision: Precision = "tf32",
     ) -> None:
         self._problem, self._records, self._precision = problem, records, precision
-        self._feed = Feed(problem, records, batches, seed)
+        self._feed = BatchFeed(problem, records, batches, seed)
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         self._block = max(1, int(_BLOCK_FLOATS // len(problem.x0) * typical))
 
     @property
-    def form(self) -> str:
+    def variant(self) -> str:
         """The engine and whatever else the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 

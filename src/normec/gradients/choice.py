@@ -12,15 +12,15 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.batches import Batches, BatchSource
-from .batched import Batched
-from .compiled import Compiled, pays_back
+from .batched import BatchedEngine
+from .compiled import CompiledEngine, pays_back
 from .engine import Engine
-from .guard import Fast, Guarded
-from .linear import Linear, fits
-from .loop import Loop
+from .linear import LinearEngine, fits
+from .loop import LoopEngine
 from .precision import Precision
-from .shared.engine import Shared
+from .shared.engine import SharedEngine
 from .shared.rules import NoRule
+from .verified_engine import FastEngine, VerifiedEngine
 
 ENGINES = ("auto", "loop", "compiled", "batched", "shared", "linear")
 
@@ -31,7 +31,7 @@ _HEAVY = 3e6
 Kind = Literal["compiled", "batched", "shared", "linear"]
 
 
-def choose(
+def choose_engine(
     name: str | Engine,
     problem: Objective,
     batches: BatchSource | None,
@@ -51,7 +51,7 @@ def choose(
             raise UsageError("record_clip needs an engine of ours, by name; an engine of one's own may not clip")
         return name
     one_of(ENGINES, engine=name)
-    loop = Loop(problem, batches, seed, record_clip, precision)
+    loop = LoopEngine(problem, batches, seed, record_clip, precision)
     if name == "loop":
         return loop
     if not isinstance(problem, Problem) or not isinstance(problem.records, ResidentRecords):
@@ -78,13 +78,13 @@ def choose(
     why = ""
     for kind in kinds:
 
-        def make(of: Problem, precision: Precision, kind: Kind = kind) -> Fast:
+        def make(of: Problem, precision: Precision, kind: Kind = kind) -> FastEngine:
             compiling = of is problem  # what is compiled is checked as it is, for compiling twice takes twice the time
             return _fast(kind, of, batches, seed, record_clip, precision, private, compiling)
 
         try:
             drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
-            return Guarded(problem, make, loop, (kind, precision, record_clip, drawn, private), private)
+            return VerifiedEngine(problem, make, loop, (kind, precision, record_clip, drawn, private), private)
         except NoRule as reason:
             why = str(reason)
     return _instead(name, loop, why)
@@ -99,31 +99,31 @@ def _fast(
     precision: Precision,
     private: bool,
     compiling: bool,
-) -> Fast:
+) -> FastEngine:
     """The engine of that kind for the run's problem, or for a copy to compare engines on."""
     records = problem.records
     if not isinstance(records, ResidentRecords):
         raise TypeError("records that were resident are so in every precision")
     if kind == "linear":
-        return Linear(problem, records, batches, record_clip)
+        return LinearEngine(problem, records, batches, record_clip)
     if batches is not None and not isinstance(batches, Batches):
         raise TypeError("batches of other kinds are left to the loop")
     match kind:
         case "shared":
-            return Shared(problem, records, batches, seed, precision, private=private)
+            return SharedEngine(problem, records, batches, seed, precision, private=private)
         case "batched":
-            return Batched(problem, records, batches, seed, precision)
+            return BatchedEngine(problem, records, batches, seed, precision)
         case _:
-            return Compiled(problem, records, batches, seed, precision, compiling=compiling)
+            return CompiledEngine(problem, records, batches, seed, precision, compiling=compiling)
 
 
-def _light(problem: Problem, loop: Loop) -> bool:
+def _light(problem: Problem, loop: LoopEngine) -> bool:
     """Whether a client's gradient is so little work that a CPU gains by doing many at once."""
     convolves = any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in problem.model.modules())
     return not convolves or len(problem.x0) * float(loop.divisors.mean()) < _HEAVY
 
 
-def _instead(name: str, loop: Loop, reason: str) -> Loop:
+def _instead(name: str, loop: LoopEngine, reason: str) -> LoopEngine:
     if name != "auto":
         logging.getLogger("normec").warning("engine %s is not used, the loop is: %s", name, reason)
     return loop

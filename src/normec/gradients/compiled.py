@@ -13,8 +13,8 @@ from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from ..sampling.batches import Batches
 from ..sampling.random_streams import derive_seed, seed_generators
+from .batch_feed import BatchFeed
 from .engine import Block
-from .feed import Feed
 from .precision import Precision, autocast
 
 _BLOCK_FLOATS = 2**24
@@ -23,7 +23,7 @@ _BLOCK_FLOATS = 2**24
 _RATE, _COMPILING, _SAVED = 4e10, 60.0, 0.3
 
 
-class Compiled:
+class CompiledEngine:
     """The loop with the model compiled once, its images channels last."""
 
     name = "compiled"
@@ -39,7 +39,7 @@ class Compiled:
         compiling: bool = True,
     ) -> None:
         self._problem, self._records, self._seed, self._precision = problem, records, seed, precision
-        self._feed = Feed(problem, records, batches, seed)
+        self._feed = BatchFeed(problem, records, batches, seed)
         self._model = copy.deepcopy(problem.model)
         if records.inputs.ndim == 4:
             self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -52,7 +52,7 @@ class Compiled:
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
 
     @property
-    def form(self) -> str:
+    def variant(self) -> str:
         """The engine and whatever else the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 

@@ -35,7 +35,7 @@ class Block:
             return Block(clients, grads, losses, slice(first, last + 1))
         return Block(clients, grads, losses, upload(clients, grads.device))
 
-    def within(self, first: int) -> Block:
+    def relative_to(self, first: int) -> Block:
         """The same block, its rows counted in a table that begins with client `first`."""
         if not first:
             return self
@@ -47,7 +47,7 @@ class Block:
         return Block(self.clients, self.grads, self.losses, moved, first)
 
     @property
-    def places(self) -> Tensor:
+    def row_numbers(self) -> Tensor:
         """`rows` as numbers on the host."""
         return self.clients - self.first
 

@@ -32,7 +32,7 @@ def fits(problem: Problem) -> bool:
     return losses.get(type(problem.model)) is problem.loss and problem.augment is None
 
 
-class Linear:
+class LinearEngine:
     """The closed form, in blocks of clients."""
 
     name = "linear"
@@ -57,7 +57,7 @@ class Linear:
         return self._block > 0
 
     @property
-    def form(self) -> str:
+    def variant(self) -> str:
         """The engine and whatever else the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 

@@ -26,7 +26,7 @@ _CHUNK_FLOATS = 2**24  # gradients of single records held at once
 _ONE_THREAD_FLOPS = 1e7
 
 
-class Loop:
+class LoopEngine:
     """Client by client; anything autograd can differentiate."""
 
     name = "loop"
@@ -47,12 +47,12 @@ class Loop:
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
         self._work = 2 * len(problem.x0) * float(self.divisors.mean())
 
-    def of(self, problem: Objective, precision: Precision = "tf32") -> Loop:
+    def of(self, problem: Objective, precision: Precision = "tf32") -> LoopEngine:
         """The same batches of another problem; by default with no autocast."""
-        return Loop(problem, self._batches, self._seed, self._clip, precision)
+        return LoopEngine(problem, self._batches, self._seed, self._clip, precision)
 
     @property
-    def form(self) -> str:
+    def variant(self) -> str:
         """The engine and whatever else the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 

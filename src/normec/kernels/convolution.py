@@ -127,7 +127,7 @@ def moments_of(source: Tensor, tiles: Tiles, size: tuple[int, int], clients: int
         each = _each(tiles, clients * count)
     if not whole or count % each:
         return None
-    shape = (clients * count // each, 2, tiles.tall * tiles.wide, tiles.places)
+    shape = (clients * count // each, 2, tiles.tall * tiles.wide, tiles.padded_writes)
     return Moments(torch.empty(shape, device=source.device), count // each, each)
 
 
@@ -172,7 +172,7 @@ def settings(
 
 def _each(tiles: Tiles, count: int) -> int:
     """Tiles a program, of so many in all."""
-    return 128 if count >= 128 * _MANY and tiles.chunk * tiles.lanes <= 64 else 64
+    return 128 if count >= 128 * _MANY and tiles.chunk * tiles.padded_reads <= 64 else 64
 
 
 def geometry(tiles: Tiles, seen: tuple[int, int], size: tuple[int, int]) -> dict[str, int]:
@@ -180,7 +180,7 @@ def geometry(tiles: Tiles, seen: tuple[int, int], size: tuple[int, int]) -> dict
     across = tiles.grid(*size)
     return {
         "H": seen[0], "W": seen[1], "OH": size[0], "OW": size[1], "GH": across[0], "GW": across[1],
-        "READS": tiles.pitch, "LANES": tiles.lanes, "WRITES": tiles.writes, "PLACES": tiles.places,
+        "READS": tiles.pitch, "LANES": tiles.padded_reads, "WRITES": tiles.writes, "PLACES": tiles.padded_writes,
         "TALL": tiles.tall, "WIDE": tiles.wide, "DOWN": tiles.step[0], "RIGHT": tiles.step[1],
         "OFFSET": tiles.offset, "ROWS": tiles.rows, "CHUNKS": tiles.chunks, "CHUNK": tiles.chunk,
     }  # fmt: skip

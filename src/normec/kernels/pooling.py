@@ -36,7 +36,7 @@ def better(value, best, place, best_place, real):
 
 @triton.jit
 def _pool(
-    x, y, places, size,
+    x, y, indices, size,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of y
@@ -48,12 +48,12 @@ def _pool(
     best, place = better(tl.load(x + at + W * C, mask=here, other=0.0), best, 2, place, here)
     best, place = better(tl.load(x + at + W * C + C, mask=here, other=0.0), best, 3, place, here)
     tl.store(y + e, best, mask=here)
-    tl.store(places + e, place.to(tl.uint8), mask=here)
+    tl.store(indices + e, place.to(tl.uint8), mask=here)
 
 
 @triton.jit
 def _unpool(
-    g, places, dx, size,
+    g, indices, dx, size,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +63,7 @@ def _unpool(
     square = e // C
     w, h, image = square % ACROSS, square // ACROSS % DOWN, square // (ACROSS * DOWN)
     own, whole = ((image * OH + h) * OW + w) * C + e % C, here & (h < OH) & (w < OW)
-    place = tl.load(places + own, mask=whole, other=0).to(tl.int32)
+    place = tl.load(indices + own, mask=whole, other=0).to(tl.int32)
     slope = tl.load(g + own, mask=whole, other=0.0)
     right, below = here & (2 * w + 1 < W), here & (2 * h + 1 < H)
     tl.store(dx + at, tl.where(place == 0, slope, 0.0), mask=here)
@@ -74,7 +74,7 @@ def _unpool(
 
 @triton.jit
 def _adapt(
-    x, y, places, size,
+    x, y, indices, size,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -92,12 +92,12 @@ def _adapt(
         value = tl.load(x + at + (k // ACROSS * W + k % ACROSS) * C, mask=real, other=0.0)
         best, place = better(value, best, k, place, real)
     tl.store(y + e, best, mask=here)
-    tl.store(places + e, place.to(tl.uint8), mask=here)
+    tl.store(indices + e, place.to(tl.uint8), mask=here)
 
 
 @triton.jit
 def _adapt_back(
-    g, places, dx, size,
+    g, indices, dx, size,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, ACROSS: tl.constexpr,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -111,7 +111,7 @@ def _adapt_back(
         top, left = i * H // OH, j * W // OW
         inside = here & (i < OH) & (j < OW) & (top <= h) & (left <= w)
         at = ((image * OH + i) * OW + j) * C + e % C
-        place = tl.load(places + at, mask=inside, other=0).to(tl.int32)
+        place = tl.load(indices + at, mask=inside, other=0).to(tl.int32)
         slope = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)  # whole channels, whoever's it is
         total += tl.where(place == (h - top) * ACROSS + w - left, slope, 0.0)
     tl.store(dx + e, total.to(dx.dtype.element_ty), mask=here)
@@ -121,20 +121,20 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """As `F.max_pool2d(x, 2)`; and where in its square each lay."""
     images, C, H, W = x.shape
     y = blank((images, C, H // 2, W // 2), x)
-    places = blank(tuple(y.shape), x, torch.uint8)
+    indices = blank(tuple(y.shape), x, torch.uint8)
     _pool[(triton.cdiv(y.numel(), _BLOCK),)](
-        x, y, places, y.numel(), H=H, W=W, OH=H // 2, OW=W // 2, C=C, BLOCK=_BLOCK
+        x, y, indices, y.numel(), H=H, W=W, OH=H // 2, OW=W // 2, C=C, BLOCK=_BLOCK
     )  # fmt: skip
-    return y, places
+    return y, indices
 
 
-def unpool(g: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
+def unpool(g: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The slope of x, of this shape, from that of `pool(x)`."""
     images, C, H, W = shape
     dx, down, across = blank(shape, g), -(-H // 2), -(-W // 2)
     size = images * C * down * across
     _unpool[(triton.cdiv(size, _BLOCK),)](
-        g, places, dx, size, H=H, W=W, OH=H // 2, OW=W // 2, DOWN=down, ACROSS=across, C=C, BLOCK=_BLOCK
+        g, indices, dx, size, H=H, W=W, OH=H // 2, OW=W // 2, DOWN=down, ACROSS=across, C=C, BLOCK=_BLOCK
     )  # fmt: skip
     return dx
 
@@ -149,20 +149,20 @@ def adapt(x: Tensor, down: int, across: int) -> tuple[Tensor, Tensor]:
     """As `F.adaptive_max_pool2d(x, (down, across))`, which are no more than x has; and where each lay."""
     images, C, H, W = x.shape
     y = blank((images, C, down, across), x)
-    places = blank(tuple(y.shape), x, torch.uint8)
+    indices = blank(tuple(y.shape), x, torch.uint8)
     rows, columns = largest_window(H, W, down, across)
     _adapt[(triton.cdiv(y.numel(), _BLOCK),)](
-        x, y, places, y.numel(), H=H, W=W, OH=down, OW=across, DOWN=rows, ACROSS=columns, C=C, BLOCK=_BLOCK
+        x, y, indices, y.numel(), H=H, W=W, OH=down, OW=across, DOWN=rows, ACROSS=columns, C=C, BLOCK=_BLOCK
     )
-    return y, places
+    return y, indices
 
 
-def adapt_back(g: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
+def adapt_back(g: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The slope of x, of this shape, from that of `adapt(x)`."""
-    (_, C, H, W), (down, across) = shape, places.shape[2:]
+    (_, C, H, W), (down, across) = shape, indices.shape[2:]
     dx = blank(shape, g)
     _adapt_back[(triton.cdiv(dx.numel(), _BLOCK),)](
-        g, places, dx, dx.numel(), H=H, W=W, OH=down, OW=across, ACROSS=largest_window(H, W, down, across)[1],
+        g, indices, dx, dx.numel(), H=H, W=W, OH=down, OW=across, ACROSS=largest_window(H, W, down, across)[1],
         C=C, BLOCK=_BLOCK,
     )  # fmt: skip
     return dx

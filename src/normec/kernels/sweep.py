@@ -82,14 +82,20 @@ def settings(
     """The kernel's constants, its grid and its options, from sizes alone; None where it does not suit."""
     across = size[1] // tiles.wide
     every = tiles.tall == 1 and tiles.step == (1, tiles.wide) and tuple(seen) == tuple(size)
-    if not every or tiles.chunks > 1 or tiles.chunk * tiles.lanes > _DEEP or size[1] % tiles.wide or _TILES % across:
+    if (
+        not every
+        or tiles.chunks > 1
+        or tiles.chunk * tiles.padded_reads > _DEEP
+        or size[1] % tiles.wide
+        or _TILES % across
+    ):
         return None
     groups, strip = triton.cdiv(images * across, _TILES), _STRIP
     while strip > 2 and groups * triton.cdiv(size[0], strip) < _FILLED:
         strip //= 2
     meta = {
-        "H": size[0], "W": size[1], "ACROSS": across, "READS": tiles.pitch, "LANES": tiles.lanes,
-        "WRITES": tiles.writes, "PLACES": tiles.places, "WIDE": tiles.wide, "CHUNK": tiles.chunk,
+        "H": size[0], "W": size[1], "ACROSS": across, "READS": tiles.pitch, "LANES": tiles.padded_reads,
+        "WRITES": tiles.writes, "PLACES": tiles.padded_writes, "WIDE": tiles.wide, "CHUNK": tiles.chunk,
         "TILES": _TILES, "STRIP": strip,
     }  # fmt: skip
     return meta, (groups, triton.cdiv(size[0], strip)), {"num_warps": 4, "num_stages": 3}

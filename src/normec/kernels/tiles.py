@@ -40,12 +40,12 @@ class Tiles:
     pitch: int  # numbers from a seen pixel to the next: channels, or more where they are filled up with zeros
 
     @property
-    def lanes(self) -> int:
+    def padded_reads(self) -> int:
         """Channels read, filled up: a product is at least 16 deep."""
         return max(16 // self.chunk, power(self.reads))
 
     @property
-    def places(self) -> int:
+    def padded_writes(self) -> int:
         """Channels written, filled up."""
         return max(16, power(self.writes))
 
@@ -56,12 +56,12 @@ class Tiles:
     @property
     def depth(self) -> int:
         """The weights' rows: one for each seen pixel and channel."""
-        return self.rows * self.chunks * self.chunk * self.lanes
+        return self.rows * self.chunks * self.chunk * self.padded_reads
 
     @property
     def breadth(self) -> int:
         """The weights' columns: one for each pixel of the tile and channel."""
-        return self.tall * self.wide * self.places
+        return self.tall * self.wide * self.padded_writes
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Tiles down and across an image to be written."""
@@ -72,7 +72,7 @@ class Tiles:
 
         The layer's parameter ``[out, in, 3, 3]`` begins at `start`.
         """
-        shape = (self.rows, self.chunks * self.chunk, self.lanes, self.tall, self.wide, self.places)
+        shape = (self.rows, self.chunks * self.chunk, self.padded_reads, self.tall, self.wide, self.padded_writes)
         row, column, read, down, right, write = (
             torch.arange(size).view([-1 if i == at else 1 for i in range(6)]) for at, size in enumerate(shape)
         )

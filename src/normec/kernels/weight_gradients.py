@@ -179,10 +179,10 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
     meta, grid, options = settings(tiles, clients, len(x) // clients, x.shape[2:], g.shape[2:])
     count, splits = len(x) // clients * meta["GH"] * meta["GW"], meta["SPLITS"]
     span = triton.cdiv(triton.cdiv(count, splits), meta["BLOCK_K"]) * meta["BLOCK_K"]
-    depth = grid[1] * meta["TAKEN"] * tiles.chunk * tiles.lanes
+    depth = grid[1] * meta["TAKEN"] * tiles.chunk * tiles.padded_reads
     part = rows.new_empty(clients * splits, depth, tiles.breadth)
     _tiles[grid](x, g, part, count, span, **meta, **options)
-    blocks = collecting(splits, tiles.places)
+    blocks = collecting(splits, tiles.padded_writes)
     _collect[(clients, triton.cdiv(9 * inputs, blocks["BLOCK_J"]), triton.cdiv(outputs, blocks["BLOCK_O"]))](
         part,
         rows,
@@ -207,7 +207,7 @@ def settings(
 ) -> tuple[dict[str, int], tuple[int, int], dict[str, int]]:
     """The first kernel's constants, its grid and its options, from sizes alone."""
     meta = geometry(tiles, seen, size)
-    parts, deep = tiles.rows * tiles.chunks, tiles.chunk * tiles.lanes
+    parts, deep = tiles.rows * tiles.chunks, tiles.chunk * tiles.padded_reads
     taken = 4 if 4 * deep <= 256 and tiles.chunks == 1 else 1  # all rows that a tile sees, or one
     large = taken * deep * tiles.breadth > 8192  # then smaller steps, so that two programs fit on a multiprocessor
     groups, block = triton.cdiv(parts, taken), 32 if large else 64

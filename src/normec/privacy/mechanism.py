@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.error_feedback import ErrorFeedbackScheme
-from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, has_functions_of, says_of
+from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, claim_covers, has_functions_of
 from ..errors import UsageError
 from ..system.files import read_if_present, writing
 from .accounting import Account, Event, mu_for
@@ -66,7 +66,7 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     """
     steps = Steps(method, torch.zeros(dimension))
     scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS)
-    claimed = says_of(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
+    claimed = claim_covers(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
     lipschitz = method.lipschitz if claimed and method.lipschitz is not None else math.inf
     beta, decay = (method.beta, method.decay) if isinstance(method, ErrorFeedbackScheme) else (1.0, 0.0)
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)

@@ -146,13 +146,13 @@ class Privacy:
             ("record", "replace"): "each record of each client: which record it was",
         }[self.unit, self.relation]
         if self.trust == "local":
-            watcher = "the server, the other clients and anyone who sees every message"
+            progress_display = "the server, the other clients and anyone who sees every message"
         elif self.trust == "central":
-            watcher = "anyone who sees the models and the noisy sums; the server itself is trusted"
+            progress_display = "anyone who sees the models and the noisy sums; the server itself is trusted"
         elif self.honest is None:
-            watcher = "a server that sees only the sum of all messages, all clients adding their noise"
+            progress_display = "a server that sees only the sum of all messages, all clients adding their noise"
         else:
-            watcher = f"a server that sees only the sum, joined by all but {self.honest} clients"
+            progress_display = f"a server that sees only the sum, joined by all but {self.honest} clients"
         if self.is_target:
             strength = f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g})"
         elif self.replay is not None:
@@ -162,7 +162,7 @@ class Privacy:
             )
         else:
             strength = f"given noise sigma = {self.sigma:g}; the exact epsilon at delta = {self.delta:g} is reported"
-        promise = f"Protected: {who}. Against: {watcher}. Strength: {strength}."
+        promise = f"Protected: {who}. Against: {progress_display}. Strength: {strength}."
         return f"{SIMULATION} {promise}" if self.noise == "seeded" else promise
 
     def not_covered(self) -> list[str]:

@@ -347,7 +347,7 @@ class RunConfig(BaseModel):
         """The seed of the split, the first model and the batches; only noise and sampling are ever secret."""
         return self.seed if self.seed is not None else 0
 
-    def known_by(self) -> dict[str, Any]:
+    def identity_settings(self) -> dict[str, Any]:
         """The settings that the run's numbers depend on; `diagnostics` decides only which of them are recorded."""
         return self.record(name for name in IDENTITY if name != "diagnostics")
 
@@ -358,7 +358,7 @@ class RunConfig(BaseModel):
     def digest(self) -> str:
         """Eight characters that name this configuration."""
         more = {"diagnostics": True} if self.private and self.diagnostics else {}
-        text = json.dumps(self.known_by() | more, sort_keys=True)
+        text = json.dumps(self.identity_settings() | more, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
@@ -443,7 +443,7 @@ def _declared() -> dict[str, Setting]:
 SETTINGS: Mapping[str, Setting] = _declared()
 IDENTITY = tuple(name for name, one in SETTINGS.items() if one.identity)
 # Settings of where and how a run is computed, and of what is declared public: not part of its name or identity.
-ELSEWHERE = tuple(name for name, one in SETTINGS.items() if not one.identity)
+NOT_IDENTITY = tuple(name for name, one in SETTINGS.items() if not one.identity)
 FEDERATED = tuple(name for name, one in SETTINGS.items() if one.federated)
 
 
@@ -459,7 +459,7 @@ def varied(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     setting is listed if it differs between two runs in which these others agree.
     """
     names = [
-        name for name in dict.fromkeys([*IDENTITY, *(key for run in runs for key in run)]) if name not in ELSEWHERE
+        name for name in dict.fromkeys([*IDENTITY, *(key for run in runs for key in run)]) if name not in NOT_IDENTITY
     ]
     return [name for name in names if _differs(name, runs)]
 

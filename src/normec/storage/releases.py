@@ -30,7 +30,7 @@ from .checkpoint import CURE
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Entry:
     """Where a round's line is in the file."""
 
     attempt: int
@@ -43,7 +43,7 @@ class Releases:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._places: dict[int, _Place] = {}
+        self._entries: dict[int, _Entry] = {}
         self.size = 0
 
     def append(self, round: int, attempt: int, total: Tensor) -> None:
@@ -59,12 +59,12 @@ class Releases:
             flush(self._path)
             if not self.size:
                 flush(self._path.parent)
-        self._places[round] = _Place(attempt, self.size, len(line))
+        self._entries[round] = _Entry(attempt, self.size, len(line))
         self.size += len(line)
 
     def load(self) -> None:
         """Find and check the lines in the file; the last one, if a kill cut it short, is removed."""
-        self._places, self.size = {}, 0
+        self._entries, self.size = {}, 0
         if self._path is None or not self._path.exists():
             return
         with open_file(self._path) as file:
@@ -75,7 +75,7 @@ class Releases:
                 facts = _parsed(line) if line.endswith(b"\n") else None
                 whole = facts is not None
                 if facts is not None:
-                    self._places[facts["round"]] = _Place(facts["attempt"], self.size, len(line))
+                    self._entries[facts["round"]] = _Entry(facts["attempt"], self.size, len(line))
                     self.size += len(line)
         if not whole:
             with writing(self._path):
@@ -84,18 +84,18 @@ class Releases:
     def following(self, round: int) -> list[int]:
         """The attempts of `round` and the rounds after it, as far as they are kept without a gap."""
         found: list[int] = []
-        while round + len(found) in self._places:
-            found.append(self._places[round + len(found)].attempt)
+        while round + len(found) in self._entries:
+            found.append(self._entries[round + len(found)].attempt)
         return found
 
     def read(self, round: int, like: Tensor) -> Tensor:
         """What `round` has released, on `like`'s device."""
-        place = self._places[round]
+        entry = self._entries[round]
         if self._path is None or not self._path.exists():
             raise UsageError(f"{self._path} is missing; {CURE}")
         with open_file(self._path) as file:
-            file.seek(place.start)
-            facts = _parsed(file.read(place.length))
+            file.seek(entry.start)
+            facts = _parsed(file.read(entry.length))
         if facts is None:
             raise UsageError(f"{self._path} is damaged; {CURE}")
         data = bytearray(base64.b64decode(facts["sum"]))
@@ -103,8 +103,8 @@ class Releases:
 
     def forget(self, round: int) -> None:
         """The rounds before `round` are in a checkpoint now; the file goes when it holds no later one."""
-        self._places = {known: place for known, place in self._places.items() if known >= round}
-        if self._path is not None and not self._places:
+        self._entries = {known: entry for known, entry in self._entries.items() if known >= round}
+        if self._path is not None and not self._entries:
             with writing(self._path):
                 self._path.unlink(missing_ok=True)
             self.size = 0

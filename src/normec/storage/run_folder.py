@@ -29,7 +29,7 @@ class FolderLock:
         self._file: IO[bytes] | None = None
         self._owner = process_identity()
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Make the folder and lock it; remove what a killed process left half-written there."""
         if self._file is not None:
             self._refuse_forks()
@@ -57,7 +57,7 @@ class FolderLock:
                 " of it; choose another folder for a run in this process"
             )
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self._file is not None:
             if process_identity() == self._owner:
                 fcntl.flock(self._file, fcntl.LOCK_UN)  # closing alone would leave the lock with a forked child
@@ -65,7 +65,7 @@ class FolderLock:
             self._file = None
 
 
-def kept_secret(folder: Path) -> int | None:
+def stored_secret(folder: Path) -> int | None:
     """The secret that the noise of the run in a folder comes from; None where no run has begun there, or it has none.
 
     A secret without a run is what is left of one that was removed: another run must not use it again.
@@ -123,28 +123,28 @@ class RunStorage:
     def open(self) -> None:
         """Make the folder and take it: one process at a time writes here."""
         if self._lock is not None:
-            self._lock.take()
+            self._lock.acquire()
 
     def begin(self) -> None:
         """Before the first row, release or checkpoint: from now on the folder is this run's."""
         if self.out is not None and self._checkpoints is not None:
             self.open()
-            self._keep_secret(self.out)
+            self._write_secret(self.out)
             self._checkpoints.begin()
 
-    def keep_settings(self) -> None:
+    def write_settings(self) -> None:
         """Take the folder and write config.toml, which no other file of a run comes before; once a run."""
         self.open()
         if self.out is None or not self.settings or (self.begun and (self.out / CONFIG).exists()):
             return
         write_atomic(self.out / CONFIG, to_toml(self.settings))
 
-    def _keep_secret(self, folder: Path) -> None:
+    def _write_secret(self, folder: Path) -> None:
         if self._secret is None:
             return
         if not self.begun:
             write_atomic(_secret_file(folder), f"{self._secret:032x}\n", private=True)
-        elif kept_secret(folder) != self._secret:
+        elif stored_secret(folder) != self._secret:
             raise UsageError(f"another process began a run in {folder}; start again to go on with it")
 
     def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ class RunStorage:
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.give_back()
+            self._lock.release()
 
     def _refuse_remains(self, out: Path) -> None:
         """Refuse rows or releases of a run whose checkpoint folder is gone: starting at round 0 would lose them."""

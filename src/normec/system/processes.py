@@ -38,7 +38,7 @@ def process_identity() -> tuple[int, int]:
     return _forks, os.getpid()
 
 
-def tie_to_parent() -> None:
+def exit_with_parent() -> None:
     """End this process when its launcher ends, however that comes about; without a launcher, do nothing."""
     parent = os.environ.get(PARENT)
     if parent is None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UsageError
-from ..gradients.choice import choose
+from ..gradients.choice import choose_engine
 from ..gradients.linear import fits
 from ..models import Logistic, NonconvexPenalty, binary_loss
 from ..problems.client_data import ResidentRecords
@@ -76,7 +76,7 @@ def penalty_weight(problem: Objective) -> float | None:
 
 def _start(problem: Objective) -> tuple[float, float, float]:
     """f(x⁰), ‖∇f(x⁰)‖ and max‖∇f_i(x⁰)‖."""
-    engine = choose("auto", problem, None, 0)
+    engine = choose_engine("auto", problem, None, 0)
     total, loss, largest = torch.zeros_like(problem.x0), 0.0, 0.0
     for block in engine.blocks(problem.x0, problem.initial_buffers(), 0):
         total += block.grads.sum(0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..algorithms.method import MEMORY, Method, Steps, Tables, computes_the_same, fused_form
+from ..algorithms.method import MEMORY, Method, Steps, Tables, fused_form, fused_form_agrees
 from ..algorithms.operators import norms
 from ..gradients.engine import Block
 from ..sampling.random_streams import Key, Stream, derive_seed
@@ -41,8 +41,8 @@ class ClientUpdate:
         # The bound that the noise was calibrated for, whatever the method says later.
         self.bound = mechanism.release.bound if mechanism is not None else method.bound
         self._sparse = not math.isfinite(self.bound)
-        form = fused_form(method) if not steps.apart else None
-        self.form = form if form is not None and computes_the_same(method, form, dimension) else None
+        form = fused_form(method) if not steps.one_by_one else None
+        self.form = form if form is not None and fused_form_agrees(method, form, dimension) else None
         # Messages that are scaled differences need never be written out, where nobody looks at single ones.
         self.fused = self.form is not None and (mechanism is None or mechanism.takes_sums)
         self._method = method
@@ -55,7 +55,7 @@ class ClientUpdate:
         if self.form is None:
             raise TypeError("the method has no fused form")
         seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
-        sent = fused_update.scaled(self.form, block, state.clients.get(MEMORY), seed)
+        sent = fused_update.apply_fused(self.form, block, state.clients.get(MEMORY), seed)
         self._faults.note_lengths(block, sent.lengths, self.bound, state.round)
         if meter is not None:
             meter.add_messages(sent.lengths)
@@ -67,7 +67,7 @@ class ClientUpdate:
         """The block's messages and what its clients' states would become; nothing has left, nothing is changed."""
         own = {name: read_rows(table, block, state.x) for name, table in state.clients.items()}
         key = Key(Stream(self._seed, "operator"), state.round, block.clients)
-        if meter is not None and self._steps.remembers:
+        if meter is not None and self._steps.has_memory:
             meter.add_distances(norms(block.grads - own[MEMORY]))
         messages, draft = self._steps.message(block.grads, own, key)
         lengths = norms(messages)
@@ -117,7 +117,7 @@ class ClientUpdate:
 
     def idle(self, state: State, drawn: Tensor) -> None:
         """What the clients do that take no part; `drawn`: the rows of those that do, on the host."""
-        if not state.clients or self._steps.stands_still:
+        if not state.clients or self._steps.ignores_absence:
             return
         seed = derive_seed(self._seed, "forgetting", state.round)
         if self.form is not None:

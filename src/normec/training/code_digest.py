@@ -4,7 +4,7 @@ Two objects with one digest compute the same, as far as Python can tell: functio
 defaults, closures, attributes and the globals they name, objects by their class and attributes, tensors by their bytes.
 Of a caller's module that a function names, what the function's code can ask it for counts. What belongs to torch,
 NumPy, Python or this library is known by its name alone; their versions are the machine's
-(`repeatability.machine`).
+(`repeatability.machine_facts`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Sent:
     lengths: Tensor
 
 
-def scaled(form: ScaledDifference, block: Block, memory: Tensor | None, seed: int) -> Sent:
+def apply_fused(form: ScaledDifference, block: Block, memory: Tensor | None, seed: int) -> Sent:
     """Uses up the block's gradients; changes the block's rows of `memory` in place.
 
     `seed` decides how a bfloat16 memory is rounded; pass another one for every block.
@@ -41,7 +41,7 @@ def scaled(form: ScaledDifference, block: Block, memory: Tensor | None, seed: in
     if not form.memory or memory is None:
         return _update(form, block.grads, None, None, seed)
     if memory.device != block.grads.device:  # rows that live elsewhere come over, and go back
-        where = block.rows if isinstance(block.rows, slice) else block.places
+        where = block.rows if isinstance(block.rows, slice) else block.row_numbers
         held = memory[where].to(block.grads.device)
         sent = _update(form, block.grads, held, None, seed)
         memory[where] = held.to(memory.device)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..algorithms.method import MEMORY, Steps, recordable
+from ..gradients.cuda_graphs import CudaGraphs
 from ..gradients.engine import Block
-from ..gradients.graphs import Graphs
 from ..problems.objective import Objective
 from ..sampling.participation import Everyone
 from . import fused_update
@@ -42,20 +42,20 @@ class GraphedRound:
         """`able`: all messages are made here, and only their sum leaves."""
         self._steps, self._plan, self._n, self._faults, self._update = steps, plan, problem.clients, faults, update
         self._mechanism, x = mechanism, problem.x0
-        self._graphs = Graphs("the update") if x.is_cuda else None
+        self._graphs = CudaGraphs("the update") if x.is_cuda else None
         real = mechanism is not None and not mechanism.simulated  # then every round is looked at before it leaves
         # Clients that are not drawn forget by factors that the host makes.
-        forgetting = not steps.stands_still and not isinstance(plan.participation, Everyone)
+        forgetting = not steps.ignores_absence and not isinstance(plan.participation, Everyone)
         self.able = able and update.fused and x.is_cuda and not real and not forgetting and recordable(steps.method)
         self._round, self._lr = torch.zeros((), dtype=torch.int64, device=x.device), x.new_zeros(())
         self._known: tuple[int, float] | None = None  # what the two are
 
-    def takes(self, state: State, block: Block, count: int) -> bool:
+    def can_run(self, state: State, block: Block, count: int) -> bool:
         """Whether a round of `count` clients can be closed here."""
         fits = all(held.device == state.x.device and held.dtype == state.x.dtype for held in state.clients.values())
         return self.able and fits and len(block.clients) == count
 
-    def close(self, state: State, block: Block) -> None:
+    def run(self, state: State, block: Block) -> None:
         """The round's messages are made, all noted that may be broken, x moved; the release was paid for."""
         now = state.round, self._plan.step_size(state.round)
         if self._known is None or self._known[0] != now[0]:
@@ -83,7 +83,7 @@ class GraphedRound:
         if self._update.form is None:
             raise TypeError("only a fused form is recorded")
         # The seed is for memories of another precision.
-        sent = fused_update.scaled(self._update.form, block, state.clients.get(MEMORY), 0)
+        sent = fused_update.apply_fused(self._update.form, block, state.clients.get(MEMORY), 0)
         self._faults.note_lengths(block, sent.lengths, self._update.bound, self._round)
         total = sent.total if noise is None else sent.total + noise
         self._faults.note_sum(total, self._round)

@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 from ..algorithms.method import Method, Steps, rows_like
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
-from ..gradients.loop import Loop, record_gradients
+from ..gradients.loop import LoopEngine, record_gradients
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords, length
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
@@ -83,7 +83,7 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
 
     def first(steps: Steps, grads: Tensor, disturbance: Tensor) -> Tensor:
         """All that the first client sends and keeps."""
-        state = {name: rows_like(start, len(grads)).clone() for name, start in steps.client_start.items()}
+        state = {name: rows_like(start, len(grads)).clone() for name, start in steps.initial_client_state.items()}
         for rows in state.values():
             if rows.is_floating_point() and rows.shape == disturbance.shape:
                 rows += disturbance
@@ -105,7 +105,7 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
             first(steps, *row)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # it may draw
-            direction, state = steps.server_step(usual[0, 0].clone(), dict(steps.server_start))
+            direction, state = steps.server_step(usual[0, 0].clone(), dict(steps.initial_server_state))
         return torch.cat([part.reshape(-1).to(torch.float64) for part in (direction, *state.values())])
 
     sizes = [served(size * gradients) for gradients in (usual, other) for size in (1.0, 1e-3, 1e3)]
@@ -231,7 +231,7 @@ def _fresh(part: Part) -> Part:
 
 def _gradient(problem: Objective, client: int, seed: int, clip: float | None) -> Tensor:
     """The client's loss and gradient at the start, on all its records."""
-    loop = Loop(problem, None, seed, clip)
+    loop = LoopEngine(problem, None, seed, clip)
     (block,) = loop.blocks(problem.x0, problem.initial_buffers(), 0, torch.tensor([client]))
     return torch.cat([block.losses, block.grads[0]])
 

@@ -14,7 +14,7 @@ import torch
 Result = TypeVar("Result")
 
 
-def finished(run: Generator[None, None, Result]) -> Result:
+def run_to_end(run: Generator[None, None, Result]) -> Result:
     """What one generator returns when it has been taken to its end."""
     while True:
         try:
@@ -23,7 +23,7 @@ def finished(run: Generator[None, None, Result]) -> Result:
             return cast(Result, end.value)
 
 
-def together(runs: Sequence[Generator[None, None, Result]], device: torch.device) -> list[Result | Exception]:
+def run_interleaved(runs: Sequence[Generator[None, None, Result]], device: torch.device) -> list[Result | Exception]:
     """Take all generators to their ends, a step of each in turn; what one raises is its result, the others go on."""
     streams: list[torch.cuda.Stream | None] = [None] * len(runs)
     if device.type == "cuda":

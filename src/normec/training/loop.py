@@ -20,24 +20,24 @@ from torch import Tensor
 from ..algorithms.method import Method, Steps
 from ..algorithms.registry import works_by_rows
 from ..errors import BudgetSpent, Diverged, UsageError
-from ..gradients.choice import choose
+from ..gradients.choice import choose_engine
 from ..gradients.engine import Block, Engine
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..storage.history import Row
 from ..storage.run_folder import RunStorage
 from ..system.processes import Interrupt
-from . import state as start
 from .budget import Budget
 from .callbacks import Callback
 from .client_update import ClientUpdate
 from .communicator import Communicator, SingleProcess, gather_buffers, local_part
 from .graphed_round import GraphedRound
-from .interleaved import finished
+from .interleaved import run_to_end
 from .metrics import Faults, Meter
 from .observer import Observer, broken_rows, copied
-from .repeatability import adds_in_one_order, computation, machine
+from .repeatability import computation_digest, machine_facts, sums_in_fixed_order
 from .run import ClientTable, Plan, Run, State, batches_of
+from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_state
 from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -70,12 +70,14 @@ class TrainingLoop:
         clip = mechanism.privacy.record_clip if mechanism is not None else None
         batches = batches_of(problem, plan)
         private = mechanism is not None
-        self.engine = choose(engine, problem, batches, plan.draws, clip, plan.precision, plan.rounds, private)
+        self.engine = choose_engine(
+            engine, problem, batches, plan.model_seed, clip, plan.precision, plan.rounds, private
+        )
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.communicator, self.kept, self.own = communicator, kept, communicator.local_clients(problem.clients)
         # Functions of the caller's own may mix the clients that they see together, for some values only.
-        apart = mechanism is not None and not works_by_rows(method)
-        self.method_steps = Steps(method, problem.x0, apart)
+        one_by_one = mechanism is not None and not works_by_rows(method)
+        self.method_steps = Steps(method, problem.x0, one_by_one)
         self.faults = Faults(self.own, problem.x0.device)
         self.update = ClientUpdate(method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults)
         self.observer = Observer(
@@ -96,7 +98,7 @@ class TrainingLoop:
         # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
         # messages, a checkpoint is that record.
         simulated = mechanism is not None and mechanism.simulated
-        self.computation = computation(problem, method, plan.participation) if simulated and kept else None
+        self.computation = computation_digest(problem, method, plan.participation) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
@@ -113,7 +115,7 @@ class TrainingLoop:
 
     def run(self) -> Run:
         with Interrupt() as interrupt:
-            return finished(self.steps(lambda: interrupt.asked))
+            return run_to_end(self.steps(lambda: interrupt.asked))
 
     def steps(self, asked: Callable[[], bool]) -> Generator[None, None, Run]:
         """Yields after every round, until there is none left or it is `asked` to stop; closes the run's files."""
@@ -175,7 +177,7 @@ class TrainingLoop:
     def _time_to_save(self, state: State) -> bool:
         if self.save_every_round or time.monotonic() - self.saved_at >= self.checkpoint_seconds:
             return self.kept
-        most = max(SMALL_FILE, start.size_of(state, self.problem.clients))
+        most = max(SMALL_FILE, checkpoint_size(state, self.problem.clients))
         return self.recording and self.storage.releases.size > most
 
     def _ended(self, state: State) -> Run:
@@ -209,7 +211,7 @@ class TrainingLoop:
         if self.budget is not None:
             self.budget.begin()
         k, n = state.round, self.problem.clients
-        drawn = self.plan.drawn(n, k)
+        drawn = self.plan.participants(n, k)
         row, meter = None, None
         if self.observer.due(k):
             with self.watch.timed("evaluation"):
@@ -219,10 +221,10 @@ class TrainingLoop:
         closed = False
         for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn)):
             with self.watch.timed("update"):
-                closed = row is None and self.begun and self.graphed.takes(state, block, count)
+                closed = row is None and self.begun and self.graphed.can_run(state, block, count)
                 if closed:
                     self._pay(state)
-                    self.graphed.close(state, block)
+                    self.graphed.run(state, block)
                 else:
                     sent = self._send(state, block, meter)
                     total = sent if total is None else total + sent
@@ -232,7 +234,7 @@ class TrainingLoop:
         self._pay(state)  # noise leaves even where nobody was drawn
         total = torch.zeros_like(state.x) if total is None else total
         if drawn is not None:
-            self.update.idle(state, self._places(drawn))
+            self.update.idle(state, self._local_rows(drawn))
         total = self._whole(total, state, count, looked_at=row is not None)
         if (row is not None or self._on_host or self.recording) and (self.communicator.size == 1 or self.faulty):
             self._check(state)
@@ -323,23 +325,23 @@ class TrainingLoop:
         """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
 
         It holds what the bits depend on beside the run's public settings: what is computed
-        (`repeatability.computation`), where, and by which engine.
+        (`repeatability.computation_digest`), where, and by which engine.
         """
         if self.mechanism is None or not self._repeatable:
             return None
-        how = (self.computation, getattr(self.engine, "form", None), str(self.problem.x0.dtype), self._machines)
+        how = (self.computation, getattr(self.engine, "variant", None), str(self.problem.x0.dtype), self._machines)
         facts = (self.mechanism.name, *how)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     @property
     def _repeatable(self) -> bool:
-        known = self.computation is not None and getattr(self.engine, "form", None) is not None
-        return known and adds_in_one_order(self.engine.name, self.problem.x0.device)
+        known = self.computation is not None and getattr(self.engine, "variant", None) is not None
+        return known and sums_in_fixed_order(self.engine.name, self.problem.x0.device)
 
     @cached_property
     def _machines(self) -> list[Any]:
         """Where the ranks compute, known to all. Collective."""
-        return self.communicator.all_gather([torch.get_num_threads(), *machine(self.problem.x0.device)])
+        return self.communicator.all_gather([torch.get_num_threads(), *machine_facts(self.problem.x0.device)])
 
     def _recall(self, state: State, mechanism: Mechanism) -> None:
         """In place of paying, once a round: the ledger must know of what was released."""
@@ -354,7 +356,7 @@ class TrainingLoop:
         self.recalled = round
 
     def _last_row(self, state: State) -> None:
-        drawn = self.plan.drawn(self.problem.clients, state.round)
+        drawn = self.plan.participants(self.problem.clients, state.round)
         with self.watch.timed("evaluation"):
             row, meter, self.clients = self.observer.last(
                 state, drawn, lambda block: self.faults.note_losses(block, state.round)
@@ -366,9 +368,9 @@ class TrainingLoop:
     def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[Block]:
         """Gradients of the drawn clients that live here, their rows as this rank's tables have them."""
         for block in self.engine.blocks(x, buffers, k, local_part(drawn, self.own, self.problem.clients)):
-            yield block.within(self.own.start)
+            yield block.relative_to(self.own.start)
 
-    def _places(self, drawn: Tensor) -> Tensor:
+    def _local_rows(self, drawn: Tensor) -> Tensor:
         """The drawn clients' rows here."""
         chosen = local_part(drawn, self.own, self.problem.clients)
         return drawn if chosen is None else chosen - self.own.start
@@ -382,7 +384,7 @@ class TrainingLoop:
             broken = sorted({self.own[place] for table in tables for place in broken_rows(table)})
             if broken or round != state.round:
                 return broken
-            drawn = self.plan.drawn(self.problem.clients, round)
+            drawn = self.plan.participants(self.problem.clients, round)
             blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
             return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
 
@@ -392,7 +394,7 @@ class TrainingLoop:
         """Once, when the first gradients of this process were found finite: only now may files appear."""
         if self.begun:
             return
-        self.communicator.on_rank_zero(self.storage.keep_settings)
+        self.communicator.on_rank_zero(self.storage.write_settings)
         for callback in self.callbacks:
             callback.begin(state.round, self.plan.rounds)
         self.communicator.on_rank_zero(self.storage.begin)
@@ -411,7 +413,7 @@ class TrainingLoop:
                 yield block
 
         plan, folder = self.plan, self.storage.out
-        state = start.fresh(
+        state = initial_state(
             self.problem, self.method_steps, plan.memory, plan.initial_memory, noted(), folder, self.communicator
         )
         self._check(state)
@@ -427,7 +429,7 @@ class TrainingLoop:
             )
         self.clients = facts.get("clients", {})
         memory, folder = self.plan.memory, self.storage.out
-        return start.restored(self.problem, self.method_steps, memory, tensors, facts, folder, self.communicator)
+        return restored_state(self.problem, self.method_steps, memory, tensors, facts, folder, self.communicator)
 
     def _save(self, state: State) -> None:
         self.watch.stop()
@@ -442,7 +444,7 @@ class TrainingLoop:
                 facts["clients"] = self.clients
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
-            tensors = start.tensors_of(state, self.problem.clients, self.communicator)
+            tensors = checkpoint_tensors(state, self.problem.clients, self.communicator)
             self.communicator.on_rank_zero(lambda: self.storage.save(state.round, tensors, facts))
 
     @property

@@ -57,7 +57,7 @@ class MemoryTable:
 
 def read_rows(table: Tensor, block: Block, like: Tensor) -> Tensor:
     """A copy of the block's rows, on the device of `like` and, for numbers with a fraction, in its precision."""
-    where = block.rows if isinstance(block.rows, slice) or table.device == block.grads.device else block.places
+    where = block.rows if isinstance(block.rows, slice) or table.device == block.grads.device else block.row_numbers
     dtype = like.dtype if table.is_floating_point() else table.dtype
     rows = table[where]
     return rows.to(like.device, dtype, copy=isinstance(where, slice))
@@ -66,7 +66,7 @@ def read_rows(table: Tensor, block: Block, like: Tensor) -> Tensor:
 def write_rows(table: Tensor, block: Block, new: Tensor, seed: int) -> Tensor:
     """Write the block's rows; returns them as the table keeps them."""
     kept = rounded(new, table.dtype, seed)
-    table[block.places.to(table.device)] = kept.to(table.device)
+    table[block.row_numbers.to(table.device)] = kept.to(table.device)
     return kept
 
 

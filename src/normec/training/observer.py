@@ -74,10 +74,10 @@ class Observer:
             meter = Meter(state.x)
             for block in self._blocks(state, None, full=True):
                 meter.add(block)
-                if self._steps.remembers:
+                if self._steps.has_memory:
                     meter.add_distances(distances(block, state.memory))
             meter.merge(self._communicator)
-            row |= meter.read(exact=True, feedback=self._steps.remembers)
+            row |= meter.read(exact=True, feedback=self._steps.has_memory)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
             # For models that draw while they are evaluated.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
@@ -99,7 +99,7 @@ class Observer:
         """Gradients to look at: of the clients here that are drawn; nothing is changed."""
         chosen = local_part(drawn, self._own, self._problem.clients)
         for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full):
-            yield block.within(self._own.start)
+            yield block.relative_to(self._own.start)
 
     def meter(self, state: State) -> Meter | None:
         """What a round measures of its clients for a row; None where the run records nothing without noise."""
@@ -110,7 +110,7 @@ class Observer:
         if meter is not None:
             meter.merge(self._communicator)
             # What was observed exactly, stays.
-            row = meter.read(exact=self._exact(drawn), feedback=self._steps.remembers) | row
+            row = meter.read(exact=self._exact(drawn), feedback=self._steps.has_memory) | row
         if self._mechanism is not None:
             mechanism, k = self._mechanism, row["round"]
             row["epsilon"] = self._communicator.on_rank_zero(lambda: mechanism.epsilon_at(k))
@@ -137,7 +137,7 @@ class Observer:
                 note(block)
             return row, None, {}
         clients: ClientTable = {"client": [], "loss": [], "gradient norm": []}
-        if self._steps.remembers:
+        if self._steps.has_memory:
             clients["memory error"] = []
         for block in self._blocks(state, drawn):
             note(block)
@@ -145,7 +145,7 @@ class Observer:
             clients["client"] += block.clients.tolist()
             clients["loss"] += block.losses.tolist()
             clients["gradient norm"] += norms(block.grads)[:, 0].tolist()
-            if self._steps.remembers:
+            if self._steps.has_memory:
                 away = distances(block, state.memory)
                 clients["memory error"] += away[:, 0].tolist()
             self._update.measure(state, block, meter)

@@ -22,7 +22,7 @@ from ..sampling.participation import Participation
 from .code_digest import UnknownObject, code_digest
 
 
-def computation(problem: Objective, method: Method, participation: Participation) -> str | None:
+def computation_digest(problem: Objective, method: Method, participation: Participation) -> str | None:
     """What computes the messages, as a digest: the same one computes the same messages from the same records.
 
     None where that cannot be known: data sets that are asked record by record, steps that are not this library's, code
@@ -44,7 +44,7 @@ def computation(problem: Objective, method: Method, participation: Participation
     return None
 
 
-def adds_in_one_order(engine: str, device: torch.device) -> bool:
+def sums_in_fixed_order(engine: str, device: torch.device) -> bool:
     """Whether an engine's kernels add up in the same order every time.
 
     On a GPU a caller's model may use kernels that do not: interpolation, padding by reflection, `index_add`. Only the
@@ -53,7 +53,7 @@ def adds_in_one_order(engine: str, device: torch.device) -> bool:
     return device.type == "cpu" or engine in ("shared", "linear")
 
 
-def machine(device: torch.device) -> tuple[str, ...]:
+def machine_facts(device: torch.device) -> tuple[str, ...]:
     """What the bits of a sum and of its noise depend on: versions, the processor and its instructions, the GPU."""
     versions = [__version__, torch.__version__, np.__version__, platform.python_version()]  # NumPy draws the noise
     how = [torch.backends.cpu.get_cpu_capability(), f"mkldnn {torch.backends.mkldnn.enabled}"]

@@ -24,7 +24,11 @@ from .memory_table import MemoryTable
 if TYPE_CHECKING:
     from ..privacy.mechanism import Spent
 
-WATCHING = ("log_every", "evaluate_every", "full_gradient")  # of a plan: what is looked at, not what is computed
+LOGGING_SETTINGS = (
+    "log_every",
+    "evaluate_every",
+    "full_gradient",
+)  # of a plan: what is looked at, not what is computed
 ClientTable = dict[str, list[Any]]  # columns of equal length, one entry a client
 Schedule = Callable[[int], float]
 InitialMemory = Literal["zero", "gradient"] | Tensor
@@ -105,22 +109,22 @@ class Plan:
     secret: int | None = field(default=None, repr=False)
 
     @property
-    def coins(self) -> int:
+    def privacy_seed(self) -> int:
         """The seed of what privacy rests on: noise, who is drawn, Poisson batches. Secret unless a seed was given."""
         return self.secret if self.secret is not None else self.seed
 
     @property
-    def draws(self) -> int:
+    def model_seed(self) -> int:
         """The seed of what models and transforms draw.
 
         Where records are drawn by coins, a record's mask of dropout is that of its place in the batch, and every mask
         moves with the records before it. So it must be as secret as the coins.
         """
-        return self.coins if self.batch_rate is not None else self.seed
+        return self.privacy_seed if self.batch_rate is not None else self.seed
 
-    def drawn(self, clients: int, round: int) -> Tensor | None:
+    def participants(self, clients: int, round: int) -> Tensor | None:
         """Who takes part in a round: increasing client numbers, or None for all of them."""
-        return drawn_clients(self.participation, clients, round, self.coins)
+        return drawn_clients(self.participation, clients, round, self.privacy_seed)
 
     def step_size(self, k: int) -> float:
         """γ of round k; 0 in warm-up rounds, where the memories move towards the gradients and x stands still."""
@@ -146,12 +150,12 @@ class Plan:
         return facts
 
 
-def usual_log_every(rounds: int) -> int:
+def default_log_every(rounds: int) -> int:
     """Rounds between two rows of history, unless given: about 500 rows in all."""
     return max(1, rounds // 500)
 
 
-def usual_evaluate_every(rounds: int) -> int:
+def default_evaluate_every(rounds: int) -> int:
     """Rounds between two evaluations, unless given: about 20 in all."""
     return max(1, rounds // 20)
 
@@ -161,5 +165,5 @@ def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:
     if problem.sizes is None:
         return None
     if plan.batch_rate is not None:
-        return PoissonBatches(problem.sizes, plan.batch_rate, plan.coins)
+        return PoissonBatches(problem.sizes, plan.batch_rate, plan.privacy_seed)
     return Batches(problem.sizes, plan.batch_size, plan.seed) if plan.batch_size is not None else None

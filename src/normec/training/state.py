@@ -18,7 +18,7 @@ from .memory_table import MemoryTable
 from .run import InitialMemory, State
 
 
-def fresh(
+def initial_state(
     problem: Objective,
     steps: Steps,
     table: MemoryTable,
@@ -30,12 +30,12 @@ def fresh(
     """Round 0. `first` are the gradients at x0 of all clients here, looked at only where memories start from them."""
     n, d = problem.clients, len(problem.x0)
     x, own = problem.x0.clone(), communicator.local_clients(n)
-    server = {name: value.clone() for name, value in steps.server_start.items()}
-    clients = {name: table.of(value, len(own), x, folder) for name, value in steps.client_start.items()}
+    server = {name: value.clone() for name, value in steps.initial_server_state.items()}
+    clients = {name: table.of(value, len(own), x, folder) for name, value in steps.initial_client_state.items()}
     state = State(0, x, clients, server, problem.initial_buffers())
     if isinstance(start, str) and start == "zero":
         return state
-    if not steps.remembers or ESTIMATE not in server:
+    if not steps.has_memory or ESTIMATE not in server:
         raise UsageError(f"{steps.method.name} has no memory; initial_memory must stay 'zero'")
     if isinstance(start, Tensor):
         if start.shape not in ((d,), (n, d)) or not bool(torch.isfinite(start).all()):
@@ -44,12 +44,12 @@ def fresh(
     else:
         one_of(("zero", "gradient"), initial_memory=start)
         for block in first:
-            state.memory[block.places.to(state.memory.device)] = block.grads.to(state.memory)
+            state.memory[block.row_numbers.to(state.memory.device)] = block.grads.to(state.memory)
     server[ESTIMATE] = communicator.sum(state.memory.sum(0, dtype=x.dtype).to(x.device)) / n
     return state
 
 
-def restored(
+def restored_state(
     problem: Objective,
     steps: Steps,
     table: MemoryTable,
@@ -67,14 +67,14 @@ def restored(
 
     clients = {
         name: communicator.scatter_rows(tensors.get(f"client.{name}"), table.of(value, len(own), x, folder))
-        for name, value in steps.client_start.items()
+        for name, value in steps.initial_client_state.items()
     }
-    server = {name: shared(f"server.{name}", value) for name, value in steps.server_start.items()}
+    server = {name: shared(f"server.{name}", value) for name, value in steps.initial_server_state.items()}
     buffers = {name: shared(f"buffer.{name}", rows) for name, rows in problem.initial_buffers().items()}
     return State(facts["round"], shared("x", x), clients, server, buffers, facts["messages"])
 
 
-def tensors_of(state: State, clients: int, communicator: Communicator) -> dict[str, Tensor]:
+def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -> dict[str, Tensor]:
     """What a checkpoint holds, in the form of one process; only rank 0's counts.
 
     The same state gives the same file: a round that is saved twice must not overwrite what latest.json vouches for.
@@ -86,7 +86,7 @@ def tensors_of(state: State, clients: int, communicator: Communicator) -> dict[s
     return held | {f"buffer.{name}": rows for name, rows in gather_buffers(state.buffers, communicator).items()}
 
 
-def size_of(state: State, clients: int) -> int:
+def checkpoint_size(state: State, clients: int) -> int:
     """About how many bytes a checkpoint takes."""
     held = [state.x, *state.server.values()]
     rows = sum(table[0].numel() * table.element_size() for table in state.clients.values() if len(table))

@@ -26,22 +26,22 @@ from ..sampling.batches import rounds_of
 from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, known_participation
 from ..storage.checkpoint import SECRET
 from ..storage.history import NOT_COVERED
-from ..storage.run_folder import RunStorage, kept_secret
+from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
 from .communicator import Communicator, SingleProcess, check_agreement
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import Home, MemoryTable
 from .run import (
-    WATCHING,
+    LOGGING_SETTINGS,
     InitialMemory,
     Plan,
     Run,
     Schedule,
     State,
     batches_of,
-    usual_evaluate_every,
-    usual_log_every,
+    default_evaluate_every,
+    default_log_every,
 )
 from .settings_used import settings_used
 
@@ -162,8 +162,8 @@ def prepare(
         secret=_secret(privacy, seed, out, communicator),
         participation=_participation(participation, privacy),
         initial_memory=initial_memory,
-        log_every=log_every if log_every is not None else usual_log_every(total),
-        evaluate_every=evaluate_every if evaluate_every is not None else usual_evaluate_every(total),
+        log_every=log_every if log_every is not None else default_log_every(total),
+        evaluate_every=evaluate_every if evaluate_every is not None else default_evaluate_every(total),
         full_gradient=full_gradient,
         diagnostics=diagnostics or privacy is None,
         precision=precision,
@@ -181,7 +181,7 @@ def prepare(
             f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
             f"{problem.x0.dtype}"
         )
-    plan.drawn(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
+    plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
         notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(engine, str))
@@ -238,7 +238,7 @@ def _secret(
     if privacy is None or privacy.noise != "seeded" or seed is not None:
         return None
     return communicator.on_rank_zero(
-        lambda: (kept_secret(Path(out)) if out is not None else None) or secrets.randbits(128)
+        lambda: (stored_secret(Path(out)) if out is not None else None) or secrets.randbits(128)
     )
 
 
@@ -368,7 +368,7 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
     )
-    return Mechanism(privacy, method, setting, plan.coins, noise_name(method, privacy, plan, setting), notes)
+    return Mechanism(privacy, method, setting, plan.privacy_seed, noise_name(method, privacy, plan, setting), notes)
 
 
 def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -> str:
@@ -376,7 +376,7 @@ def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -
 
     Neither the engine, the device nor what is logged is part of it: the same run has the same noise.
     """
-    public = {name: value for name, value in plan.identity().items() if name not in WATCHING}
+    public = {name: value for name, value in plan.identity().items() if name not in LOGGING_SETTINGS}
     public |= {"method": identity_of(method), "privacy": privacy.to_dict()}
     public |= {"clients": setting.clients, "dimension": setting.dimension}
     return hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]

@@ -168,7 +168,7 @@ def make() -> Make:
             "together": 1,
             "messages": 10,
             "versions": {"normec": "0"},
-            "config": cell.config.known_by(),
+            "config": cell.config.identity_settings(),
             "curve": {
                 "epoch": [*range(len(test))],
                 "test": list(test),

@@ -22,7 +22,7 @@ def cells(paper: Protocol) -> tuple[Cell, ...]:
 
 
 def differences(one: Cell, other: Cell) -> dict[str, Any]:
-    ours, theirs = one.config.known_by(), other.config.known_by()
+    ours, theirs = one.config.identity_settings(), other.config.identity_settings()
     return {key: ours.get(key) for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)}
 
 

@@ -190,36 +190,36 @@ def psi(form: ScaledDifference, v: Tensor) -> Tensor:
 
 
 def psi_of_a_block(patch: pytest.MonkeyPatch) -> None:
-    real = update.scaled
+    real = update.apply_fused
 
     def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
         whole = psi(form, block.grads.sum(0)[None])[0]
         sent = real(form, block, memory, seed)
         return update.Sent(whole, sent.distances, sent.lengths)
 
-    patch.setattr(update, "scaled", planted)
+    patch.setattr(update, "apply_fused", planted)
 
 
 def last_row_counted_three_times(patch: pytest.MonkeyPatch) -> None:
     """Each message keeps its bound, but the sum holds one of them three times."""
-    real = update.scaled
+    real = update.apply_fused
 
     def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
         last = psi(form, block.grads[-1:])[0]
         sent = real(form, block, memory, seed)
         return update.Sent(sent.total + 2 * last, sent.distances, sent.lengths)
 
-    patch.setattr(update, "scaled", planted)
+    patch.setattr(update, "apply_fused", planted)
 
 
 def noise_before_psi(patch: pytest.MonkeyPatch) -> None:
-    real = update.scaled
+    real = update.apply_fused
 
     def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
         block.grads.add_(torch.randn_like(block.grads))
         return real(form, block, memory, seed)
 
-    patch.setattr(update, "scaled", planted)
+    patch.setattr(update, "apply_fused", planted)
     patch.setattr(Mechanism, "outgoing", lambda self, sums, *_: sums)  # noqa: ARG005
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from normec import DPSGD, Clip, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import UsageError
 from normec.experiments import build
-from normec.gradients.choice import choose
+from normec.gradients.choice import choose_engine
 from normec.settings import config
 
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
@@ -137,7 +137,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="over their bound"):
         train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM), dtype=torch.bfloat16, **common)
     clipped = Privacy(epsilon=8, unit="record", record_clip=0.1)
-    engine: Any = choose("loop", problem(), None, 0)
+    engine: Any = choose_engine("loop", problem(), None, 0)
     with pytest.raises(UsageError, match="may not clip"):
         train(problem(), NormEC(0.5, 0.05), privacy=clipped, engine=engine, **common)
     with pytest.raises(UsageError, match="warmup"):

@@ -19,7 +19,7 @@ from normec import DPSGD, Callback, Clip, NormEC, Poisson, Privacy, Problem, tra
 from normec.errors import UsageError
 from normec.privacy import SeededNoise
 from normec.sampling.random_streams import derive_seed
-from normec.storage.run_folder import kept_secret
+from normec.storage.run_folder import stored_secret
 from normec.training.train import prepare
 
 from .test_training import bowls
@@ -67,7 +67,7 @@ def test_without_a_seed_every_private_run_has_other_noise_and_a_plain_run_repeat
 def test_the_coins_of_a_claimed_sampling_are_secret_too() -> None:
     claim = Privacy(epsilon=8, trust="secure-sum", sampling=0.5)
     rounds = [prepare(bowls(64), METHOD, lr=0.1, rounds=1, privacy=claim, seed=seed).plan for seed in (None, 0)]
-    secret, public = (plan.participation.draw(64, 0, plan.coins) for plan in rounds)
+    secret, public = (plan.participation.draw(64, 0, plan.privacy_seed) for plan in rounds)
     assert secret is not None
     assert public is not None
     assert secret.tolist() != public.tolist()
@@ -106,7 +106,7 @@ def test_the_secret_stays_in_its_own_file_and_the_run_goes_on_with_it(tmp_path: 
     words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM}
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     assert train(bowls(CLIENTS), METHOD, **words, out=stopped, callbacks=[_Stop()]).stopped == "interrupted"
-    kept, secret = stopped / ".noise-secret", kept_secret(stopped)
+    kept, secret = stopped / ".noise-secret", stored_secret(stopped)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert secret is not None
     for path in (path for path in stopped.rglob("*") if path.is_file() and path != kept):
@@ -145,13 +145,13 @@ def test_seeded_noise_is_called_a_simulation_wherever_the_run_speaks(noise: str 
 def test_what_is_left_of_a_removed_run_is_not_its_secret(tmp_path: Path) -> None:
     """`rm -r run/*` leaves hidden files; noise used again on other data would cancel in the difference."""
     train(bowls(CLIENTS), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path)
-    before = kept_secret(tmp_path)
+    before = stored_secret(tmp_path)
     for path in tmp_path.iterdir():
         if not path.name.startswith("."):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert (tmp_path / ".noise-secret").exists()
     train(bowls(CLIENTS), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path)
-    assert kept_secret(tmp_path) not in (before, None)
+    assert stored_secret(tmp_path) not in (before, None)
 
 
 @pytest.mark.parametrize("text", ["", "12", "f" * 32, "f" * 31 + "\n", "0" * 32 + "\n"])

@@ -19,7 +19,7 @@ class Scale:
     horizons: tuple[int, ...]
     real_horizons: tuple[int, ...]
     sets: tuple[str, ...]
-    duel_rounds: int
+    comparison_rounds: int
 
 
 @dataclass(frozen=True)

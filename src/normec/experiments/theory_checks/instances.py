@@ -47,7 +47,7 @@ def draw(instances: int, clients: int, dim: int, seed: int) -> Quadratics:
 
 
 @dataclass(frozen=True)
-class Bowls:
+class PseudoHuber:
     """f_i(x) = w²(√(1 + ‖x−c_i‖²/w²) − 1): L_i = 1, ‖∇f_i‖ ≤ w, f_i ≥ 0; width w = ∞ is ½‖x−c_i‖². c [m, n, d]."""
 
     c: Tensor
@@ -58,8 +58,8 @@ class Bowls:
         away = x[:, None] - self.c
         return away / torch.sqrt(1 + away.square().sum(-1, keepdim=True) / self.width**2)
 
-    def repeated(self, times: int) -> Bowls:
-        return Bowls(self.c.repeat_interleave(times, 0), self.x0.repeat_interleave(times, 0), self.width)
+    def repeated(self, times: int) -> PseudoHuber:
+        return PseudoHuber(self.c.repeat_interleave(times, 0), self.x0.repeat_interleave(times, 0), self.width)
 
     def gap(self) -> float:
         """f(x⁰) ≥ f(x⁰) − f_inf, of the first instance; finite widths only."""
@@ -67,7 +67,7 @@ class Bowls:
         return float((self.width**2 * (torch.sqrt(1 + away) - 1)).mean())
 
 
-def displaced(grads: Tensor, R: Tensor | float, seed: int) -> Tensor:
+def memories_at_distance(grads: Tensor, R: Tensor | float, seed: int) -> Tensor:
     """First memories at distance R from the first gradients, in random directions."""
     noise = torch.randn(grads.shape, generator=torch.Generator().manual_seed(seed), dtype=grads.dtype)
     length = R[:, None, None] if isinstance(R, Tensor) else R
@@ -76,7 +76,7 @@ def displaced(grads: Tensor, R: Tensor | float, seed: int) -> Tensor:
 
 
 def gradient_norms(
-    problem: Quadratics | Bowls,
+    problem: Quadratics | PseudoHuber,
     method: Method,
     gamma: Tensor | float,
     rounds: int,

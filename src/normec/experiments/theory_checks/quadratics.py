@@ -9,7 +9,7 @@ import torch
 
 from ... import theory
 from ...algorithms.error_feedback import NormEC
-from .instances import Bowls, displaced, draw, gradient_norms
+from .instances import PseudoHuber, draw, gradient_norms, memories_at_distance
 
 if TYPE_CHECKING:
     from .checks import Scale, Series, Verification
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH, STEP, SIGMA = 1.0, 0.02, 0.5
 
 
-def clean(size: Scale, found: Verification) -> Series:
+def without_noise(size: Scale, found: Verification) -> Series:
     """Corollary 1's schedule, then Theorem 1 with α < β < α + R, over growing horizons; medians of instances."""
     problem = draw(size.instances, 5, 10, seed=1)
     constants = _columns(problem.constants())
@@ -27,7 +27,9 @@ def clean(size: Scale, found: Verification) -> Series:
     for rounds in size.horizons:
         R = D / rounds**0.5
         gamma = theory.corollary1_gamma(L_max=constants["L_max"], D=D, alpha=alpha, beta=beta, rounds=rounds)
-        norms = gradient_norms(problem, NormEC(alpha, beta), torch.from_numpy(gamma), rounds, displaced(grads, R, 1))
+        norms = gradient_norms(
+            problem, NormEC(alpha, beta), torch.from_numpy(gamma), rounds, memories_at_distance(grads, R, 1)
+        )
         measured = norms.min(1).values.numpy()
         common = {**constants, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds}
         lines["measured"].append(float(np.median(measured)))
@@ -37,7 +39,7 @@ def clean(size: Scale, found: Verification) -> Series:
             found.add("quadratics", f"Theorem 1, {form}", rounds, measured, value)
         value = theory.corollary1(**constants, D=D, alpha=alpha, beta=beta, rounds=rounds)
         found.add("quadratics", "Corollary 1", rounds, measured, value)
-    _overshooting(size, found)
+    _large_beta(size, found)
     from .checks import slope
 
     horizons = [float(rounds) for rounds in size.horizons]
@@ -46,12 +48,12 @@ def clean(size: Scale, found: Verification) -> Series:
     return {name: (horizons, values) for name, values in lines.items()}
 
 
-def _overshooting(size: Scale, found: Verification) -> None:
+def _large_beta(size: Scale, found: Verification) -> None:
     problem = draw(size.instances, 5, 10, seed=2)
     constants = _columns(problem.constants())
     alpha, beta, R, rounds = 0.1, 0.9, 1.0, size.horizons[-1]
     gamma = theory.gamma_max(beta=beta, R=R, alpha=alpha, L_max=constants["L_max"])
-    memory = displaced(problem.gradients(problem.x0), R, 2)
+    memory = memories_at_distance(problem.gradients(problem.x0), R, 2)
     measured = (
         gradient_norms(problem, NormEC(alpha, beta), torch.from_numpy(gamma), rounds, memory).min(1).values.numpy()
     )
@@ -60,13 +62,14 @@ def _overshooting(size: Scale, found: Verification) -> None:
         found.add("quadratics, α < β < α + R", f"Theorem 1, {form}", rounds, measured, value)
 
 
-def noisy(size: Scale, found: Verification) -> Series:
-    """Bowls with a fixed step and fixed noise: the walk of ĝ against a memory that forgets, over growing horizons.
+def with_noise(size: Scale, found: Verification) -> Series:
+    """Check pseudo-Huber losses with a fixed step and noise, without and with forgetting, over growing horizons.
 
-    Measured is the mean over k and seeds of ‖∇f(x^k)‖, which the proofs bound before they pass to the smallest.
+    The measured value is the mean of ‖∇f(x^k)‖ over k and seeds, which the proofs bound before they pass to the
+    smallest.
     """
     random = np.random.default_rng(3)
-    problem = Bowls(
+    problem = PseudoHuber(
         torch.from_numpy(random.normal(size=(1, 20, 50))), torch.from_numpy(2 * random.normal(size=(1, 50))), WIDTH
     )
     grads = problem.gradients(problem.x0)
@@ -76,7 +79,7 @@ def noisy(size: Scale, found: Verification) -> Series:
     decay = float(theory.best_decay(gamma=STEP, L_max=1.0, B=WIDTH))
     beta = 4 * STEP
     alpha = beta / (1 - decay)
-    memory = displaced(grads, alpha, 3)
+    memory = memories_at_distance(grads, alpha, 3)
     runs = {}
     for lam, name in ((0.0, "measured"), (decay, "measured, forgetting")):
         method = NormEC(alpha, beta, decay=lam)
@@ -99,14 +102,14 @@ def noisy(size: Scale, found: Verification) -> Series:
     return {name: (horizons, values) for name, values in lines.items()}
 
 
-def broken(size: Scale, found: Verification) -> None:
+def counterexamples(size: Scale, found: Verification) -> None:
     """Instances on which a statement of the paper is false, and the correction beside it."""
     dim, alpha, beta, R, sigma, rounds = 20_000, 0.1, 0.1, 0.1, 0.1, 100
     x0 = torch.zeros(1, dim, dtype=torch.float64)
     x0[0, 0] = 1.41
-    problem = Bowls(torch.zeros(1, 1, dim, dtype=torch.float64), x0)
+    problem = PseudoHuber(torch.zeros(1, 1, dim, dtype=torch.float64), x0)
     gamma = theory.gamma_max(beta=beta, R=R, alpha=alpha, L_max=1.0)
-    memory = displaced(problem.gradients(problem.x0), R, 0)
+    memory = memories_at_distance(problem.gradients(problem.x0), R, 0)
     measured = (
         gradient_norms(problem, NormEC(alpha, beta), gamma, rounds, memory, sigma, min(size.seeds, 20)).mean(0).min()
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import one_of
 from ...system.files import write_atomic
-from . import quadratics, real
+from . import logistic, quadratics
 from .checks import Scale, Series, Verification
 
 Panels = dict[str, Series]
@@ -32,21 +32,23 @@ def verify(scale: str, out: Path, data_dir: str | None, say: Callable[[str], Non
     size, found = SCALES[scale], Verification()
     out.mkdir(parents=True, exist_ok=True)
     say("random quadratics, no noise")
-    panels = {"quadratics, no noise": quadratics.clean(size, found)}
+    panels = {"quadratics, no noise": quadratics.without_noise(size, found)}
     say("bowls with noise")
-    panels["noise, fixed step; mean over k"] = quadratics.noisy(size, found)
+    panels["noise, fixed step; mean over k"] = quadratics.with_noise(size, found)
     _draw(panels, out / "theory-quadratics.png", found)
-    quadratics.broken(size, found)
-    sets = real.available(size.sets, data_dir, found)
+    quadratics.counterexamples(size, found)
+    sets = logistic.available(size.sets, data_dir, found)
     if sets:
         panels = {}
         for name in sets:
             say(f"logistic regression on {name}")
-            panels[name] = real.bounds(name, data_dir, size, found)
+            panels[name] = logistic.bounds(name, data_dir, size, found)
         _draw(panels, out / "theory-libsvm.png", found)
         say("Clip21 against NormEC")
-        duel = {name: real.duel(name, data_dir, size.duel_rounds, found) for name in sets}
-        _draw(duel, out / "theory-clip21.png", found, x_label="messages a client", scale=("linear", "log"))
+        comparisons = {
+            name: logistic.compare_with_clip21(name, data_dir, size.comparison_rounds, found) for name in sets
+        }
+        _draw(comparisons, out / "theory-clip21.png", found, x_label="messages a client", scale=("linear", "log"))
     write_atomic(out / "table.md", found.table())
     write_atomic(out / "theory.json", json.dumps(found.facts(), indent=1) + "\n")
     return found

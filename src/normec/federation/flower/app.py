@@ -27,7 +27,7 @@ from ...problems.problem import Problem
 from ...sampling.participation import Everyone
 from ...settings.config import RunConfig, to_toml
 from ...system.files import write_atomic
-from ...training.run import Plan, usual_evaluate_every
+from ...training.run import Plan, default_evaluate_every
 from ..protocol.client_work import ProblemWork, Work
 from ..protocol.coordinator import Coordinator, disk_failure
 from ..protocol.party import Party
@@ -123,7 +123,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     method = located(config.method, _folder_of(task))
     _wait_for(out)
     if (out / "config.toml").exists():
-        known = runs.held(out, config, method)
+        known = runs.existing(out, config, method)
         if known is not None and known.summary["status"] == "finished":
             _say(f"the run in {out} is finished")
             return
@@ -149,7 +149,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         _say(coordinator.stopped or f"finished; the run is in {out}")
     except Diverged as error:
         facts = {"status": "diverged", "round": error.round, "error": str(error)}
-        runs.note(config.record(settings_of_run.RECORDED), out, facts)
+        runs.record_end(config.record(settings_of_run.RECORDED), out, facts)
         raise
     finally:
         coordinator.close()
@@ -183,7 +183,7 @@ def _plan(config: RunConfig) -> Plan:
         participation=Everyone(),
         initial_memory="zero",
         log_every=1,
-        evaluate_every=config.evaluate_every if config.evaluate_every is not None else usual_evaluate_every(rounds),
+        evaluate_every=config.evaluate_every if config.evaluate_every is not None else default_evaluate_every(rounds),
         full_gradient=False,
         diagnostics=config.diagnostics or not config.private,
     )

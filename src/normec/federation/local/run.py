@@ -169,7 +169,7 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
     config = federation.settings.run
     if (asked.out / "config.toml").exists():
         model = load(asked.out / "config.toml").model  # known to the app alone
-        known = runs.held(asked.out, config.model_copy(update={"model": model}), federation.method)
+        known = runs.existing(asked.out, config.model_copy(update={"model": model}), federation.method)
         if known is not None and known.summary["status"] == "finished":
             return known
     try:
@@ -285,4 +285,6 @@ def _leave_word(out: Path) -> None:
     history = History(out / "metrics.jsonl")
     history.reread()
     last = history.rows[-1]["round"] if len(history) else 0
-    runs.note(read_toml(out / "config.toml"), out, {"status": "interrupted", "stopped": "interrupted", "round": last})
+    runs.record_end(
+        read_toml(out / "config.toml"), out, {"status": "interrupted", "stopped": "interrupted", "round": last}
+    )

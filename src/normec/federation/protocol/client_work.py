@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...gradients.loop import Loop
+from ...gradients.loop import LoopEngine
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
 from ...sampling.batches import Batches
@@ -65,7 +65,7 @@ class ProblemWork(Work):
         batches = _OwnBatches(seat.sizes, plan.batch_size, plan.seed) if plan.batch_size else None
         buffers = seat.initial_buffers()
         before = {name: rows[index].clone() for name, rows in buffers.items()}
-        loop = Loop(seat, batches, plan.seed)  # type: ignore[arg-type]  # a seat is as much of an objective as a loop asks
+        loop = LoopEngine(seat, batches, plan.seed)  # type: ignore[arg-type]  # a seat is as much of an objective as a loop asks
         with torch.random.fork_rng(devices=[]):
             (block,) = loop.blocks(x, buffers, round, torch.tensor([index]))
         for name, row in before.items():

@@ -28,17 +28,17 @@ def restorable(steps: Steps) -> bool:
 
 def keeps_rows(steps: Steps) -> bool:
     """Whether the server follows each party's memory."""
-    return steps.remembers and follows(steps.method)
+    return steps.has_memory and follows(steps.method)
 
 
 def first_state(steps: Steps) -> Tables:
     """The state of a party that has sent nothing yet: tables of one row."""
-    return {name: start[None].clone() for name, start in steps.client_start.items()}
+    return {name: start[None].clone() for name, start in steps.initial_client_state.items()}
 
 
 def as_kept(tables: Tables, steps: Steps) -> Tables:
     """A client's tables in the precision that `client_init` chose for them."""
-    return {name: rows.detach().to(steps.client_start[name].dtype) for name, rows in tables.items()}
+    return {name: rows.detach().to(steps.initial_client_state[name].dtype) for name, rows in tables.items()}
 
 
 def as_used(tables: Tables, like: Tensor) -> Tables:
@@ -84,12 +84,12 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
             functions come to different memories.
     """
     name = type(steps.method).__name__
-    elsewhere = Steps(steps.method, torch.zeros_like(x0)).client_start
-    if not _same(steps.client_start, elsewhere):
+    elsewhere = Steps(steps.method, torch.zeros_like(x0)).initial_client_state
+    if not _same(steps.initial_client_state, elsewhere):
         raise UsageError(
             f"{name}.client_init must not depend on the numbers in x: a party that joins later does not know the first"
         )
-    steps.server_step(torch.zeros_like(x0), {name: value.clone() for name, value in steps.server_start.items()})
+    steps.server_step(torch.zeros_like(x0), {name: value.clone() for name, value in steps.initial_server_state.items()})
     if not keeps_rows(steps):
         return
     before, update = as_used(first_state(steps), x0), _made_up(x0, 1.0)

@@ -64,7 +64,7 @@ def agree(state: PartyState, request: Request, steps: Steps) -> PartyState | Non
 
 def _fits(client: Tables, steps: Steps) -> bool:
     """Whether tables are those of this method and model."""
-    wanted = {name: (start[None].shape, start.dtype) for name, start in steps.client_start.items()}
+    wanted = {name: (start[None].shape, start.dtype) for name, start in steps.initial_client_state.items()}
     return {name: (rows.shape, rows.dtype) for name, rows in client.items()} == wanted
 
 

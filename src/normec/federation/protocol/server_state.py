@@ -87,15 +87,15 @@ class ServerState:
     def fresh(steps: Steps, x0: Tensor, parties: Sequence[str]) -> ServerState:
         rows = {}
         if keeps_rows(steps):
-            rows[MEMORY] = rows_like(steps.client_start[MEMORY].to(x0), len(parties)).clone()
-        server = {name: value.clone() for name, value in steps.server_start.items()}
+            rows[MEMORY] = rows_like(steps.initial_client_state[MEMORY].to(x0), len(parties)).clone()
+        server = {name: value.clone() for name, value in steps.initial_server_state.items()}
         return ServerState(State(0, x0.clone(), rows, server, {}), {node: Seat() for node in parties})
 
     @staticmethod
     def restored(steps: Steps, tensors: dict[str, Tensor], facts: dict[str, Any]) -> ServerState:
         seats = {node: Seat(**kept) for node, kept in facts["seats"].items()}
         rows = {MEMORY: tensors[f"client.{MEMORY}"]} if keeps_rows(steps) else {}
-        server = {name: tensors[f"server.{name}"] for name in steps.server_start}
+        server = {name: tensors[f"server.{name}"] for name in steps.initial_server_state}
         run = State(facts["round"], tensors["x"], rows, server, {}, facts["messages"])
         return ServerState(run, seats, facts["number"])
 

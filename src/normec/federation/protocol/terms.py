@@ -52,7 +52,7 @@ class MethodTerms:
         built = registry.build_class(kind, read_spec(text), name)
         if built.spec() != method.spec() or built.bound != method.bound:
             raise UsageError(f"{name}({text}) builds another method than the one given; correct its spec()")
-        return MethodTerms(name, text, registry.code_of(kind))
+        return MethodTerms(name, text, registry.source_digest(kind))
 
     def build(self, allowed: Sequence[str]) -> Method:
         """The method, of the party's own code; raises `UsageError` where the party does not have it.
@@ -64,7 +64,7 @@ class MethodTerms:
         if self.name not in known:
             raise UsageError(f"method {self.name} is not among methods = {list(known)}")
         kind = registry.find(known[self.name])
-        if registry.code_of(kind) != self.code:
+        if registry.source_digest(kind) != self.code:
             raise UsageError(f"the party's own code of {self.name} is not the server's; install the same version")
         try:
             method = registry.build_class(kind, read_spec(self.spec), self.name)

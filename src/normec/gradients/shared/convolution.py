@@ -14,7 +14,7 @@ from torch.autograd import Function
 from ... import kernels
 from ...kernels import tiles
 from .layers import channels_last, precision
-from .slots import Sink, Slot
+from .slots import GradientSink, ParameterSlot
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
@@ -31,7 +31,7 @@ class ConvRows(Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        slots: tuple[Slot | None, Slot | None],
+        slots: tuple[ParameterSlot | None, ParameterSlot | None],
         geometry: tuple[list[int], list[int], list[int], int],
     ):
         x = x.to(precision(x))
@@ -80,11 +80,11 @@ class TiledConvRows(Function):
         x: Tensor,
         weight: Tensor,  # noqa: ARG004
         bias: Tensor | None,
-        slots: tuple[Slot, Slot | None],
+        slots: tuple[ParameterSlot, ParameterSlot | None],
         stride: int,
         moments: Moments | None,
     ):
-        """`weight` is there to be asked for a gradient, see `Slot.value`; `moments` are filled."""
+        """`weight` is there to be asked for a gradient, see `ParameterSlot.value`; `moments` are filled."""
         from ...kernels.convolution import convolve, widened
 
         x = widened(x, precision(x))
@@ -109,7 +109,7 @@ class TiledConvRows(Function):
         return data, *[None] * 5
 
     @staticmethod
-    def moments(x: Tensor, slot: Slot, stride: int) -> Moments | None:
+    def moments(x: Tensor, slot: ParameterSlot, stride: int) -> Moments | None:
         """Room for those of what comes out, where a BatchNorm may ask for them."""
         from ...kernels.convolution import moments_of
 
@@ -118,7 +118,7 @@ class TiledConvRows(Function):
         return moments_of(x, way, size, sink.clients) if sink.normed else None
 
     @staticmethod
-    def prepare(module: nn.Module, slot: Slot | None) -> bool:
+    def prepare(module: nn.Module, slot: ParameterSlot | None) -> bool:
         """Whether the layer is one of these; if so, its weights will be packed."""
         if slot is None or not isinstance(module, nn.Conv2d) or module.groups > 1:
             return False
@@ -131,14 +131,14 @@ class TiledConvRows(Function):
         return True
 
     @staticmethod
-    def fits(x: Tensor, sink: Sink, outputs: int) -> bool:
+    def fits(x: Tensor, sink: GradientSink, outputs: int) -> bool:
         """Whether the kernels may run on these images."""
         half = precision(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
         numbers = x[:, 0].numel() * max(x.shape[1], outputs, tiles.LEAST) if x.ndim == 4 else 0
         return half and 0 < numbers < 2**31 and kernels.usable(x)
 
 
-def _put_bias(slot: Slot | None, g: Tensor) -> None:
+def _put_bias(slot: ParameterSlot | None, g: Tensor) -> None:
     if slot is not None:
         per_client = g.reshape(slot.sink.clients, -1, *g.shape[1:]).flatten(3)
         slot.put(lambda rows: rows.copy_(per_client.sum((1, 3), dtype=rows.dtype)))

@@ -15,13 +15,12 @@ from ...problems.client_data import ResidentRecords
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
 from ...sampling.batches import Batches
+from ..batch_feed import BatchFeed
+from ..cuda_graphs import MOST, CudaGraphs
 from ..engine import Block
-from ..feed import Feed
-from ..graphs import MOST, Graphs
 from ..precision import Precision, autocast
-from .apart import refuse_foreign_code
-from .inputs import Kept, inputs
-from .rules import Blind, convert
+from .inputs import InputCache, prepare_inputs
+from .rules import RefuseValueAccess, convert, refuse_foreign_code
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
@@ -29,7 +28,7 @@ _LEFT_OUT = -100  # the target of records that cross entropy leaves out
 _SMALL_GPU = 2**34  # bytes of memory that so many suit; a larger one takes as many times more
 
 
-class Shared:
+class SharedEngine:
     """Every client's gradient from one pass over all their batches, for models that the rules cover."""
 
     name = "shared"
@@ -49,7 +48,7 @@ class Shared:
             refuse_foreign_code(problem)
         self._problem, self._records, self._precision = problem, records, precision
         self._model, self._sink = convert(problem)
-        self._feed = Feed(problem, records, batches, seed)
+        self._feed = BatchFeed(problem, records, batches, seed)
         device = problem.x0.device
         kind = device.type if device.type in _BLOCK_FLOATS else "cpu"
         room = torch.cuda.get_device_properties(device).total_memory // _SMALL_GPU if kind == "cuda" else 1
@@ -63,13 +62,13 @@ class Shared:
         classes = problem.loss is F.cross_entropy and not records.targets.is_floating_point()
         self._leaves_out = classes and (private or bool((records.targets == _LEFT_OUT).any()))
         self._everyone: tuple[Tensor, ...] | None = None
-        self._kept = Kept(problem, records, whole=batches is None)
+        self._kept = InputCache(problem, records, whole=batches is None)
         self._seen = False  # whether the model was seen to run without looking at values
         self._grads = torch.empty(0, 0)
-        self._graphs = Graphs() if device.type == "cuda" else None
+        self._graphs = CudaGraphs() if device.type == "cuda" else None
 
     @property
-    def form(self) -> str:
+    def variant(self) -> str:
         """The engine and whatever else the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 
@@ -79,7 +78,7 @@ class Shared:
 
     def shrink(self) -> bool:
         """After running out of memory: smaller blocks, or False if they cannot be smaller."""
-        self._grads, self._graphs = torch.empty(0, 0), (Graphs() if self._graphs is not None else None)
+        self._grads, self._graphs = torch.empty(0, 0), (CudaGraphs() if self._graphs is not None else None)
         self._sink.clear()
         self._kept.forget()
         self._block //= 2
@@ -95,7 +94,7 @@ class Shared:
             block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
             ready = None
             if clients is None and len(groups) <= MOST:  # each has a graph of its own
-                make = partial(inputs, self._problem, self._records.inputs, numbers, None, x.dtype)
+                make = partial(prepare_inputs, self._problem, self._records.inputs, numbers, None, x.dtype)
                 ready = self._kept.of(group, numbers.numel(), x.dtype, make)
             losses = self._run(x, buffers, block, numbers, uniforms, ready)
             yield Block(block.clients, block.grads, losses, block.rows)
@@ -134,7 +133,7 @@ class Shared:
         def compute(*inputs: Tensor) -> Tensor:
             rows = inputs[-1] if not isinstance(block.rows, slice) else block.rows
             drawn = inputs[1] if uniforms is not None else None
-            with nullcontext() if self._seen else Blind():
+            with nullcontext() if self._seen else RefuseValueAccess():
                 losses = self._pass(x, buffers, rows, block.grads, inputs[0], drawn, ready)
             self._seen = True
             return losses
@@ -157,7 +156,7 @@ class Shared:
         problem, sink = self._problem, self._sink
         c = len(numbers)
         if ready is None:
-            ready = inputs(problem, self._records.inputs, numbers, uniforms, x.dtype)
+            ready = prepare_inputs(problem, self._records.inputs, numbers, uniforms, x.dtype)
         targets = self._records.targets[numbers]
         own = {name: values[rows] for name, values in buffers.items()}
         sink.fill(x, grads, own)

@@ -19,7 +19,9 @@ from ...problems.problem import Problem
 _BYTES, _PART = 2**28, 16  # kept at most; or that part of a GPU's memory
 
 
-def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor | None, dtype: torch.dtype) -> Tensor:
+def prepare_inputs(
+    problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     """Records of the numbers ``[c, B]``, one after another; `uniforms` ``[c, B, draws]`` for the augmentation."""
     if dtype == torch.float32 and _known(problem, uniforms) and _bytes(records, problem):
         from ...kernels.images import prepare
@@ -32,7 +34,7 @@ def inputs(problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor 
     return problem.prepared_by_client(found, uniforms, dtype)
 
 
-class Kept:
+class InputCache:
     """Inputs of whole batches that nothing changes, prepared once."""
 
     def __init__(self, problem: Problem, records: ResidentRecords, whole: bool) -> None:

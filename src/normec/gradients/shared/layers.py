@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ... import kernels
-from .slots import Slot
+from .slots import ParameterSlot
 
 if TYPE_CHECKING:
     from ...models.resnet import Shortcut
@@ -31,7 +31,13 @@ class LinearRows(Function):
     """y = x Wᵀ + b on [..., in]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, slots: tuple[Slot | None, Slot | None]):
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        slots: tuple[ParameterSlot | None, ParameterSlot | None],
+    ):
         x, weight = x.to(precision(x)), weight.to(precision(x))
         ctx.save_for_backward(x, weight)
         ctx.slots = slots
@@ -55,7 +61,7 @@ class EmbeddingRows(Function):
     """Rows of a table, looked up by number."""
 
     @staticmethod
-    def forward(ctx: Any, numbers: Tensor, weight: Tensor, slot: Slot, padding: int):
+    def forward(ctx: Any, numbers: Tensor, weight: Tensor, slot: ParameterSlot, padding: int):
         ctx.save_for_backward(numbers)
         ctx.slot, ctx.padding = slot, padding
         return F.embedding(numbers, weight)
@@ -78,7 +84,12 @@ class AffineRows(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, slots: tuple[Slot | None, Slot | None], first: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        slots: tuple[ParameterSlot | None, ParameterSlot | None],
+        first: bool,
     ):
         """`first`: w runs along the first dimension after the batch (channels), else along the last ones."""
         ctx.save_for_backward(x, weight)
@@ -136,8 +147,8 @@ class MaxPoolByKernel(Function):
     def forward(ctx: Any, x: Tensor):
         from ...kernels.pooling import pool
 
-        y, places = pool(channels_last(x))
-        ctx.save_for_backward(places)
+        y, indices = pool(channels_last(x))
+        ctx.save_for_backward(indices)
         ctx.shape = tuple(x.shape)
         return y
 
@@ -163,8 +174,8 @@ class AdaptiveMaxPoolByKernel(Function):
     def forward(ctx: Any, x: Tensor, module: nn.AdaptiveMaxPool2d):
         from ...kernels.pooling import adapt
 
-        y, places = adapt(channels_last(x), *_both(module.output_size))
-        ctx.save_for_backward(places)
+        y, indices = adapt(channels_last(x), *_both(module.output_size))
+        ctx.save_for_backward(indices)
         ctx.shape = tuple(x.shape)
         return y
 

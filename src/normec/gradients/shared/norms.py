@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from ... import kernels
 from .layers import MaxPoolByKernel, channels_last
-from .slots import Slot, filled
+from .slots import ParameterSlot, filled
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 Maybe = Tensor | None
-Slots = tuple[Slot | None, Slot | None]  # of weight and bias
+Slots = tuple[ParameterSlot | None, ParameterSlot | None]  # of weight and bias
 
 
 class GroupNormRows(Function):

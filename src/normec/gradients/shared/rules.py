@@ -1,4 +1,10 @@
-"""Which layers have a rule for gradients of many clients at once, and how a model is made to use them."""
+"""The rules for layers that compute gradients of many clients at once, and how a model is made to use them.
+
+The shared pass shows the records of all clients to a model at once. A model of the user's own may mix them for some
+values only (it may scale by the largest value if that is above 1, for example), and no comparison on other values
+notices this. Therefore a private run uses the shared pass only if every module is of a type that is listed at the end
+of this file (`refuse_foreign_code`). Types are compared exactly, because a subclass may override anything.
+"""
 
 # mypy: disable-error-code="no-untyped-call, no-any-return"
 # (autograd's Function.apply is untyped)
@@ -12,17 +18,19 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules import module as torch_modules
 from torch.overrides import TorchFunctionMode
 
+from ...models import MLP, GroupNormCNN, ResNet20, SmallCNN, resnet
 from ...models.resnet import Shortcut
 from ...problems.problem import Problem
 from .convolution import ConvRows, TiledConvRows
 from .layers import AdaptiveMaxPoolByKernel, AffineRows, EmbeddingRows, LinearRows, MaxPoolByKernel, ShortcutByKernel
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
-from .slots import Sink, Slot
+from .slots import GradientSink, ParameterSlot
 
-Slots = dict[str, Slot | None]
-Rule = Callable[[Any, Slots, Sink, str, Tensor], Tensor]
+Slots = dict[str, ParameterSlot | None]
+Rule = Callable[[Any, Slots, GradientSink, str, Tensor], Tensor]
 
 # How a tensor's values reach Python.
 _LOOKS = {
@@ -35,7 +43,7 @@ class NoRule(Exception):  # noqa: N818  # no error: the loop can do it
     """The model has a part that only the loop can do; says which."""
 
 
-class Blind(TorchFunctionMode):
+class RefuseValueAccess(TorchFunctionMode):
     """Refuses what looks at values: `if x.sum() > 0` would decide once for all clients, not for each."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,14 +52,14 @@ class Blind(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def convert(problem: Problem) -> tuple[nn.Module, Sink]:
+def convert(problem: Problem) -> tuple[nn.Module, GradientSink]:
     """A copy of the problem's model whose layers take the records of many clients and fill the sink; or `NoRule`."""
-    model, sink = copy.deepcopy(problem.model), Sink()
-    starts: dict[nn.Parameter, Slot] = {}
+    model, sink = copy.deepcopy(problem.model), GradientSink()
+    starts: dict[nn.Parameter, ParameterSlot] = {}
     position = 0
     for parameter in model.parameters():  # in the order of the flat vector
         if parameter.requires_grad:
-            starts[parameter] = Slot(sink, position, parameter.shape)
+            starts[parameter] = ParameterSlot(sink, position, parameter.shape)
             position += parameter.numel()
     sink.slots = list(starts.values())
     for name, module in model.named_modules():
@@ -94,12 +102,12 @@ def _values(module: nn.Module, slots: Slots, *names: str) -> list[Tensor | None]
     return found
 
 
-def _linear(module: nn.Linear, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+def _linear(module: nn.Linear, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
     weight, bias = _values(module, slots, "weight", "bias")
     return LinearRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")))
 
 
-def _conv(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+def _conv(module: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
     padding = module.padding
     if isinstance(padding, str) or module.padding_mode != "zeros":
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -111,18 +119,18 @@ def _conv(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor
     return ConvRows.apply(x, weight, bias, where, geometry)
 
 
-def _tiled_conv(module: nn.Conv2d, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:
+def _tiled_conv(module: nn.Conv2d, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:
     slot = slots["weight"]
     if slot is None or not TiledConvRows.fits(x, sink, module.out_channels):
         return _conv(module, slots, sink, name, x)
     moments = TiledConvRows.moments(x, slot, module.stride[0])
     (bias,) = _values(module, slots, "bias")
     found = TiledConvRows.apply(x, slot.value, bias, (slot, slots.get("bias")), module.stride[0], moments)
-    sink.note(found, moments)
+    sink.record_moments(found, moments)
     return found
 
 
-def _embedding(module: nn.Embedding, slots: Slots, sink: Sink, name: str, numbers: Tensor) -> Tensor:  # noqa: ARG001
+def _embedding(module: nn.Embedding, slots: Slots, sink: GradientSink, name: str, numbers: Tensor) -> Tensor:  # noqa: ARG001
     if module.max_norm is not None or module.scale_grad_by_freq:
         raise NoRule("there is no rule for an Embedding with max_norm or scale_grad_by_freq")
     (weight,) = _values(module, slots, "weight")
@@ -133,7 +141,7 @@ def _embedding(module: nn.Embedding, slots: Slots, sink: Sink, name: str, number
 def _group_norm(
     module: nn.GroupNorm,
     slots: Slots,
-    sink: Sink,  # noqa: ARG001
+    sink: GradientSink,  # noqa: ARG001
     name: str,  # noqa: ARG001
     x: Tensor,
     shortcut: Tensor | None = None,
@@ -148,25 +156,25 @@ def _group_norm(
 
 
 def _then_relu(
-    module: Any, rule: Any, slots: Slots, sink: Sink, name: str, x: Tensor, shortcut: Tensor | None
+    module: Any, rule: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor, shortcut: Tensor | None
 ) -> Tensor | None:
     """`models.norm_relu` by a norm's own kernel, or None where it has none for these."""
     fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    if not fits or not alike or hooked(module):
+    if not fits or not alike or _hooked(module):
         return None
     return rule(module, slots, sink, name, x, shortcut, True)
 
 
 def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -> Tensor | None:
     """`models.norm_relu_pool` by one kernel, or None where it has none for these."""
-    if hooked(module) or hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
+    if _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
         return None
     weight, bias = _values(module, slots, "weight", "bias")
     return GroupNormPoolRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), module)
 
 
-def hooked(module: Any) -> bool:
+def _hooked(module: Any) -> bool:
     """A hook wants to see what a module alone makes."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
@@ -203,19 +211,19 @@ _BARE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
 }
 
 
-def _instance_norm(module: Any, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+def _instance_norm(module: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
     if module.track_running_stats:
         raise NoRule("there is no rule for an InstanceNorm with running statistics")
     normed = F.instance_norm(x, eps=module.eps)
     return _affine(module, slots, normed, first=True) if module.affine else normed
 
 
-def _layer_norm(module: nn.LayerNorm, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+def _layer_norm(module: nn.LayerNorm, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
     normed = F.layer_norm(x, module.normalized_shape, None, None, module.eps)
     return _affine(module, slots, normed, first=False)
 
 
-def _rms_norm(module: nn.RMSNorm, slots: Slots, sink: Sink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+def _rms_norm(module: nn.RMSNorm, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
     normed = F.rms_norm(x, list(module.normalized_shape), None, module.eps)
     return _affine(module, slots, normed, first=False)
 
@@ -231,7 +239,7 @@ def _affine(module: nn.Module, slots: Slots, normed: Tensor, first: bool) -> Ten
 def _batch_norm(
     module: Any,
     slots: Slots,
-    sink: Sink,
+    sink: GradientSink,
     name: str,
     x: Tensor,
     shortcut: Tensor | None = None,
@@ -246,11 +254,11 @@ def _batch_norm(
     running = None
     if module.track_running_stats:
         running = (sink.buffers[name + "running_mean"], sink.buffers[name + "running_var"])
-        sink.passed(name + "num_batches_tracked")
+        sink.count_batch(name + "num_batches_tracked")
     weight, bias = _values(module, slots, "weight", "bias")
     where = (slots.get("weight"), slots.get("bias"))
     momentum = module.momentum if running is not None else 0.0
-    known = sink.known(x)
+    known = sink.moments_of(x)
     found = BatchNormRows.apply(
         x, shortcut, weight, bias, where, running, sink.clients, momentum, module.eps, relu, known
     )
@@ -268,4 +276,58 @@ _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
     ((nn.RMSNorm,), _rms_norm),
 )
 
-RULED = frozenset(kind for kinds, _ in _RULES for kind in kinds)  # types of layers that have a rule
+# They call their children, which are looked at one by one.
+_CONTAINERS = {nn.Sequential, nn.ModuleList, nn.ModuleDict}
+
+# The models of this library, whose forward code is known to treat every record alone.
+_MODELS = {MLP, SmallCNN, GroupNormCNN, ResNet20, resnet.Block, resnet.Shortcut}
+
+_ELEMENTWISE = {
+    *(nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU),
+    *(nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softshrink),
+    *(nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Threshold),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),  # with p > 0 they have no rule
+}
+
+# They work over the last dimensions and take the first one for records or channels, which they do not mix.
+_POOLS = {
+    *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+}
+
+_KNOWN = {*_CONTAINERS, *_MODELS, *_ELEMENTWISE, *_POOLS, *(kind for kinds, _ in _RULES for kind in kinds)}
+
+# Where the dimension that a module works over is stored; dimension 0 holds the records.
+_DIMENSIONS: dict[type[nn.Module], str] = {
+    nn.Flatten: "start_dim",
+    nn.Unflatten: "dim",
+    nn.Softmax: "dim",
+    nn.LogSoftmax: "dim",
+}
+
+
+def refuse_foreign_code(problem: Problem) -> None:
+    """Raise `NoRule` if code of the caller's own would see the records of several clients together.
+
+    The loss is evaluated client by client unless it is one of ours (`SharedEngine`), and so are transforms.
+    """
+    if torch_modules._has_any_global_hook():
+        raise NoRule("a hook for all modules would see the records of several clients together")
+    for module in problem.model.modules():
+        name = type(module).__name__
+        if not _treats_records_alone(module):
+            raise NoRule(f"{name} is not known to treat every record of a batch alone")
+        if _hooked(module) or any(callable(value) for value in vars(module).values()):
+            raise NoRule(f"a hook of {name} would see the records of several clients together")
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(type(tensor) not in (nn.Parameter, nn.Buffer, Tensor) for tensor in own):
+            raise NoRule(f"{name} holds a tensor of another type")
+
+
+def _treats_records_alone(module: nn.Module) -> bool:
+    kind = type(module)
+    if kind in _DIMENSIONS:
+        dimension = getattr(module, _DIMENSIONS[kind])
+        return isinstance(dimension, int) and dimension >= 1
+    return kind in _KNOWN

@@ -1,8 +1,8 @@
 """Where the parameters of a shared forward pass come from, and where each client's gradients go.
 
-All clients share x, so a layer runs once on the records of all of them; its backward pass then leaves one weight
-gradient a client. A `Sink` is the block's matrix ``[c, d]`` while it is being filled, a `Slot` one parameter's part of
-it: rules read `Slot.value` and write `Slot.rows`, straight into place.
+All clients share x, so a layer runs once on the records of all of them, and its backward pass computes one weight
+gradient per client. A `GradientSink` holds the block's matrix ``[c, d]`` while it is filled. A `ParameterSlot` is the
+part of it that belongs to one parameter: rules read `ParameterSlot.value` and write directly into `ParameterSlot.rows`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...kernels.convolution import Moments
 
 
-class Packing:
+class PackedWeights:
     """The weights of a model's small convolutions in the order in which `kernels.convolution` reads them.
 
     Which weights are packed is known when a model is converted; one launch a pass packs their values.
@@ -60,15 +60,15 @@ class Packing:
 
 
 @dataclass
-class Sink:
+class GradientSink:
     """One block of clients on its way through the model."""
 
     clients: int = 0
     x: Tensor = field(default_factory=lambda: torch.empty(0))
     grads: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     buffers: Buffers = field(default_factory=dict)  # the block's rows
-    slots: list[Slot] = field(default_factory=list)
-    packing: Packing = field(default_factory=Packing)
+    slots: list[ParameterSlot] = field(default_factory=list)
+    packing: PackedWeights = field(default_factory=PackedWeights)
     normed: bool = False  # whether a BatchNorm may ask for the moments of what a convolution made
     moments: dict[int, tuple[Tensor, int, Moments]] = field(default_factory=dict)  # by the images' identity
     counts: Counter[str] = field(default_factory=Counter)  # what is to be added to buffers that count passes
@@ -82,21 +82,21 @@ class Sink:
         for slot in self.slots:
             slot.written = False
 
-    def packed(self, dtype: torch.dtype, slot: Slot, tiles: Tiles) -> Tensor:
+    def packed(self, dtype: torch.dtype, slot: ParameterSlot, tiles: Tiles) -> Tensor:
         """A convolution's weights as its kernel wants them."""
         return self.packing.weights(self.x, dtype, slot.start, tiles)
 
-    def note(self, images: Tensor, moments: Moments | None) -> None:
+    def record_moments(self, images: Tensor, moments: Moments | None) -> None:
         """What a convolution knows of the images it made; they are kept, so that no others can pass for them."""
         if moments is not None:
             self.moments[id(images)] = images, images._version, moments
 
-    def known(self, images: Tensor) -> Moments | None:
+    def moments_of(self, images: Tensor) -> Moments | None:
         """Their moments, where they are a convolution's just as it left them."""
         held, version, moments = self.moments.pop(id(images), (None, 0, None))
         return moments if held is images and images._version == version else None
 
-    def passed(self, counter: str) -> None:
+    def count_batch(self, counter: str) -> None:
         """One more batch for a buffer that counts them; all are told at once, when the pass is over."""
         self.counts[counter] += 1
 
@@ -116,10 +116,10 @@ class Sink:
         self.packing.forget()
 
 
-class Slot:
+class ParameterSlot:
     """One parameter: a view of x for the forward pass, rows of the gradient matrix for the backward pass."""
 
-    def __init__(self, sink: Sink, start: int, shape: torch.Size) -> None:
+    def __init__(self, sink: GradientSink, start: int, shape: torch.Size) -> None:
         self.sink, self.start, self.shape, self.written = sink, start, shape, False
 
     @property
@@ -145,7 +145,7 @@ class Slot:
 
 
 @contextmanager
-def filled(slots: Sequence[Slot | None], spare: Tensor) -> Iterator[list[Tensor]]:
+def filled(slots: Sequence[ParameterSlot | None], spare: Tensor) -> Iterator[list[Tensor]]:
     """Rows of several parameters, to be overwritten at once; a parameter used twice gets the sum.
 
     `spare`, of the rows' shape, stands for one that asks for no gradient.

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import GD, NormEC, Problem, Run, UsageError, train
-from normec.gradients import guard
-from normec.gradients.guard import too_rough
+from normec.gradients import verified_engine
+from normec.gradients.verified_engine import too_rough
 
 from ..support.runs import alike
 from .cases import BATCH, CLASSES
@@ -41,12 +41,12 @@ def test_an_engine_may_round_otherwise_but_not_be_wrong_in_a_precision() -> None
 
 def test_points_as_near_as_tf32_are_so() -> None:
     x = torch.randn(5000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    points = list(guard.nudged(x))
+    points = list(verified_engine.nudged(x))
     for point in points:
         off = (point / x - 1).abs()
         assert 0.9 * 2**-10 < float(off.max()) <= 2**-10 * (1 + 1e-9)
     assert not torch.equal(points[0], points[1])
-    assert all(torch.equal(one, other) for one, other in zip(points, guard.nudged(x), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(points, verified_engine.nudged(x), strict=True))
 
 
 class Head(nn.Module):
@@ -236,13 +236,13 @@ def test_a_problem_s_engine_is_compared_once(
 ) -> None:
     """Other runs of the same problem take the verdict, and say it again; other batches are another engine."""
     compared = []
-    difference = guard.Guarded._difference
+    difference = verified_engine.VerifiedEngine._difference
 
-    def counted(self: guard.Guarded, *given: Any) -> str | None:
+    def counted(self: verified_engine.VerifiedEngine, *given: Any) -> str | None:
         compared.append(self)
         return difference(self, *given)
 
-    monkeypatch.setattr(guard.Guarded, "_difference", counted)
+    monkeypatch.setattr(verified_engine.VerifiedEngine, "_difference", counted)
     problem = of(made(name) if name is not None else Head())
     for lr in (0.1, 0.2):
         assert train(problem, GD(), lr=lr, rounds=3, batch_size=BATCH, engine="shared").engine == engine

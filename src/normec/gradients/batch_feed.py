@@ -17,7 +17,7 @@ from .engine import upload
 _AHEAD = 2**18  # at most so many record numbers are drawn at once where everyone takes part
 
 
-class Feed:
+class BatchFeed:
     """Record numbers ``[c, B]`` and the augmentation's uniforms ``[c, B, draws]`` of clients in a round."""
 
     def __init__(self, problem: Problem, records: ResidentRecords, batches: Batches | None, seed: int) -> None:

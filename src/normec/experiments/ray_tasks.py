@@ -18,15 +18,20 @@ from typing import Any
 from ..errors import UsageError
 from ..storage.history import Row
 from . import methods
-from .cells import Asked, Ending, Message, Report, Task, ended, run_group
+from .tasks import Ending, Progress, Report, StopAsked, Task, ended, run_group
 
 SECONDS_TO_LOOK = 1.0
 SECONDS_TO_ANSWER = 10.0
 TAIL = 4096  # bytes; more than the last row of a history has
 
 
-def run_groups(
-    groups: Sequence[Sequence[Task]], address: str, jobs: int | None, threads: int, report: Report, stop_asked: Asked
+def run_on_ray(
+    groups: Sequence[Sequence[Task]],
+    address: str,
+    jobs: int | None,
+    threads: int,
+    report: Report,
+    stop_asked: StopAsked,
 ) -> None:
     """Run every group as a task with `threads` cores, or a GPU where the cluster has some; returns when all ended.
 
@@ -42,7 +47,7 @@ def run_groups(
 
 
 def _run(
-    ray: Any, groups: Sequence[Sequence[Task]], jobs: int | None, threads: int, report: Report, stop_asked: Asked
+    ray: Any, groups: Sequence[Sequence[Task]], jobs: int | None, threads: int, report: Report, stop_asked: StopAsked
 ) -> None:
     waiting = deque(list(group) for group in groups)
     stop = groups[0][0].folder.parent / ".stop"
@@ -60,7 +65,7 @@ def _run(
             while waiting and len(under_way) < (jobs or _slots(ray, threads, gpu)):
                 group = waiting.popleft()
                 under_way[remote.remote(group, threads, stop)] = group
-                report(Message(group[0].index))
+                report(Progress(group[0].index))
             ready, _ = ray.wait(list(under_way), timeout=SECONDS_TO_LOOK) if under_way else ([], [])
             for group in under_way.values():
                 _report_progress(group, seen, report)
@@ -108,12 +113,12 @@ def _slots(ray: Any, threads: int, gpu: bool) -> int:
     return max(1, int(found.get("GPU", 0)) if gpu else int(found.get("CPU", 1)) // threads)
 
 
-def _serve(group: list[Task], threads: int, stop: Path) -> list[Message]:
+def _serve(group: list[Task], threads: int, stop: Path) -> list[Progress]:
     """In the cluster: run the cells of a group; returns how each ended."""
     import torch
 
     torch.set_num_threads(threads)
-    heard: list[Message] = []
+    heard: list[Progress] = []
     run_group(group, heard.append, stop.exists)
     return [message for message in heard if message.ending is not None]
 
@@ -124,7 +129,7 @@ def _report_progress(group: Sequence[Task], seen: dict[int, int], report: Report
         row = _last_row(task.folder / "metrics.jsonl")
         if row is not None and row["round"] > seen.get(task.index, -1):
             seen[task.index] = row["round"]
-            report(Message(task.index, row["round"], methods.rounds(task.config), row))
+            report(Progress(task.index, row["round"], methods.rounds(task.config), row))
 
 
 def _last_row(path: Path) -> Row | None:
@@ -153,7 +158,7 @@ def _report_loss(group: list[Task], why: str, report: Report) -> list[Task]:
     """A task was lost with its process: what is in the folders tells which cell it was at."""
     for position, task in enumerate(group):
         ending = ended(task)
-        report(Message(task.index, ending=ending or Ending("failed", error=why)))
+        report(Progress(task.index, ending=ending or Ending("failed", error=why)))
         if ending is None:
             return group[position + 1 :]
     return []

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .output import printable
 from .progress import describe
-from .terminal import printable
 
 if TYPE_CHECKING:
     from ..experiments.results import Record
@@ -39,7 +39,7 @@ class Running:
         return (self.rounds - self.round) / rate if settled and rate and self.rounds is not None else None
 
 
-class Tally:
+class SweepProgress:
     """What a sweep has come to: counts, the cells under way, the best so far, the time left."""
 
     def __init__(self, total: int, by: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class Tally:
         self._took: list[float] = []
         self._most = 1
 
-    def hear(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         now, label = self.clock(), event.cell.label
         if event.outcome is None:
             cell = self.running.setdefault(label, Running(now))
@@ -118,7 +118,7 @@ class Tally:
 class Lines:
     """A line whenever a cell ends; those that were done before are counted in one."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: SweepProgress) -> None:
         self.tally, self._skipped = tally, 0
 
     def __enter__(self) -> Lines:
@@ -127,8 +127,8 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         self._say_skipped()
 
-    def hear(self, event: Event) -> None:
-        self.tally.hear(event)
+    def update(self, event: Event) -> None:
+        self.tally.update(event)
         if event.outcome is None:
             return
         if event.outcome.skipped:
@@ -147,10 +147,10 @@ class Lines:
             self._skipped = 0
 
 
-class Board:
+class LiveTable:
     """The live table: a line for all, one for each cell under way; what went wrong stays above it."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: SweepProgress) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -159,15 +159,15 @@ class Board:
             console=Console(stderr=True), get_renderable=self._table, refresh_per_second=4, transient=True
         )
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> LiveTable:
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def hear(self, event: Event) -> None:
-        self.tally.hear(event)
+    def update(self, event: Event) -> None:
+        self.tally.update(event)
         if event.outcome is not None and event.outcome.status in ("diverged", "failed") and not event.outcome.skipped:
             self._live.console.print(ending(event, self.tally.by), markup=False, highlight=False)
 
@@ -189,12 +189,12 @@ class Board:
         return Group(line, table)
 
 
-def board(total: int, by: str, quiet: bool) -> Lines | Board | None:
+def sweep_display(total: int, by: str, quiet: bool) -> Lines | LiveTable | None:
     """The right way to show a sweep on this stderr."""
     if quiet:
         return None
-    tally = Tally(total, by)
-    return Board(tally) if sys.stderr.isatty() else Lines(tally)
+    tally = SweepProgress(total, by)
+    return LiveTable(tally) if sys.stderr.isatty() else Lines(tally)
 
 
 def ending(event: Event, by: str) -> str:

@@ -27,7 +27,7 @@ class _Recorded:
     output: Any
 
 
-class Graphs:
+class CudaGraphs:
     """Calls of one function, replayed from a recording once the same call has come often enough."""
 
     def __init__(self, what: str = "this model") -> None:

@@ -97,7 +97,7 @@ def bounds(name: str, data_dir: str | None, size: Scale, found: Verification) ->
     return {key: (horizons, values) for key, values in lines.items()}
 
 
-def duel(name: str, data_dir: str | None, rounds: int, found: Verification) -> Series:
+def compare_with_clip21(name: str, data_dir: str | None, rounds: int, found: Verification) -> Series:
     """Clip21 and NormEC from zero memories, the same messages, each with its best step size of six.
 
     α = 0.01 and β = 0.1 are the paper's; there β > 2α, and memories rest at errors of β/2 − α = 0.04 each, not at zero.

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec.gradients.feed import Feed
-from normec.gradients.loop import Loop
+from normec.gradients.batch_feed import BatchFeed
+from normec.gradients.loop import LoopEngine
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches
 from normec.sampling.random_streams import Stream
@@ -17,12 +17,12 @@ from .cases import BATCH, SIZES, problem
 SEED = 6
 
 
-def feed(batch: int | None, sizes: tuple[int, ...] = SIZES) -> tuple[Feed, Batches | None, ResidentRecords]:
+def feed(batch: int | None, sizes: tuple[int, ...] = SIZES) -> tuple[BatchFeed, Batches | None, ResidentRecords]:
     of = problem("augmented pixels", sizes=sizes)
     assert isinstance(of.records, ResidentRecords)
     assert of.sizes is not None
     batches = Batches(of.sizes, batch, SEED) if batch is not None else None
-    return Feed(of, of.records, batches, SEED), batches, of.records
+    return BatchFeed(of, of.records, batches, SEED), batches, of.records
 
 
 def expected(records: ResidentRecords, clients: Tensor, batch: int | None, round: int) -> list[list[int]]:
@@ -79,7 +79,7 @@ def test_another_grouping_of_the_same_clients_gets_its_own_tables() -> None:
 @pytest.mark.parametrize("batch", [BATCH, None])
 def test_uniforms_are_the_loop_s(batch: int | None, everyone: bool) -> None:
     source, batches, _ = feed(batch)
-    loop = Loop(problem("augmented pixels"), batches, SEED)
+    loop = LoopEngine(problem("augmented pixels"), batches, SEED)
     for round in (0, 5, 11):
         for group in source.groups(torch.arange(5), 1000, full=False):
             _, uniforms = source.tables(group, round, everyone=everyone)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from normec.experiments import build, cells, runs
+from normec.experiments import build, runs, tasks
 from normec.settings import config
-from normec.training import interleaved as fleet
+from normec.training.interleaved import run_interleaved
 
 
 def counting(end: int, fails_at: int | None = None) -> Generator[None, None, int]:
@@ -22,7 +22,7 @@ def counting(end: int, fails_at: int | None = None) -> Generator[None, None, int
 
 
 def test_all_are_taken_to_their_ends_and_one_that_fails_stops_no_other() -> None:
-    found = fleet.together([counting(3), counting(7, fails_at=2), counting(5), counting(0)], torch.device("cpu"))
+    found = run_interleaved([counting(3), counting(7, fails_at=2), counting(5), counting(0)], torch.device("cpu"))
     assert [found[0], found[2], found[3]] == [3, 5, 0]
     assert isinstance(found[1], ValueError)
     assert str(found[1]) == "step 2"
@@ -32,25 +32,25 @@ def test_cells_in_turns_leave_what_they_leave_alone(tmp_path: Path) -> None:
     shared = {"model": "mlp", "clients": 5, "rounds": 12, "batch_size": 8, "private": False}
     configs = [config.make({**shared, "lr": lr, "method": method}) for method in ("normec", "gd") for lr in (0.1, 0.5)]
     configs.append(config.make({**shared, "lr": 1e30, "method": "gd"}))  # diverges
-    tasks = [cells.Task(i, of, tmp_path / f"turns-{i}") for i, of in enumerate(configs)]
-    heard: list[cells.Message] = []
-    cells._run_in_turns(tasks, torch.device("cpu"), heard.append, lambda: False)
-    endings = {message.index: message.ending for message in heard if message.ending is not None}
+    given = [tasks.Task(i, of, tmp_path / f"turns-{i}") for i, of in enumerate(configs)]
+    heard: list[tasks.Progress] = []
+    tasks._run_in_turns(given, torch.device("cpu"), heard.append, lambda: False)
+    endings = {progress.index: progress.ending for progress in heard if progress.ending is not None}
     assert {index: ending.status for index, ending in endings.items() if ending} == {
         **dict.fromkeys(range(4), "finished"),
         4: "diverged",
     }
     for i, of in enumerate(configs[:4]):
         alone = runs.execute(of, tmp_path / f"alone-{i}")
-        assert runs.read(tasks[i].folder).history.rows == alone.history.rows
+        assert runs.read(given[i].folder).history.rows == alone.history.rows
 
 
 def test_cells_in_turns_stop_when_asked_and_go_on_later(tmp_path: Path) -> None:
     of = config.make({"clients": 5, "rounds": 50, "private": False, "lr": 0.1})
-    task = cells.Task(0, of, tmp_path / "run")
-    heard: list[cells.Message] = []
+    task = tasks.Task(0, of, tmp_path / "run")
+    heard: list[tasks.Progress] = []
     asked = iter([False] * 10 + [True] * 10)
-    cells._run_in_turns([task], torch.device("cpu"), heard.append, lambda: next(asked))
+    tasks._run_in_turns([task], torch.device("cpu"), heard.append, lambda: next(asked))
     assert heard[-1].ending is not None
     assert heard[-1].ending.status == "interrupted"
     assert heard[-1].ending.round == 10
@@ -79,6 +79,6 @@ class Watched:
 def test_a_problem_depends_on_no_other_setting(settings: dict[str, object]) -> None:
     watched = Watched(config.make(settings))
     build.problem(watched)  # type: ignore[arg-type]
-    assert watched.read - {"public_seed"} <= set(build.OF_THE_PROBLEM)  # which is the seed, or 0
-    assert build.known_by(config.make({**settings, "lr": 0.5})) == build.known_by(config.make(settings))
-    assert build.known_by(config.make({**settings, "seed": 5})) != build.known_by(config.make(settings))
+    assert watched.read - {"public_seed"} <= set(build.PROBLEM_SETTINGS)  # which is the seed, or 0
+    assert build.problem_key(config.make({**settings, "lr": 0.5})) == build.problem_key(config.make(settings))
+    assert build.problem_key(config.make({**settings, "seed": 5})) != build.problem_key(config.make(settings))

@@ -20,7 +20,7 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from .engine import Block, Engine
-from .loop import Loop
+from .loop import LoopEngine
 from .precision import Precision
 
 _LOOKED_AT = 3  # clients whose gradients are compared
@@ -36,25 +36,25 @@ log = logging.getLogger("normec")
 _verdicts: WeakKeyDictionary[Problem, dict[Hashable, str | None]] = WeakKeyDictionary()
 
 
-class Fast(Engine, Protocol):
+class FastEngine(Engine, Protocol):
     """An engine that the guard can hold against the reference."""
 
     @property
-    def form(self) -> str:
+    def variant(self) -> str:
         """The engine and whatever else the bits of its sums depend on."""
         ...
 
     def shrink(self) -> bool: ...
 
 
-class Guarded:
+class VerifiedEngine:
     """`fast` where it gives the loop's gradients, the loop where it does not, cannot, or runs out of memory."""
 
     def __init__(
         self,
         problem: Problem,
-        make: Callable[[Problem, Precision], Fast],
-        reference: Loop,
+        make: Callable[[Problem, Precision], FastEngine],
+        reference: LoopEngine,
         kind: Hashable,
         private: bool = False,
     ) -> None:
@@ -67,15 +67,15 @@ class Guarded:
         self._private = private
         self._fast = make(problem, reference.precision)
         self._checked = self._compared = self._proven = False
-        self._engine: Fast | Loop = self._fast
+        self._engine: FastEngine | LoopEngine = self._fast
 
     @property
     def name(self) -> str:
         return self._engine.name
 
     @property
-    def form(self) -> str:
-        return self._engine.form
+    def variant(self) -> str:
+        return self._engine.variant
 
     @property
     def threads(self) -> int:
@@ -154,7 +154,14 @@ class Guarded:
         return None  # a run that diverges at its start is not the engine's fault
 
     def _rougher(
-        self, shown: Problem, x: Tensor, buffers: Buffers, round: int, clients: Tensor, drawn: Tensor | None, fine: Loop
+        self,
+        shown: Problem,
+        x: Tensor,
+        buffers: Buffers,
+        round: int,
+        clients: Tensor,
+        drawn: Tensor | None,
+        fine: LoopEngine,
     ) -> str | None:
         """Why the engine is not to be trusted in the precision it will run in, or None.
 
@@ -244,7 +251,7 @@ def _unlike(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> str | None:
 
 
 def _fitting(
-    engine: Fast, x: Tensor, buffers: Buffers, round: int, clients: Tensor, among: Tensor | None
+    engine: FastEngine, x: Tensor, buffers: Buffers, round: int, clients: Tensor, among: Tensor | None
 ) -> tuple[Tensor, ...]:
     """`_collected`, in blocks as small as the memory asks for."""
     while True:

@@ -1,0 +1,320 @@
+"""The cells of a sweep as tasks, run in this process or in worker processes.
+
+A task names a cell, its configuration and its folder. Whoever runs tasks reports their progress: that a cell began, how
+far it is, and how it ended. Results are in the cell's folder, not in the reports.
+
+Workers are spawned, each in a process group of its own, so that Ctrl-C in a terminal reaches the parent alone. The
+parent asks the workers to stop, and they stop after the current round. A worker that dies takes only its current cell
+with it, and a worker ends itself when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from ..errors import Diverged, UsageError
+from ..problems.problem import Problem
+from ..settings.config import RunConfig
+from ..storage.history import Row
+from ..training.callbacks import Callback
+from ..training.interleaved import run_interleaved
+from ..training.train import ready
+from . import build, runs
+
+DONE = ("finished", "diverged")
+SECONDS_BETWEEN = 0.2
+SECONDS_TO_LOOK = 0.2
+SECONDS_TO_LEAVE = 10.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell to be computed: its place in the list, what to run, and where it lives."""
+
+    index: int
+    config: RunConfig
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a cell ended: finished, stopped, interrupted, diverged (in which round) or failed (why)."""
+
+    status: str
+    round: int | None = None
+    error: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """News of one cell; `ending` is set once, last."""
+
+    index: int
+    round: int = 0
+    rounds: int | None = None
+    row: Row | None = None
+    ending: Ending | None = None
+
+
+Report = Callable[[Progress], None]
+StopAsked = Callable[[], bool]
+
+
+def run_group(group: Sequence[Task], report: Report, stop_asked: StopAsked = lambda: False) -> None:
+    """Run cells that were grouped: on a GPU in turns, a round each, elsewhere one after another.
+
+    A cell that cannot be run is reported as failed, whatever the reason: the others go on. After a request to stop,
+    cells that have not begun are left out.
+    """
+    device = build.device(group[0].config.device)
+    alike = len({(task.config.device, task.config.precision) for task in group}) == 1
+    if len(group) > 1 and device.type == "cuda" and alike and not stop_asked():
+        _run_in_turns(group, device, report, stop_asked)
+        return
+    for task in group:
+        if stop_asked():
+            return
+        report(Progress(task.index))
+        ending = run_cell(task, report, stop_asked)
+        report(Progress(task.index, ending=ending))
+        if ending.status == "interrupted":
+            return
+
+
+def _run_in_turns(group: Sequence[Task], device: torch.device, report: Report, stop_asked: StopAsked) -> None:
+    problems: dict[str, Problem] = {}
+
+    def steps(task: Task) -> Generator[None, None, None]:
+        report(Progress(task.index))
+        held = build.problem_key(task.config)
+
+        def begun() -> Generator[None, None, runs.Result]:
+            if held not in problems:  # cells that differ in their step size share their data
+                problems[held] = build.problem(task.config).to(device)
+            reporter = _ProgressReporter(task.index, report, lambda: False)
+            return (yield from runs.steps(task.config, task.folder, [reporter], stop_asked, problems[held]))
+
+        def guarded() -> Generator[None, None, Ending]:
+            stepping = begun()
+            while True:
+                try:
+                    next(stepping)
+                except StopIteration as end:
+                    return Ending(end.value.summary["status"], end.value.summary["round"])
+                except Exception as error:  # the border between a cell and the rest of a sweep
+                    return _failure(task, error)
+                yield
+
+        report(Progress(task.index, ending=(yield from guarded())))
+
+    with ready(group[0].config.precision):
+        run_interleaved([steps(task) for task in group], device)
+
+
+def ended(task: Task) -> Ending | None:
+    """How a cell ended by the word of its folder; None if it is not done, or the folder is damaged."""
+    try:
+        found = runs.existing(task.folder, task.config)
+    except UsageError:
+        return None
+    if found is None or found.summary["status"] not in DONE:
+        return None
+    return Ending(found.summary["status"], found.summary.get("round"), found.summary.get("error"))
+
+
+def run_cell(task: Task, report: Report, stop_asked: StopAsked) -> Ending:
+    """Train one cell in its folder."""
+    try:
+        result = runs.execute(task.config, task.folder, [_ProgressReporter(task.index, report, stop_asked)])
+    except Exception as error:  # the border between a cell and the rest of a sweep
+        return _failure(task, error)
+    return Ending(result.summary["status"], result.summary["round"])
+
+
+def _failure(task: Task, error: Exception) -> Ending:
+    match error:
+        case Diverged():
+            return Ending("diverged", error.round, str(error))
+        case UsageError():
+            return Ending("failed", error=str(error))
+        case OSError():
+            return Ending("failed", error=f"{error.filename or task.folder}: {error.strerror or error}")
+    trace = "".join(traceback.format_exception(error))
+    return Ending("failed", error=f"{type(error).__name__}: {error}", traceback=trace)
+
+
+class _ProgressReporter(Callback):
+    """Reports how far a run is, and turns a request to stop into the Ctrl-C that ends a run after its round."""
+
+    def __init__(self, index: int, report: Report, stop_asked: StopAsked) -> None:
+        self._index, self._report, self._stop_asked = index, report, stop_asked
+        self._rounds: int | None = None
+        self._row: Row = {}
+        self._last = 0.0
+        self._stop_requested = False
+
+    def begin(self, first_round: int, rounds: int) -> None:
+        self._rounds = rounds
+        self._report(Progress(self._index, first_round, rounds))
+
+    def row(self, row: Row) -> None:
+        self._row = self._row | row
+
+    def round(self, round: int) -> None:
+        now = time.monotonic()
+        if now - self._last < SECONDS_BETWEEN:
+            return
+        self._last = now
+        self._report(Progress(self._index, round, self._rounds, self._row))
+        if not self._stop_requested and self._stop_asked():
+            self._stop_requested = True
+            _thread.interrupt_main()  # Ctrl-C, for processes too in which the signal itself is blocked
+
+
+def run_in_workers(
+    groups: Sequence[Sequence[Task]], jobs: int, threads: int, report: Report, stop_asked: StopAsked
+) -> None:
+    """Run every group in one of `jobs` processes with `threads` threads of torch each; returns when all have ended."""
+    waiting = deque(list(group) for group in groups)
+    workers: list[_Worker] = []
+    stopping = False
+    try:
+        while True:
+            if stop_asked() and not stopping:
+                stopping = True
+                waiting.clear()
+                for worker in workers:
+                    worker.send(None)
+            workers = [worker for worker in workers if worker.group or worker.alive()]
+            for worker in workers:
+                if waiting and not worker.group:
+                    worker.send(waiting.popleft())
+            while waiting and len(workers) < jobs:
+                workers.append(_Worker(threads))
+                workers[-1].send(waiting.popleft())
+            busy = {worker.pipe: worker for worker in workers if worker.group}
+            if not busy:
+                return
+            for pipe in connection.wait(list(busy), SECONDS_TO_LOOK):
+                worker = busy[pipe]  # type: ignore[index]  # `wait` returns what it was given
+                progress = worker.receive()
+                if progress is not None:
+                    report(progress)
+                    continue
+                workers.remove(worker)
+                first, *others = worker.group
+                report(
+                    Progress(
+                        first.index, ending=Ending("interrupted" if stopping else "failed", error=worker.exit_reason())
+                    )
+                )
+                if others and not stopping:
+                    waiting.appendleft(others)
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class _Worker:
+    """A process, the pipe to it, and the cells it still owes."""
+
+    def __init__(self, threads: int) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until the worker is ready
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        theirs.close()  # so that the death of the worker is the end of the pipe
+        self.group: list[Task] = []
+
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def send(self, group: list[Task] | None) -> None:
+        """Hand over a group; None asks to stop."""
+        if group is not None:
+            self.group = group
+        with suppress(OSError):  # it is dead then, which the next `receive` will say
+            self.pipe.send(group)
+
+    def receive(self) -> Progress | None:
+        """The next progress; None if there will be no more."""
+        try:
+            progress: Progress = self.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        if progress.ending is not None:
+            self.group = [task for task in self.group if task.index != progress.index]
+            if progress.ending.status == "interrupted":
+                self.group = []
+        return progress
+
+    def exit_reason(self) -> str:
+        """Why the process is no more."""
+        self._process.join(SECONDS_TO_LEAVE)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        code = self._process.exitcode or 0
+        if code >= 0:
+            return f"its process ended with code {code}"
+        name = signal.Signals(-code).name
+        return f"its process was killed by {name}" + (" (is the memory enough?)" if name == "SIGKILL" else "")
+
+    def end(self) -> None:
+        """A worker without cells leaves when its pipe closes; one that still has some is stopped at once."""
+        if self.group:
+            self._process.kill()
+        self.pipe.close()
+        self._process.join()
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """A worker's life."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    stopped = False
+
+    def stop_asked() -> bool:
+        nonlocal stopped
+        while not stopped and pipe.poll():
+            stopped = pipe.recv() is None  # nothing but a request to stop comes while a group is under way
+        return stopped
+
+    try:
+        while not stopped:
+            group = pipe.recv()
+            if group is None:
+                return
+            run_group(group, pipe.send, stop_asked)
+    except (EOFError, OSError):
+        return  # the parent is gone
+
+
+def _follow_parent() -> None:
+    """End with the parent, however it ended: a run that is cut off goes on from its checkpoint."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
