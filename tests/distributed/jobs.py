@@ -78,8 +78,8 @@ def mistakes(world: World, folder: Path) -> None:
 
     attempt("seeds", lambda: Case(NormEC(0.1, 0.3), how={"seed": world.rank}).train(world))
     attempt("few", lambda: _train_few(world))
-    attempt("nan", lambda: _train_nan(world, engine="loop"))
-    attempt("nan, private", lambda: _train_nan(world, engine="loop", privacy=SEEDED))
+    attempt("nan", lambda: _train_nan(world))
+    attempt("nan, private", lambda: _train_nan(world, privacy=SEEDED))
     attempt("long", lambda: Case(ErrorFeedback(TooLong(1.0))).train(world))
     attempt("file", lambda: Case(NormEC(0.1, 0.3)).train(world, out=folder / "a file"))
     if dist.is_initialized():
@@ -89,7 +89,7 @@ def mistakes(world: World, folder: Path) -> None:
 
 def _train_few(world: World) -> None:
     one = normec.Problem(nn.Linear(4, 3), nn.functional.cross_entropy, [data(9, 0)])
-    normec.train(one, NormEC(0.1, 0.3), lr=0.1, rounds=2, world=world)
+    normec.train(one, NormEC(0.1, 0.3), lr=0.1, rounds=2, compute=normec.Compute(communicator=world))
 
 
 def _train_nan(world: World, **how: Any) -> None:
@@ -101,7 +101,8 @@ def _train_nan(world: World, **how: Any) -> None:
         return value
 
     functions = normec.Problem.from_functions([function(i) for i in range(CLIENTS)], torch.zeros(2))
-    normec.train(functions, NormEC(0.1, 0.5), lr=0.2, rounds=50, seed=1, world=world, **how)
+    compute = normec.Compute(engine="loop", communicator=world)
+    normec.train(functions, NormEC(0.1, 0.5), lr=0.2, rounds=50, seed=1, compute=compute, **how)
 
 
 def main(name: str, folder: str) -> None:

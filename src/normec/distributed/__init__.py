@@ -1,7 +1,7 @@
 """The method across processes: a `World` of ranks for the round loop, and optimizers for training loops of one's own.
 
 with normec.distributed.join() as world:              under torchrun, or `normec train --processes N`
-    run = normec.train(problem, method, …, world=world)
+    run = normec.train(problem, method, …, compute=normec.Compute(communicator=world))
 
 optimizer = normec.distributed.NormEC(model.parameters(), lr=0.1, alpha=0.01, beta=0.1)
 """
