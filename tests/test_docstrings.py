@@ -3,30 +3,69 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import inspect
+import re
 import sys
+from typing import Any
 
 import pytest
 
 import normec
 
+MODULES = ("normec", *(f"normec.{name}" for name in normec._PACKAGES))
+PUBLIC = {
+    f"{module}.{name}": getattr(found, name)
+    for module in MODULES
+    for found in [importlib.import_module(module)]
+    for name in getattr(found, "__all__", ())
+}
+DESCRIBED = {name: thing for name, thing in PUBLIC.items() if inspect.isroutine(thing) or isinstance(thing, type)}
+VALUES = sorted(PUBLIC.keys() - DESCRIBED.keys())
+CALLED = {
+    name: thing
+    for name, thing in DESCRIBED.items()
+    if not getattr(thing, "_is_protocol", False) and not (isinstance(thing, type) and issubclass(thing, Exception))
+}
 
-@pytest.mark.parametrize("name", normec.__all__)
-def test_a_public_name_is_documented(name: str) -> None:
-    thing = getattr(normec, name)
-    text = inspect.getdoc(thing) or ""
-    assert text, f"{name} has no docstring"
-    if name in ("train", "Run", "Privacy") or (isinstance(thing, type) and issubclass(thing, Exception)):
-        return  # described in prose or in a table
-    arguments = [one for one in inspect.signature(thing).parameters if one not in ("args", "kwargs")]
-    assert not arguments or "Args:" in text
-    for argument in arguments:
-        assert f"{argument}:" in text, f"{name} does not describe {argument}"
+
+def section(thing: Any, name: str) -> str | None:
+    """The lines of a section of a docstring; None if there is no such section."""
+    found = re.search(rf"^{name}:\n((?:    .*\n|\n)+)", inspect.cleandoc(thing.__doc__ or "") + "\n", re.MULTILINE)
+    return found[1] if found else None
 
 
-@pytest.mark.parametrize("module", sorted({getattr(normec, name).__module__ for name in normec.__all__}))
+def test_every_package_says_what_is_public() -> None:
+    assert len(DESCRIBED) > 100
+    assert VALUES == ["normec.data.SCHEMES", "normec.models.MODELS", "normec.privacy.FULL"]
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_public_name_has_a_summary_of_its_own(name: str) -> None:
+    summary = (DESCRIBED[name].__doc__ or "").strip().split("\n")[0]
+    assert summary, f"{name} has no docstring"
+    assert not summary.startswith(f"{name.rpartition('.')[2]}("), f"{name} has a docstring that was made for it"
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_arguments_are_described_in_order(name: str) -> None:
+    described = re.findall(r"^    (\w+): ", section(CALLED[name], "Args") or "", re.MULTILINE)
+    assert described == list(inspect.signature(CALLED[name]).parameters)
+
+
+@pytest.mark.parametrize("name", [name for name, thing in CALLED.items() if inspect.isfunction(thing)])
+def test_what_is_returned_is_described(name: str) -> None:
+    returned = inspect.signature(CALLED[name]).return_annotation
+    described = section(CALLED[name], "Returns") or section(CALLED[name], "Yields")
+    assert (described is not None) == (returned not in (None, "None", inspect.Signature.empty))
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_public_name_has_an_example(name: str) -> None:
+    assert ">>>" in (section(CALLED[name], "Example") or "")
+
+
+@pytest.mark.parametrize("module", sorted({thing.__module__ for thing in DESCRIBED.values()}))
 def test_examples_in_docstrings_run(module: str) -> None:
-    failed, tried = doctest.testmod(sys.modules[module], optionflags=doctest.NORMALIZE_WHITESPACE)
+    failed, _ = doctest.testmod(sys.modules[module], optionflags=doctest.NORMALIZE_WHITESPACE)
     assert not failed
-    if module not in ("normec.training.train", "normec.training.run"):
-        assert tried, f"{module} has no example"

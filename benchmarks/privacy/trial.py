@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,9 +71,9 @@ class _Begun:
         config: RunConfig = make({**trial.settings, "seed": trial.seed, "validation": trial.validation})
         problem = _problem(build.problem_key(config), config, str(build.device(config.device)))
         method = methods.build(config, len(problem.x0), problem.tensor_sizes)
-        asked = build.training(config)
-        asked |= {"log_every": config.rounds, "evaluate_every": config.rounds}
-        return cls(trial, problem, method, prepare(problem, method, **asked))
+        options = build.training(config)
+        at_the_end = replace(options.logging, every=config.rounds, evaluate_every=config.rounds)
+        return cls(trial, problem, method, prepare(problem, method, replace(options, logging=at_the_end)))
 
     def found(self, run: Run | Exception) -> Measurement:
         if isinstance(run, Diverged):

@@ -58,12 +58,10 @@ def _train(
             batch_size=batch,
             participation=normec.FixedSize(case.drawn) if case.drawn < case.clients else None,
             privacy=privacy,
-            log_every=clock.max_rounds,
-            evaluate_every=clock.max_rounds,
             device=case.device,
-            engine=engine,
-            precision=case.precision,
             callbacks=[_ClockCallback(clock)],
+            logging=normec.Logging(every=clock.max_rounds, evaluate_every=clock.max_rounds),
+            compute=normec.Compute(engine=engine, precision=case.precision),
         )
     except _Enough:
         return

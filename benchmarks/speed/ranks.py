@@ -107,11 +107,9 @@ def _rank(case: Case, communicator: Communicator, rounds: int) -> None:
         lr=LR,
         rounds=rounds + 1,
         batch_size=data.case.spec.batch,
-        engine="loop",
-        log_every=rounds + 1,
-        evaluate_every=rounds + 1,
         callbacks=[ticks],
-        communicator=communicator,
+        logging=normec.Logging(every=rounds + 1, evaluate_every=rounds + 1),
+        compute=normec.Compute(engine="loop", communicator=communicator),
     )
     dimension = sum(p.numel() for p in data.built.model.parameters())
     whole, reduced = torch.zeros(dimension), []

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .sampling.participation import Everyone, FixedSize, Poisson
     from .storage.history import History
     from .training.callbacks import Callback
+    from .training.options import Compute, Logging, Memory, Storage
     from .training.run import Run
     from .training.train import train
 
@@ -36,6 +37,7 @@ _HOME = {
     "sampling.participation": ("Everyone", "FixedSize", "Poisson"),
     "storage.history": ("History",),
     "training.callbacks": ("Callback",),
+    "training.options": ("Compute", "Logging", "Memory", "Storage"),
     "training.run": ("Run",),
     "training.train": ("train",),
 }
@@ -50,12 +52,15 @@ __all__ = [
     "Callback",
     "Clip",
     "Clip21",
+    "Compute",
     "Diverged",
     "ErrorFeedback",
     "Everyone",
     "FixedSize",
     "History",
     "Identity",
+    "Logging",
+    "Memory",
     "Method",
     "NormEC",
     "Poisson",
@@ -64,6 +69,7 @@ __all__ = [
     "RandK",
     "Run",
     "SmoothedNorm",
+    "Storage",
     "TopK",
     "UsageError",
     "train",

@@ -26,7 +26,19 @@ class UsageError(ValueError):
 
 
 class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of the caller)
-    """Training met a value that is not finite, or a message past its bound; `round` and `clients` say where."""
+    """Training met a value that is not finite, or a message that exceeds its bound.
+
+    Args:
+        round: The round in which it happened.
+        clients: The clients that it happened to; empty if it concerns all of them.
+        what: The value, such as "the loss".
+        how: What is wrong with it.
+        cure: What may help (default: a smaller lr, or a look at the data in the first round).
+
+    Example:
+        >>> print(Diverged(3, [1], "the loss"))
+        the loss of client 1 is not finite in round 3; a smaller lr may cure it
+    """
 
     def __init__(self, round: int, clients: list[int], what: str, how: str = "is not finite", cure: str = "") -> None:
         named = ", ".join(map(str, clients[:5])) + (" …" if len(clients) > 5 else "")
@@ -37,7 +49,17 @@ class Diverged(RuntimeError):  # noqa: N818  (a state of a run, not a mistake of
 
 
 class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mistake)
-    """The release would pass the budget; it was neither written down nor may it be made."""
+    """The release would exceed the budget; it was not written to the ledger, and must not be made.
+
+    Args:
+        round: The round of the release.
+        epsilon: The ε that the release would lead to.
+        budget: The ε that must not be exceeded.
+
+    Example:
+        >>> print(BudgetSpent(12, 8.13, 8.0))
+        round 12 would bring epsilon to 8.13, past the budget of 8; training stops here
+    """
 
     def __init__(self, round: int, epsilon: float, budget: float) -> None:
         super().__init__(

@@ -19,11 +19,13 @@ from normec import (
     Diverged,
     ErrorFeedback,
     FixedSize,
+    Memory,
     Method,
     NormEC,
     Privacy,
     Problem,
     SmoothedNorm,
+    Storage,
     UsageError,
     train,
 )
@@ -67,7 +69,7 @@ def remembered(run: normec.Run) -> Any:
 def test_what_a_class_defines_is_what_runs(
     name: str, drawn: FixedSize | None, privacy: Privacy | None, memory: Any, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"privacy": privacy, "participation": drawn, "memory_home": memory}
+    options: dict[str, Any] = {"privacy": privacy, "participation": drawn, "memory": Memory(home=memory)}
     run = train(bowls(), ALL[name], lr=0.1, rounds=ROUNDS, seed=1, out=tmp_path / "run", **options)
     x, kept = by_hand(name, drawn)
     np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-10)
@@ -83,7 +85,7 @@ def test_states_are_checkpointed(name: str, tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     options: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 1, "participation": FixedSize(2)}
-    options |= {"checkpoint_seconds": 0.0, "out": tmp_path / "run"}
+    options |= {"storage": Storage(checkpoint_seconds=0.0), "out": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
         train(bowls(), ALL[name], callbacks=[Stop()], **options)
     run = train(bowls(), ALL[name], **options)
@@ -476,5 +478,5 @@ def test_no_theorem_is_about_a_subclass() -> None:
 def test_memories_of_less_precision_need_a_method_that_can_say_what_they_took() -> None:
     problem = bowls()
     with pytest.raises(UsageError, match="memory_dtype is for memories made of messages alone"):
-        train(problem, Clip21SGDM(), lr=0.1, rounds=3, memory_dtype=torch.bfloat16)
-    assert train(problem, NormEC(0.1, 0.3), lr=0.1, rounds=3, memory_dtype=torch.bfloat16).finished
+        train(problem, Clip21SGDM(), lr=0.1, rounds=3, memory=Memory(dtype=torch.bfloat16))
+    assert train(problem, NormEC(0.1, 0.3), lr=0.1, rounds=3, memory=Memory(dtype=torch.bfloat16)).finished

@@ -11,7 +11,7 @@ from normec.algorithms.tensor_norm import TensorNormEC
 from normec.errors import UsageError
 from normec.experiments import build, methods
 from normec.settings.config import make
-from normec.training.train import train
+from normec.training.train import prepare
 
 SIZES = (4, 1, 3)
 
@@ -50,7 +50,7 @@ def test_a_configuration_names_it_and_the_models_tensors_are_used(way: str) -> N
     config = make({"server_norm": way, "clients": 5, "private": False, "rounds": 1, "lr": 0.5})
     problem = build.problem(config)
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
-    run = train(problem, method, **build.training(config))
+    run = prepare(problem, method, build.training(config)).run()
     moved = (run.x - problem.x0) / 0.5
     lengths = [float(part.norm()) for part in moved.split([640, 10])]
     assert lengths == pytest.approx([1.0, 1.0], rel=1e-5)

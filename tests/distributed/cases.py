@@ -17,8 +17,11 @@ from normec import (
     GD,
     Clip,
     Clip21,
+    Compute,
     ErrorFeedback,
     FixedSize,
+    Logging,
+    Memory,
     Method,
     NormEC,
     Privacy,
@@ -56,10 +59,19 @@ class Case:
     method: Method
     problem: str = "linear"
     how: dict[str, Any] = field(default_factory=dict)
+    engine: str = "auto"
 
     def train(self, communicator: Communicator | None = None, **more: Any) -> Run:
-        how = {"lr": 0.3, "rounds": 12, "seed": 5, "dtype": torch.float64, "log_every": 3, **self.how, **more}
-        return normec.train(problem(self.problem), self.method, communicator=communicator, diagnostics=True, **how)
+        how = {
+            "lr": 0.3,
+            "rounds": 12,
+            "seed": 5,
+            "logging": Logging(every=3, diagnostics=True),
+            "compute": Compute(dtype=torch.float64, engine=self.engine, communicator=communicator),
+            **self.how,
+            **more,
+        }
+        return normec.train(problem(self.problem), self.method, **how)
 
 
 SEEDED = Privacy(epsilon=4, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum")
@@ -68,9 +80,11 @@ CASES = {
     "normec without server normalisation": Case(NormEC(0.1, 0.3, server_norm=False), "mlp"),
     "normec with forgetting, sampled": Case(NormEC(0.1, 0.3, decay=0.1), how={"participation": FixedSize(3)}),
     "normec, one client at a time": Case(NormEC(0.1, 0.3), how={"participation": FixedSize(1)}),
-    "normec from gradients": Case(NormEC(0.1, 0.3), how={"initial_memory": "gradient", "batch_size": 4}),
-    "normec on batches, all recorded": Case(NormEC(0.1, 0.3), "mlp", {"batch_size": 4, "full_gradient": True}),
-    "normec by the loop": Case(NormEC(0.1, 0.3), "mlp", {"engine": "loop"}),
+    "normec from gradients": Case(NormEC(0.1, 0.3), how={"memory": Memory(initial="gradient"), "batch_size": 4}),
+    "normec on batches, all recorded": Case(
+        NormEC(0.1, 0.3), "mlp", {"batch_size": 4, "logging": Logging(every=3, full_gradient=True)}
+    ),
+    "normec by the loop": Case(NormEC(0.1, 0.3), "mlp", engine="loop"),
     "clip21": Case(Clip21(0.5)),
     "ef21 top-k": Case(EF21(TopK(3))),
     "ef21 rand-k": Case(EF21(RandK(3)), "mlp"),

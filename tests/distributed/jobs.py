@@ -78,8 +78,8 @@ def mistakes(communicator: Communicator, folder: Path) -> None:
 
     attempt("seeds", lambda: Case(NormEC(0.1, 0.3), how={"seed": communicator.rank}).train(communicator))
     attempt("few", lambda: _train_few(communicator))
-    attempt("nan", lambda: _train_nan(communicator, engine="loop"))
-    attempt("nan, private", lambda: _train_nan(communicator, engine="loop", privacy=SEEDED))
+    attempt("nan", lambda: _train_nan(communicator))
+    attempt("nan, private", lambda: _train_nan(communicator, privacy=SEEDED))
     attempt("long", lambda: Case(ErrorFeedback(TooLong(1.0))).train(communicator))
     attempt("file", lambda: Case(NormEC(0.1, 0.3)).train(communicator, out=folder / "a file"))
     if dist.is_initialized():
@@ -89,7 +89,7 @@ def mistakes(communicator: Communicator, folder: Path) -> None:
 
 def _train_few(communicator: Communicator) -> None:
     one = normec.Problem(nn.Linear(4, 3), nn.functional.cross_entropy, [data(9, 0)])
-    normec.train(one, NormEC(0.1, 0.3), lr=0.1, rounds=2, communicator=communicator)
+    normec.train(one, NormEC(0.1, 0.3), lr=0.1, rounds=2, compute=normec.Compute(communicator=communicator))
 
 
 def _train_nan(communicator: Communicator, **how: Any) -> None:
@@ -101,7 +101,8 @@ def _train_nan(communicator: Communicator, **how: Any) -> None:
         return value
 
     functions = normec.Problem.from_functions([function(i) for i in range(CLIENTS)], torch.zeros(2))
-    normec.train(functions, NormEC(0.1, 0.5), lr=0.2, rounds=50, seed=1, communicator=communicator, **how)
+    compute = normec.Compute(engine="loop", communicator=communicator)
+    normec.train(functions, NormEC(0.1, 0.5), lr=0.2, rounds=50, seed=1, compute=compute, **how)
 
 
 def main(name: str, folder: str) -> None:

@@ -40,7 +40,9 @@ def facts(done: Path) -> list[dict[str, Any]]:
 
 def by_rounds(name: str) -> torch.Tensor:
     problem = Problem(model(), F.cross_entropy, [data(9 + 2 * i, i) for i in range(N)])
-    return normec.train(problem, DEFINITIONS[name], lr=LR, rounds=ROUNDS, seed=SEED, dtype=torch.float64).x
+    return normec.train(
+        problem, DEFINITIONS[name], lr=LR, rounds=ROUNDS, seed=SEED, compute=normec.Compute(dtype=torch.float64)
+    ).x
 
 
 @pytest.mark.parametrize("name", METHODS)

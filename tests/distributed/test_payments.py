@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import normec
-from normec import Privacy, SmoothedNorm
+from normec import Compute, Privacy, SmoothedNorm
 from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
 from normec.errors import BudgetSpent, UsageError
 from normec.privacy import gaussian
 from normec.problems.functions import FunctionProblem
+from normec.training.options import Options
 from normec.training.train import prepare
 
 SIGMA, DELTA, WIDE = 2.0, 1e-5, 50
@@ -241,7 +242,11 @@ def test_rounds_of_train_that_are_run_again_are_paid_for_again(noise: str) -> No
 
     problem = FunctionProblem([torch.sum, broken], torch.zeros(8, dtype=torch.float64))
     privacy = Privacy(sigma=SIGMA, delta=DELTA, unit="client", relation="zero-out", trust="local", noise=noise)
-    rounds = prepare(problem, normec.DPSGD(SmoothedNorm(1.0)), lr=0.1, rounds=2, privacy=privacy, engine="loop")
+    rounds = prepare(
+        problem,
+        normec.DPSGD(SmoothedNorm(1.0)),
+        Options(lr=0.1, rounds=2, privacy=privacy, compute=Compute(engine="loop")),
+    )
     with pytest.raises(RuntimeError, match="out of memory"):
         rounds.run()
     assert rounds.mechanism is not None

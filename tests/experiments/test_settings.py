@@ -246,7 +246,7 @@ def test_a_private_run_from_python_states_its_privacy_and_no_secret(tmp_path: Pa
         privacy=n.Privacy(epsilon=2.0, trust="secure-sum"),
         lr=lambda k: 0.1 / (k + 1),
         participation=n.FixedSize(1),
-        initial_memory=torch.zeros(3),
+        memory=n.Memory(initial=torch.zeros(3)),
     )
     held = tomllib.loads((tmp_path / "own/config.toml").read_text())
     assert (held["private"], held["epsilon"], held["delta"], held["trust"]) == (True, 2.0, 1e-5, "secure-sum")

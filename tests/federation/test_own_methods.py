@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import FixedSize, Method, NormEC, Privacy, UsageError, train
+from normec import Compute, FixedSize, Logging, Method, NormEC, Privacy, UsageError, train
 from normec.algorithms import registry
 from normec.algorithms.method import Steps
 from normec.federation.protocol import party_state
@@ -123,7 +123,16 @@ def test_the_same_trajectory_as_in_one_process(
     model = convolution if "batch_size" in how else softmax
     village = Village(tmp_path, method, plan(7, **how), model=model, policy=OPEN, dtype=dtype)
     x = village.run()
-    reference = train(whole(model), method, lr=0.5, rounds=7, seed=7, dtype=dtype, engine="loop", log_every=1, **how)
+    reference = train(
+        whole(model),
+        method,
+        lr=0.5,
+        rounds=7,
+        seed=7,
+        compute=Compute(dtype=dtype, engine="loop"),
+        logging=Logging(every=1),
+        **how,
+    )
     close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-6, "atol": 1e-6}
     torch.testing.assert_close(x, reference.x, **close)
     state = village.server.state.run

@@ -10,7 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from normec import DPSGD, EF21, GD, Clip, Clip21, FixedSize, Method, NormEC, RandK, SmoothedNorm, TopK, train
+from normec import (
+    DPSGD,
+    EF21,
+    GD,
+    Clip,
+    Clip21,
+    Compute,
+    FixedSize,
+    Logging,
+    Method,
+    NormEC,
+    RandK,
+    SmoothedNorm,
+    TopK,
+    train,
+)
 
 from .village import NODES, Village, convolution, plan, softmax, whole
 
@@ -32,7 +47,14 @@ def compared(folder: Path, method: Method, model: Callable[[], nn.Module], **how
     village = Village(folder, method, plan(rounds, **how), model=model)
     x = village.run()
     reference = train(
-        whole(model), method, lr=0.5, rounds=rounds, seed=7, dtype=torch.float64, engine="loop", log_every=1, **how
+        whole(model),
+        method,
+        lr=0.5,
+        rounds=rounds,
+        seed=7,
+        compute=Compute(dtype=torch.float64, engine="loop"),
+        logging=Logging(every=1),
+        **how,
     )
     torch.testing.assert_close(x, reference.x, rtol=1e-9, atol=1e-12)
     history = village.server.storage.history
@@ -68,7 +90,7 @@ def test_sampled_parties_with_forgetting(tmp_path: Path) -> None:
         lr=0.5,
         rounds=8,
         seed=7,
-        dtype=torch.float64,
+        compute=Compute(dtype=torch.float64),
         participation=FixedSize(2),
     )
     torch.testing.assert_close(x, reference.x, rtol=1e-9, atol=1e-12)

@@ -47,7 +47,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def test_same_trajectory_as_in_one_process(stage: Stage) -> None:
     stage.play("plain", rounds=ROUNDS, lr=0.3, batch_size=32, seed=5, evaluate_every=1, **WITHOUT_NOISE)
     method = normec.NormEC(alpha=0.01, beta=0.1)
-    run = normec.train(stage.problem(), method, lr=0.3, rounds=ROUNDS, batch_size=32, seed=5, evaluate_every=1)
+    run = normec.train(
+        stage.problem(), method, lr=0.3, rounds=ROUNDS, batch_size=32, seed=5, logging=normec.Logging(evaluate_every=1)
+    )
     torch.testing.assert_close(stage.server("plain")["x"], run.x, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(stage.server("plain")["client.memory"], run.state.memory, rtol=1e-4, atol=1e-6)
     assert [row["test_loss"] for row in stage.rows("plain")] == pytest.approx(run.history["test_loss"], rel=1e-4)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normec import train
+from normec import Compute, Logging, train
 from normec.gradients.precision import products
 
 from .cases import BATCH, CASES, METHODS, Found, engines, everything, problem
@@ -61,13 +61,13 @@ def check_precisions(device: str) -> None:
 
 def check_every_method(device: str) -> None:
     """Twenty rounds of every method under every engine."""
-    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": BATCH, "seed": 3, "log_every": 10**6}
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": BATCH, "seed": 3, "logging": Logging(every=10**6)}
     for name, method in METHODS.items():
-        expected = train(problem("small"), method, engine="loop", **options)
+        expected = train(problem("small"), method, compute=Compute(engine="loop"), **options)
         moved = float((expected.x - problem("small").x0).norm())
         for engine in ("loop", "batched", "shared"):
             of = problem("small", device, torch.float32)
-            run = train(of, method, engine=engine, precision="float32", **options)
+            run = train(of, method, compute=Compute(engine=engine, precision="float32"), **options)
             assert run.engine == engine
             error = float((run.x.cpu().double() - expected.x).norm()) / moved
             # Top-k takes another one of two coordinates of almost equal size.

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import NormEC, Problem, train
+from normec import Compute, Logging, NormEC, Problem, train
 from normec.gradients.compiled import CompiledEngine, pays_back
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches
@@ -40,14 +40,21 @@ def test_a_compiled_run_ends_as_the_loop_s_dropout_and_statistics_too() -> None:
     clients = [TensorDataset(torch.randn(9, 6).double(), torch.arange(9) % CLASSES) for _ in range(3)]
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.4), nn.Linear(5, CLASSES)).double()
     drops = Problem(model, F.cross_entropy, clients)
-    options: dict[str, Any] = {"lr": 0.2, "rounds": 6, "batch_size": BATCH, "log_every": 2}
-    compiled = train(drops, NormEC(0.1, 0.3), engine="compiled", **options)
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 6, "batch_size": BATCH, "logging": Logging(every=2)}
+    compiled = train(drops, NormEC(0.1, 0.3), compute=Compute(engine="compiled"), **options)
     assert compiled.engine == "compiled"
-    close(compiled, train(drops, NormEC(0.1, 0.3), engine="loop", **options))
+    close(compiled, train(drops, NormEC(0.1, 0.3), compute=Compute(engine="loop"), **options))
 
 
 def test_what_differs_is_done_by_the_loop(caplog: pytest.LogCaptureFixture) -> None:
-    run = train(of(made("an assigned buffer")), NormEC(0.1, 0.3), lr=0.3, rounds=2, batch_size=BATCH, engine="compiled")
+    run = train(
+        of(made("an assigned buffer")),
+        NormEC(0.1, 0.3),
+        lr=0.3,
+        rounds=2,
+        batch_size=BATCH,
+        compute=Compute(engine="compiled"),
+    )
     assert run.engine == "loop"
     assert lines(caplog) == [
         "engine compiled is not used, the loop is: its buffers differ from the reference on this model"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from normec import FixedSize, NormEC, Poisson, Privacy, Run, UsageError, train
+from normec import Compute, FixedSize, Logging, Memory, NormEC, Poisson, Privacy, Run, UsageError, train
 from normec.gradients.choice import choose_engine
 from normec.sampling.batches import PoissonBatches
 
@@ -26,9 +26,9 @@ SOME = ("normec", "clip21-decay", "ef21-rand-k", "dpsgd-norm")
 RUNS = [(name, "batches") for name in METHODS] + [(name, "sampled") for name in SOME] + [("normec-decay", "full")]
 
 
-def run(engine: str, method: Any, name: str = "small", **options: Any) -> Run:
-    options = {"lr": 0.2, "rounds": 20, "seed": 3, "log_every": 7, "evaluate_every": 100} | options
-    found = train(problem(name), method, engine=engine, **options)
+def run(engine: str, method: Any, name: str = "small", dtype: torch.dtype | None = None, **options: Any) -> Run:
+    options = {"lr": 0.2, "rounds": 20, "seed": 3, "logging": Logging(every=7, evaluate_every=100)} | options
+    found = train(problem(name), method, compute=Compute(engine=engine, dtype=dtype), **options)
     assert found.engine == engine
     return found
 
@@ -53,10 +53,14 @@ def test_every_method_ends_alike(name: str, setting: str) -> None:
 
 @pytest.mark.parametrize("name", ["text", "augmented pixels", "penalty"])
 def test_other_problems_end_alike_with_every_kind_of_row(name: str) -> None:
-    options: dict[str, Any] = {"batch_size": BATCH, "full_gradient": True, "participation": Poisson(0.6)}
-    expected = run("loop", NormEC(0.1, 0.3), name, **options, initial_memory="gradient")
+    options: dict[str, Any] = {
+        "batch_size": BATCH,
+        "logging": Logging(every=7, evaluate_every=100, full_gradient=True),
+        "participation": Poisson(0.6),
+    }
+    expected = run("loop", NormEC(0.1, 0.3), name, **options, memory=Memory(initial="gradient"))
     for engine in ("batched", "shared"):
-        close(run(engine, NormEC(0.1, 0.3), name, **options, initial_memory="gradient"), expected)
+        close(run(engine, NormEC(0.1, 0.3), name, **options, memory=Memory(initial="gradient")), expected)
 
 
 @pytest.mark.parametrize("trust", ["secure-sum", "local"])
@@ -76,7 +80,7 @@ def test_reruns_are_equal_to_the_bit(engine: str, setting: str) -> None:
 
 @pytest.mark.parametrize(("before", "after"), list(permutations(ENGINES, 2)))
 def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"batch_size": BATCH, "log_every": 1}
+    options: dict[str, Any] = {"batch_size": BATCH, "logging": Logging(every=1)}
     halted = run(before, NormEC(0.1, 0.3), out=tmp_path / "run", callbacks=[StopAt(7)], **options)
     assert halted.state.round == 7
     close(run(after, NormEC(0.1, 0.3), out=tmp_path / "run", **options), run("loop", NormEC(0.1, 0.3), **options))
@@ -88,10 +92,10 @@ def test_so_it_does_with_the_closed_form(before: str, after: str, tmp_path: Path
     from normec.settings import config
 
     of = build.problem(config.make({"clients": 5, "model": "softmax"})).to(torch.device("cpu"), torch.float64)
-    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": 9, "log_every": 100}
-    alone = train(of, NormEC(0.1, 0.3), engine="loop", **options)
-    train(of, NormEC(0.1, 0.3), engine=before, out=tmp_path / "run", callbacks=[StopAt(7)], **options)
-    close(train(of, NormEC(0.1, 0.3), engine=after, out=tmp_path / "run", **options), alone)
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": 9, "logging": Logging(every=100)}
+    alone = train(of, NormEC(0.1, 0.3), compute=Compute(engine="loop"), **options)
+    train(of, NormEC(0.1, 0.3), compute=Compute(engine=before), out=tmp_path / "run", callbacks=[StopAt(7)], **options)
+    close(train(of, NormEC(0.1, 0.3), compute=Compute(engine=after), out=tmp_path / "run", **options), alone)
 
 
 def test_what_no_fast_engine_does_is_done_by_the_loop(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +111,8 @@ def test_what_no_fast_engine_does_is_done_by_the_loop(caplog: pytest.LogCaptureF
 
 
 def test_unknown_names_are_refused_in_one_line() -> None:
-    for wrong in ({"engine": "shard"}, {"precision": "fp8"}):
+    wrong: list[dict[str, Any]] = [{"engine": "shard"}, {"precision": "fp8"}]
+    for given in wrong:
         with pytest.raises(UsageError, match=r"did you mean|choose from") as error:
-            train(problem("small"), NormEC(0.1, 0.3), lr=0.1, rounds=1, **wrong)  # type: ignore[arg-type]
+            train(problem("small"), NormEC(0.1, 0.3), lr=0.1, rounds=1, compute=Compute(**given))
         assert "\n" not in str(error.value)

@@ -27,8 +27,11 @@ from torch.utils.data import TensorDataset
 from normec import (
     Callback,
     Clip21,
+    Compute,
     ErrorFeedback,
     FixedSize,
+    Logging,
+    Memory,
     NormEC,
     Privacy,
     Problem,
@@ -39,8 +42,9 @@ from normec import (
 )
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients.engine import Block
-from normec.gradients.precision import products
+from normec.gradients.precision import Precision, products
 from normec.training import fused_update as update
+from normec.training.options import Options
 from normec.training.train import prepare, ready
 
 from ..support import own_methods
@@ -53,7 +57,7 @@ from .nearness import near
 
 DEVICE = "cuda"
 EQUAL_SIZES = (9,) * 6
-QUIET: dict[str, Any] = {"log_every": 10**6, "evaluate_every": 10**6}
+QUIET: dict[str, Any] = {"logging": Logging(every=10**6, evaluate_every=10**6)}
 
 
 @contextmanager
@@ -123,8 +127,14 @@ def check_closing() -> None:
             return super().scale(norm) * (1.0 if float(norm.max()) < 1e30 else 0.5)
 
     of = problem("norms", DEVICE, torch.float32, EQUAL_SIZES)
-    options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "batch_size": BATCH, "engine": "shared", **QUIET}
-    under_way = prepare(of, ErrorFeedback(Waits(0.1), 0.3), **options)
+    options: dict[str, Any] = {
+        "lr": 0.1,
+        "rounds": 12,
+        "batch_size": BATCH,
+        "compute": Compute(engine="shared"),
+        **QUIET,
+    }
+    under_way = prepare(of, ErrorFeedback(Waits(0.1), 0.3), Options(**options))
     assert not under_way.graphed.able
     under_way.graphed.able = True  # one that waits would not be recorded even so
     with lines() as said, ready("tf32"):
@@ -141,10 +151,10 @@ class NoWaiting(Callback):
             torch.cuda.set_sync_debug_mode("error" if round == 10 else "default")
 
 
-def unwaiting(of: Problem, method: Any, engine: str, **options: Any) -> None:
+def unwaiting(of: Problem, method: Any, engine: str, precision: Precision = "tf32", **options: Any) -> None:
     options = {"lr": 0.05, "rounds": 45, "batch_size": BATCH, "callbacks": [NoWaiting()], **QUIET} | options
     try:
-        run = train(of, method, engine=engine, **options)
+        run = train(of, method, compute=Compute(engine=engine, precision=precision), **options)
         assert run.engine == engine
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -154,7 +164,7 @@ def check_no_hidden_sync() -> None:
     privacy = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="seeded")
     batch, group = (problem(name, DEVICE, torch.float32, EQUAL_SIZES) for name in ("resnet20", "resnet20-gn"))
     unwaiting(batch, NormEC(0.1, 0.3), "shared")
-    unwaiting(batch, Clip21(0.3, decay=0.1), "shared", precision="bf16", memory_dtype=torch.bfloat16)
+    unwaiting(batch, Clip21(0.3, decay=0.1), "shared", precision="bf16", memory=Memory(dtype=torch.bfloat16))
     unwaiting(batch, NormEC(0.1, 0.3), "shared", participation=FixedSize(3))
     unwaiting(group, NormEC(0.1, 0.3), "shared", privacy=privacy)
     unwaiting(group, METHODS["dpsgd-clip"], "shared", privacy=privacy, precision="bf16")
@@ -169,7 +179,11 @@ def check_reruns() -> None:
     """Thirty rounds of ResNet20 twice: the same bits."""
     kinds = (("resnet20", "bf16", None), ("resnet20", "bf16", torch.bfloat16), ("resnet20-gn", "tf32", None))
     for model, precision, dtype in kinds:
-        options: dict[str, Any] = {"precision": precision, "memory_dtype": dtype, "engine": "shared", "log_every": 10}
+        options: dict[str, Any] = {
+            "compute": Compute(precision=precision, engine="shared"),
+            "memory": Memory(dtype=dtype),
+            "logging": Logging(every=10),
+        }
         runs = [
             train(images(model, 10, 64), NormEC(0.01, 0.1), lr=0.1, rounds=30, batch_size=32, **options)
             for _ in range(2)
@@ -180,10 +194,12 @@ def check_reruns() -> None:
 
 def check_resume() -> None:
     """Stopped under one engine, gone on under another: in float64 to its rounding; under the same one to the bit."""
-    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": BATCH, "seed": 3, "log_every": 1}
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": BATCH, "seed": 3, "logging": Logging(every=1)}
 
     def run(engine: str, dtype: torch.dtype, **more: Any) -> Run:
-        return train(problem("small", DEVICE, dtype), NormEC(0.1, 0.3), engine=engine, **options, **more)
+        return train(
+            problem("small", DEVICE, dtype), NormEC(0.1, 0.3), compute=Compute(engine=engine), **options, **more
+        )
 
     with tempfile.TemporaryDirectory() as folder:
         alone = run("loop", torch.float64)
@@ -209,9 +225,8 @@ def check_homes() -> None:
                 train(
                     problem("norms", DEVICE, torch.float32, EQUAL_SIZES),
                     NormEC(0.1, 0.3),
-                    engine="shared",
-                    memory_dtype=dtype,
-                    memory_home=home,  # type: ignore[arg-type]
+                    compute=Compute(engine="shared"),
+                    memory=Memory(dtype=dtype, home=home),  # type: ignore[arg-type]
                     **options,  # type: ignore[arg-type]
                 )
                 for home in ("device", "host", "disk")
@@ -246,22 +261,28 @@ def check_models_that_wait() -> None:
         torch.manual_seed(0)
         clients = [TensorDataset(torch.randn(9, 6), torch.arange(9) % 4) for _ in range(5)]
         of = Problem(Looks(how), F.cross_entropy, clients)
-        options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "batch_size": 4, "device": DEVICE, "precision": "float32"}
+        options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "batch_size": 4, "device": DEVICE}
+        loop, shared = (Compute(engine=engine, precision="float32") for engine in ("loop", "shared"))
         with lines() as said:
-            run = train(of, NormEC(0.1, 0.3), engine="shared", **options, **QUIET)
+            run = train(of, NormEC(0.1, 0.3), compute=shared, **options, **QUIET)
         assert len(said) == 1, said
         assert words in said[0], said
         assert run.engine == ("loop" if how == "item" else "shared")
-        near(run.x, train(of, NormEC(0.1, 0.3), engine="loop", **options, **QUIET).x, 1e-4, how)
+        near(run.x, train(of, NormEC(0.1, 0.3), compute=loop, **options, **QUIET).x, 1e-4, how)
     dropping = Problem(nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 4)), F.cross_entropy, clients)
-    train(dropping, NormEC(0.1, 0.3), engine="loop", **options)
+    train(dropping, NormEC(0.1, 0.3), compute=loop, **options)
     replay("small", sampled=False)
 
 
 def check_too_little_memory() -> None:
     """A real shortage: blocks shrink, and x, memories and every client's statistics are those of a run with room."""
     # Two rounds: in the third one a graph would be recorded, and say that it has no room.
-    options: dict[str, Any] = {"lr": 0.1, "rounds": 2, "batch_size": 32, "precision": "float32", "engine": "shared"}
+    options: dict[str, Any] = {
+        "lr": 0.1,
+        "rounds": 2,
+        "batch_size": 32,
+        "compute": Compute(precision="float32", engine="shared"),
+    }
     with lines() as said:
         roomy = train(images("resnet20", 64, 32), NormEC(0.01, 0.1), **options, **QUIET)
         short = images("resnet20", 64, 32)
@@ -302,10 +323,10 @@ def check_own_methods() -> None:
         for participation in (None, FixedSize(2)):
             for privacy in (None, Privacy(sigma=1e-9, trust="secure-sum")):
                 options: dict[str, Any] = {"lr": 0.1, "rounds": 12, "seed": 1, "participation": participation}
-                options |= {"privacy": privacy, "dtype": torch.float64, "log_every": 5}
+                options |= {"privacy": privacy, "compute": Compute(dtype=torch.float64), "logging": Logging(every=5)}
                 here = train(problem("small"), method, device="cpu", **options)
                 for home in ("device", "host"):
-                    there = train(problem("small"), method, device="cuda", memory_home=home, **options)
+                    there = train(problem("small"), method, device="cuda", memory=Memory(home=home), **options)
                     near(there.x.cpu(), here.x, 1e-6, (name, home, "x"))
 
 

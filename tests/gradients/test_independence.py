@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, GD, Clip, NormEC, Privacy, Problem, UsageError, models, train
+from normec import DPSGD, GD, Clip, Compute, NormEC, Privacy, Problem, UsageError, models, train
 from normec.gradients.batched import BatchedEngine
 from normec.gradients.choice import choose_engine
 from normec.gradients.shared.engine import SharedEngine
@@ -106,7 +106,7 @@ def test_the_linear_engine_is_held_against_the_loop(caplog: pytest.LogCaptureFix
     plain = type(model).forward
     model.forward = types.MethodType(lambda self, batch: 2 * plain(self, batch), model)  # type: ignore[method-assign]
     of = Problem(model, F.cross_entropy, parts())
-    runs = [train(of, GD(), lr=0.1, rounds=3, engine=engine) for engine in ("linear", "loop")]
+    runs = [train(of, GD(), lr=0.1, rounds=3, compute=Compute(engine=engine)) for engine in ("linear", "loop")]
     assert torch.equal(runs[0].x, runs[1].x)
     assert "engine linear is not used" in caplog.text
 
@@ -215,14 +215,22 @@ COUPLED: dict[str, Callable[[], Problem]] = {
 @pytest.mark.parametrize("name", COUPLED)
 def test_clients_coupled_through_state_are_refused(name: str, engine: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no epsilon covers this run") as error:
-        train(COUPLED[name](), NormEC(0.1, 0.1), lr=0.1, rounds=3, privacy=CLIENT, engine=engine, out=tmp_path / "run")
+        train(
+            COUPLED[name](),
+            NormEC(0.1, 0.1),
+            lr=0.1,
+            rounds=3,
+            privacy=CLIENT,
+            compute=Compute(engine=engine),
+            out=tmp_path / "run",
+        )
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", COUPLED)
 def test_without_privacy_they_train(name: str) -> None:
-    assert train(COUPLED[name](), GD(), lr=0.01, rounds=2, engine="loop").finished
+    assert train(COUPLED[name](), GD(), lr=0.01, rounds=2, compute=Compute(engine="loop")).finished
 
 
 class SharesATensor(Dataset[Any]):
@@ -293,7 +301,9 @@ ALONE: dict[str, Callable[[], Problem]] = {
 
 @pytest.mark.parametrize("name", ALONE)
 def test_clients_that_are_not_coupled_train(name: str) -> None:
-    assert train(ALONE[name](), NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=CLIENT, engine="loop").finished
+    assert train(
+        ALONE[name](), NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=CLIENT, compute=Compute(engine="loop")
+    ).finished
 
 
 def test_the_check_leaves_the_problem_and_the_generators_as_they_were() -> None:
@@ -309,7 +319,7 @@ def test_an_engine_of_the_caller_s_own_is_noted() -> None:
     of = ALONE["network"]()
     engine: Any = choose_engine("loop", of, None, 0)
     notes = [
-        train(of, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=CLIENT, engine=used).privacy.notes  # type: ignore[union-attr]
+        train(of, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=CLIENT, compute=Compute(engine=used)).privacy.notes  # type: ignore[union-attr]
         for used in (engine, "loop")
     ]
     assert [any("engine of the caller's own" in note for note in said) for said in notes] == [True, False]

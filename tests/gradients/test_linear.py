@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, Clip, NormEC, train
+from normec import DPSGD, Clip, Compute, NormEC, train
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.gradients.choice import choose_engine
@@ -69,7 +69,9 @@ def test_every_record_s_share_is_clipped() -> None:
 @pytest.mark.parametrize("method", [NormEC(0.01, 0.1), DPSGD(Clip(0.2))], ids=["normec", "dpsgd"])
 def test_the_same_run(method: object) -> None:
     of = problem("softmax, uneven clients, penalty")
-    runs = [train(of, method, lr=0.1, rounds=60, batch_size=5, engine=name) for name in ("loop", "linear")]  # type: ignore[arg-type]
+    runs = [
+        train(of, method, lr=0.1, rounds=60, batch_size=5, compute=Compute(engine=name)) for name in ("loop", "linear")
+    ]  # type: ignore[arg-type]
     torch.testing.assert_close(runs[0].x, runs[1].x, rtol=1e-9, atol=1e-9)
     assert [run.engine for run in runs] == ["loop", "linear"]
 

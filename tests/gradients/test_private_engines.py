@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import DPSGD, Privacy, Problem, SmoothedNorm, UsageError, models, train
+from normec import DPSGD, Compute, Privacy, Problem, SmoothedNorm, UsageError, models, train
 from normec.gradients.choice import choose_engine
+from normec.training.options import Options
 from normec.training.train import prepare
 
 CLIENTS, CLASSES, FEATURES = 8, 3, 5
@@ -81,7 +82,7 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
 def gradients(problem: Problem, engine: str = "auto") -> tuple[str, Tensor]:
     """The engine that a private run takes and every client's gradient at the start."""
     plan = {"lr": 0.1, "rounds": 3, "privacy": Privacy(epsilon=2, trust="secure-sum"), "seed": 0}
-    rounds = prepare(problem, DPSGD(SmoothedNorm(0.1)), engine=engine, **plan)  # type: ignore[arg-type]
+    rounds = prepare(problem, DPSGD(SmoothedNorm(0.1)), Options(compute=Compute(engine=engine), **plan))  # type: ignore[arg-type]
     rows = torch.zeros(CLIENTS, len(problem.x0))
     for block in rounds.engine.blocks(problem.x0, problem.initial_buffers(), 0):
         rows[block.clients] = block.grads

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import GD, FixedSize, NormEC, train
+from normec import GD, Compute, FixedSize, NormEC, train
 from normec.gradients.choice import choose_engine
 from normec.gradients.shared.engine import SharedEngine
 from normec.sampling.batches import Batches
@@ -48,9 +48,9 @@ def test_blocks_shrink_until_they_fit(
     options: dict[str, Any] = {"lr": 0.3, "rounds": 8, "batch_size": BATCH, "seed": 2}
     if sampled:
         options["participation"] = FixedSize(4)
-    loop = train(problem("batch norms"), NormEC(0.1, 0.3), engine="loop", **options)
+    loop = train(problem("batch norms"), NormEC(0.1, 0.3), compute=Compute(engine="loop"), **options)
     asked = narrow(monkeypatch, most)
-    run = train(problem("batch norms"), NormEC(0.1, 0.3), engine="shared", **options)
+    run = train(problem("batch norms"), NormEC(0.1, 0.3), compute=Compute(engine="shared"), **options)
     assert max(asked) > most
     assert max(asked[-5:]) <= most
     assert run.engine == "shared"
@@ -62,9 +62,9 @@ def test_without_room_for_one_client_the_loop_takes_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     options: dict[str, Any] = {"lr": 0.3, "rounds": 4, "batch_size": BATCH}
-    loop = train(problem("batch norms"), GD(), engine="loop", **options)
+    loop = train(problem("batch norms"), GD(), compute=Compute(engine="loop"), **options)
     narrow(monkeypatch, 0)
-    run = train(problem("batch norms"), GD(), engine="shared", **options)
+    run = train(problem("batch norms"), GD(), compute=Compute(engine="shared"), **options)
     assert lines(caplog) == ["engine shared is not used, the loop is: the device has too little memory for it"]
     alike(run, loop)
 
@@ -104,7 +104,7 @@ def test_a_run_s_engine_is_gone_with_it(name: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        train(given, NormEC(0.1, 0.3), lr=0.3, rounds=3, batch_size=BATCH, seed=2, engine=engine)
+        train(given, NormEC(0.1, 0.3), lr=0.3, rounds=3, batch_size=BATCH, seed=2, compute=Compute(engine=engine))
         del engine
         assert kept() is None
     finally:

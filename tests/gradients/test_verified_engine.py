@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import GD, NormEC, Problem, Run, UsageError, train
+from normec import GD, Compute, NormEC, Problem, Run, UsageError, train
 from normec.gradients import verified_engine
 from normec.gradients.verified_engine import too_rough
 
@@ -179,7 +179,7 @@ def made(name: str) -> nn.Module:
 
 def trained(model: nn.Module, engine: str, **options: Any) -> Run:
     options = {"lr": 0.3, "rounds": 8, "batch_size": BATCH, "seed": 2} | options
-    return train(of(model), NormEC(0.1, 0.3), engine=engine, **options)
+    return train(of(model), NormEC(0.1, 0.3), compute=Compute(engine=engine), **options)
 
 
 @cache
@@ -245,16 +245,18 @@ def test_a_problem_s_engine_is_compared_once(
     monkeypatch.setattr(verified_engine.VerifiedEngine, "_difference", counted)
     problem = of(made(name) if name is not None else Head())
     for lr in (0.1, 0.2):
-        assert train(problem, GD(), lr=lr, rounds=3, batch_size=BATCH, engine="shared").engine == engine
+        assert (
+            train(problem, GD(), lr=lr, rounds=3, batch_size=BATCH, compute=Compute(engine="shared")).engine == engine
+        )
     assert (len(compared), len(lines(caplog))) == (1, 0 if name is None else 2)
-    train(problem, GD(), lr=0.1, rounds=3, batch_size=BATCH - 1, engine="shared")
+    train(problem, GD(), lr=0.1, rounds=3, batch_size=BATCH - 1, compute=Compute(engine="shared"))
     assert len(compared) == 2
 
 
 def test_mixed_records_are_found_where_the_first_clients_differ_in_size(caplog: pytest.LogCaptureFixture) -> None:
     """Clients 0, 1, 2 go through the model one by one; 3, 4, 5 together."""
     runs = [
-        train(of(made("mixed records"), (3, 4, 6, 7, 7, 7)), GD(), lr=0.3, rounds=4, engine=engine)
+        train(of(made("mixed records"), (3, 4, 6, 7, 7, 7)), GD(), lr=0.3, rounds=4, compute=Compute(engine=engine))
         for engine in ("shared", "loop")
     ]
     assert len(lines(caplog)) == 1
@@ -288,11 +290,11 @@ def test_a_mistake_of_the_user_is_told_as_such() -> None:
     ):
         wrong = Problem(Head(), loss, [TensorDataset(torch.randn(5, 6), torch.arange(5) % CLASSES)] * 2)
         with pytest.raises(UsageError, match=words):
-            train(wrong, GD(), lr=0.1, rounds=1, engine="shared")
+            train(wrong, GD(), lr=0.1, rounds=1, compute=Compute(engine="shared"))
 
 
 def test_one_value_a_channel_is_refused_as_torch_refuses_it() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
     for engine in ("loop", "shared"):
         with pytest.raises(ValueError, match="more than 1 value per channel"):
-            train(of(model, (8, 8, 8, 1)), GD(), lr=0.1, rounds=1, engine=engine)
+            train(of(model, (8, 8, 8, 1)), GD(), lr=0.1, rounds=1, compute=Compute(engine=engine))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import GD, Clip21, NormEC, Problem, UsageError, train
+from normec import GD, Clip21, Compute, Logging, NormEC, Problem, UsageError, train
 from normec.gradients import loop as loop_module
 from normec.gradients.choice import choose_engine
 
@@ -81,7 +81,7 @@ def test_f_in_float16_and_bfloat16() -> None:
         problem = Problem.from_functions(
             [lambda x: ((x - 1) ** 2).sum(), lambda x: ((x + 1) ** 2).sum()], torch.ones(4)
         )
-        run = train(problem, NormEC(0.1, 0.1), lr=0.05, rounds=40, dtype=dtype)
+        run = train(problem, NormEC(0.1, 0.1), lr=0.05, rounds=40, compute=Compute(dtype=dtype))
         assert run.x.dtype == dtype
         assert float(run.x.float().abs().max()) < 0.3
 
@@ -90,13 +90,13 @@ def test_f_in_float16_and_bfloat16() -> None:
 def test_the_block_size_does_not_change_the_numbers(block_floats: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """d = 2: blocks of 1, 2, 3 and all clients; only the order of a sum may differ."""
     problem = Problem.from_functions(CUBES, torch.tensor([0.3, 0.1], dtype=torch.float64))
-    whole = train(problem, Clip21(0.4), lr=0.01, rounds=20, log_every=1)
+    whole = train(problem, Clip21(0.4), lr=0.01, rounds=20, logging=Logging(every=1))
     monkeypatch.setattr(loop_module, "_BLOCK_FLOATS", block_floats)
     engine = choose_engine("loop", problem, None, 0)
     blocks = list(engine.blocks(problem.x0, {}, 0))
     assert len(blocks[0].clients) == min(5, max(1, block_floats // 2))
     assert torch.cat([block.clients for block in blocks]).tolist() == [0, 1, 2, 3, 4]
-    parts = train(problem, Clip21(0.4), lr=0.01, rounds=20, log_every=1)
+    parts = train(problem, Clip21(0.4), lr=0.01, rounds=20, logging=Logging(every=1))
     assert torch.allclose(whole.x, parts.x, rtol=0, atol=1e-13)
     assert torch.allclose(whole.state.memory, parts.state.memory, rtol=0, atol=1e-13)
     for a, b in zip(whole.history, parts.history, strict=True):
@@ -114,4 +114,4 @@ def test_blocks_of_some_clients_and_of_nobody() -> None:
 
 def test_an_unknown_engine_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="unknown engine 'lop', did you mean 'loop'"):
-        train(Problem.from_functions(CUBES, torch.zeros(2)), GD(), lr=0.1, rounds=1, engine="lop")
+        train(Problem.from_functions(CUBES, torch.zeros(2)), GD(), lr=0.1, rounds=1, compute=Compute(engine="lop"))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
-from normec import GD, NormEC, Problem, UsageError, train
+from normec import GD, Compute, NormEC, Problem, UsageError, train
 from normec.gradients.choice import choose_engine
 from normec.sampling.batches import Batches
 
@@ -185,7 +185,7 @@ def test_regression_has_no_accuracy() -> None:
 def test_another_dtype_trains_in_it() -> None:
     data = TensorDataset(torch.randn(6, 2), torch.randn(6, 1))
     problem = Problem(nn.Linear(2, 1), F.mse_loss, [data], data)
-    run = train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=3, dtype=torch.float64)
+    run = train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=3, compute=Compute(dtype=torch.float64))
     assert run.x.dtype == run.state.memory.dtype == torch.float64
     assert problem.x0.dtype == torch.float32  # the problem itself stays
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import EF21, GD, Clip21, NormEC, Problem, TopK, UsageError, models, theory, train
+from normec import EF21, GD, Clip21, Logging, Memory, NormEC, Problem, TopK, UsageError, models, theory, train
 
 
 def linear(name: str, penalty: float, clients: int = 3, records: int = 30, features: int = 4) -> Problem:
@@ -127,7 +127,12 @@ def test_a_plan_keeps_its_promise_in_training() -> None:
     assert plan.useful
     assert plan.promise < 1.1 * theory.gradient_descent(L=c.L, F0=c.F0, rounds=1000)
     run = train(
-        problem, NormEC(plan.alpha, plan.beta), lr=plan.gamma, rounds=1000, initial_memory="gradient", log_every=1
+        problem,
+        NormEC(plan.alpha, plan.beta),
+        lr=plan.gamma,
+        rounds=1000,
+        memory=Memory(initial="gradient"),
+        logging=Logging(every=1),
     )
     assert min(run.history["grad_norm"][:-1]) <= plan.promise
 
@@ -153,7 +158,9 @@ def test_step_sizes_by_theory() -> None:
         theory.ef21_gamma(L=c.L, L_tilde=c.L_tilde, contraction=0.5)
     )
     gamma = theory.step_size(problem, NormEC(1.0, 1.0), 500, start="gradient")
-    run = train(problem, NormEC(1.0, 1.0), lr=gamma, rounds=500, initial_memory="gradient", log_every=1)
+    run = train(
+        problem, NormEC(1.0, 1.0), lr=gamma, rounds=500, memory=Memory(initial="gradient"), logging=Logging(every=1)
+    )
     bound = theory.theorem1(
         L=c.L, L_max=c.L_max, R=0.0, alpha=1.0, beta=1.0, gamma=gamma, rounds=500, F0=c.F0, form="tracked"
     )
@@ -169,7 +176,7 @@ def test_ef21s_bound_holds() -> None:
     problem = linear("logistic", 0.1).to(torch.device("cpu"), torch.float64)
     c = theory.constants_of(problem)
     gamma = theory.ef21_gamma(L=c.L, L_tilde=c.L_tilde, contraction=0.5)
-    run = train(problem, EF21(TopK(2)), lr=gamma, rounds=200, log_every=1)
+    run = train(problem, EF21(TopK(2)), lr=gamma, rounds=200, logging=Logging(every=1))
     bound = theory.ef21(F0=c.F0, gamma=gamma, rounds=200, contraction=0.5, start_error=c.grad_max)
     assert (
         min(run.history["grad_norm"][:-1])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from normec import DPSGD, Clip, NormEC, Poisson, Privacy, train
+from normec import DPSGD, Clip, Logging, Memory, NormEC, Poisson, Privacy, train
 from normec import theory as th
 from normec.errors import UsageError
 from normec.experiments import build
@@ -22,9 +22,13 @@ def problem() -> Problem:
 
 def test_train_takes_the_step_size_of_the_theory_and_the_theorem_holds() -> None:
     method, rounds = NormEC(2.0, 2.0), 60
-    run = train(problem(), method, lr="theory", rounds=rounds, initial_memory="gradient", log_every=1)
+    run = train(
+        problem(), method, lr="theory", rounds=rounds, memory=Memory(initial="gradient"), logging=Logging(every=1)
+    )
     gamma = th.step_size(problem(), method, rounds, warmup=0, start="gradient")
-    same = train(problem(), method, lr=gamma, rounds=rounds, initial_memory="gradient", log_every=1)
+    same = train(
+        problem(), method, lr=gamma, rounds=rounds, memory=Memory(initial="gradient"), logging=Logging(every=1)
+    )
     assert torch.equal(run.x, same.x)
     constants = th.constants_of(problem())
     # With the first gradients as memories any R > 0 will do; take the one for which γ is the largest allowed.
@@ -46,7 +50,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batches": ({"batch_size": 8}, "full gradients"),
     "sampling": ({"participation": Poisson(0.5)}, "full gradients"),
     "privacy": ({"privacy": Privacy(epsilon=8)}, "without noise"),
-    "given memory": ({"initial_memory": torch.zeros(650)}, "initial_memory"),
+    "given memory": ({"memory": Memory(initial=torch.zeros(650))}, "initial_memory"),
     "another word": ({"lr": "fast"}, "unknown lr 'fast'"),
 }
 

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import DPSGD, GD, Clip, Clip21, Diverged, FixedSize, NormEC, Privacy, Problem, Run
+from normec import DPSGD, GD, Clip, Clip21, Compute, Diverged, FixedSize, Logging, NormEC, Privacy, Problem, Run
 from normec.algorithms.tensor_norm import TensorNormEC
 from normec.training.loop import TrainingLoop
+from normec.training.options import Options
 from normec.training.train import prepare, ready
 
 from ..support.runs import problem, same
@@ -41,12 +42,13 @@ def rounds(kind: str, method: Any, device: str, options: dict[str, Any]) -> Trai
         "lr": 0.2,
         "rounds": 23,
         "batch_size": 4,
-        "log_every": 5,
-        "evaluate_every": 10,
+        "logging": Logging(every=5, evaluate_every=10),
         "device": device,
         **options,
     }
-    return prepare(problem(kind), method, engine="shared", precision="float32", seed=0, **settings)
+    return prepare(
+        problem(kind), method, Options(compute=Compute(engine="shared", precision="float32"), seed=0, **settings)
+    )
 
 
 def ended(under_way: TrainingLoop) -> Run:
@@ -87,13 +89,14 @@ def check_blame(device: str) -> None:
         "lr": 0.1,
         "rounds": 40,
         "batch_size": 1,
-        "log_every": 10,
-        "evaluate_every": 20,
+        "logging": Logging(every=10, evaluate_every=20),
         "device": device,
     }
     told = []
     for able in (False, True):
-        under_way = prepare(of, NormEC(0.1, 0.3), engine="shared", precision="float32", seed=0, **options)
+        under_way = prepare(
+            of, NormEC(0.1, 0.3), Options(compute=Compute(engine="shared", precision="float32"), seed=0, **options)
+        )
         under_way.graphed.able = able
         try:
             ended(under_way)

@@ -17,12 +17,16 @@ from normec import (
     GD,
     Clip,
     Clip21,
+    Compute,
     FixedSize,
+    Logging,
+    Memory,
     NormEC,
     Poisson,
     Problem,
     RandK,
     SmoothedNorm,
+    Storage,
     TopK,
     UsageError,
     errors,
@@ -59,18 +63,28 @@ def test_methods_operators_and_samplings_refuse(name: str, make: Callable[[Any],
     assert "\n" not in str(error.value)
 
 
+START = ["grad", torch.full((15,), NAN), torch.full((15,), INF), torch.zeros(14), torch.zeros(3, 15)]
 OPTIONS: dict[str, list[Any]] = {
     "lr": [NAN, INF, -INF],
     "rounds": [0, -1, 1.5, NAN, INF],
     "epochs": [0, -1, 1.5, NAN, INF],
     "batch_size": [0, -1, 1.5, NAN, INF],
     "seed": [-1, 1.5, NAN],
-    "log_every": [0, -1, 1.5, NAN],
-    "evaluate_every": [0, -1, 1.5, NAN],
-    "checkpoint_seconds": [-1, NAN, INF],
-    "initial_memory": ["grad", torch.full((15,), NAN), torch.full((15,), INF), torch.zeros(14), torch.zeros(3, 15)],
-    "engine": ["lop"],
+    "logging": [None, True, {"every": 1}],
+    "memory": [None, "gradient", Logging()],
+    "compute": [None, "loop", torch.float64],
+    "storage": [None, 30.0],
 }
+GROUPED: list[tuple[str, Callable[[Any], dict[str, Any]], list[Any]]] = [
+    ("log_every", lambda value: {"logging": Logging(every=value)}, [0, -1, 1.5, NAN, True]),
+    ("evaluate_every", lambda value: {"logging": Logging(evaluate_every=value)}, [0, -1, 1.5, NAN]),
+    ("checkpoint_seconds", lambda value: {"storage": Storage(checkpoint_seconds=value)}, [-1, NAN, INF]),
+    ("initial_memory", lambda value: {"memory": Memory(initial=value)}, START),
+    ("memory_dtype", lambda value: {"memory": Memory(dtype=value)}, [torch.float16, torch.int8]),
+    ("memory_home", lambda value: {"memory": Memory(home=value)}, ["disc"]),
+    ("engine", lambda value: {"compute": Compute(engine=value)}, ["lop"]),
+    ("precision", lambda value: {"compute": Compute(precision=value)}, ["fp8"]),
+]
 
 
 def refused(match: str, out: Path, of: Any = None, method: Any = None, **options: Any) -> None:
@@ -84,6 +98,18 @@ def refused(match: str, out: Path, of: Any = None, method: Any = None, **options
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in OPTIONS.items() for value in values])
 def test_training_refuses(tmp_path: Path, name: str, value: Any) -> None:
     refused(name, tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "grouped", "value"), [(name, grouped, value) for name, grouped, values in GROUPED for value in values]
+)
+def test_training_refuses_in_groups(
+    tmp_path: Path, name: str, grouped: Callable[[Any], dict[str, Any]], value: Any
+) -> None:
+    with pytest.raises(UsageError, match=name) as error:
+        train(problem(), NormEC(0.1, 0.1), lr=0.1, rounds=3, out=tmp_path / "run", **grouped(value))
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_training_refuses_a_negative_step_size(tmp_path: Path) -> None:
@@ -106,8 +132,10 @@ def test_rounds_or_epochs_not_both_and_not_neither(tmp_path: Path) -> None:
 def test_what_does_not_fit_the_problem_is_refused(tmp_path: Path) -> None:
     refused("k must be at most the dimension 15, got 16", tmp_path, method=EF21(TopK(16)))
     refused("cannot draw 5 of 4 clients", tmp_path, participation=FixedSize(5))
-    refused("gd has no memory; initial_memory must stay 'zero'", tmp_path, method=GD(), initial_memory="gradient")
-    refused("dpsgd has no memory", tmp_path, method=DPSGD(Clip(1.0)), initial_memory=torch.zeros(15))
+    refused(
+        "gd has no memory; initial_memory must stay 'zero'", tmp_path, method=GD(), memory=Memory(initial="gradient")
+    )
+    refused("dpsgd has no memory", tmp_path, method=DPSGD(Clip(1.0)), memory=Memory(initial=torch.zeros(15)))
 
 
 def test_zero_is_a_step_size_and_alpha(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import GD, NormEC, Poisson, Problem, train
+from normec import GD, Logging, Memory, NormEC, Poisson, Problem, train
 from normec.gradients.choice import choose_engine
 from normec.problems.problem import averaged
 
@@ -94,10 +94,17 @@ def test_a_client_not_drawn_keeps_its_buffers() -> None:
     assert torch.equal(run.state.buffers["1.num_batches_tracked"], times)
 
 
-@pytest.mark.parametrize("options", [{"log_every": 1}, {"evaluate_every": 1}, {"full_gradient": True, "log_every": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logging": Logging(every=1)},
+        {"logging": Logging(evaluate_every=1)},
+        {"logging": Logging(full_gradient=True, every=1)},
+    ],
+)
 def test_looking_does_not_move_the_buffers(options: dict[str, object]) -> None:
     problem = Problem(network(), F.cross_entropy, CLIENTS, TEST)
-    quiet = train(problem, GD(), lr=LR, rounds=9, batch_size=4, log_every=100, evaluate_every=100)
+    quiet = train(problem, GD(), lr=LR, rounds=9, batch_size=4, logging=Logging(every=100, evaluate_every=100))
     looked = train(problem, GD(), lr=LR, rounds=9, batch_size=4, **options)  # type: ignore[arg-type]
     assert torch.equal(quiet.x, looked.x)
     for name, rows in quiet.state.buffers.items():
@@ -106,14 +113,14 @@ def test_looking_does_not_move_the_buffers(options: dict[str, object]) -> None:
 
 def test_gradient_as_initial_memory_does_not_count_as_a_forward_pass() -> None:
     problem = Problem(network(), F.cross_entropy, CLIENTS)
-    run = train(problem, NormEC(0.1, 0.1), lr=LR, rounds=5, initial_memory="gradient")
+    run = train(problem, NormEC(0.1, 0.1), lr=LR, rounds=5, memory=Memory(initial="gradient"))
     assert run.state.buffers["1.num_batches_tracked"].tolist() == [5, 5, 5]
 
 
 def test_row_k_of_a_short_run_is_row_k_of_a_long_one() -> None:
     problem = Problem(network(), F.cross_entropy, CLIENTS, TEST)
-    short = train(problem, GD(), lr=LR, rounds=3, log_every=1, evaluate_every=1)
-    long = train(problem, GD(), lr=LR, rounds=5, log_every=1, evaluate_every=1)
+    short = train(problem, GD(), lr=LR, rounds=3, logging=Logging(every=1, evaluate_every=1))
+    long = train(problem, GD(), lr=LR, rounds=5, logging=Logging(every=1, evaluate_every=1))
     assert short.history.rows == long.history.rows[:4]
 
 

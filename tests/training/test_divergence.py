@@ -20,11 +20,14 @@ from normec import (
     Clip,
     Clip21,
     Diverged,
+    Logging,
+    Memory,
     NormEC,
     Poisson,
     Problem,
     RandK,
     SmoothedNorm,
+    Storage,
     TopK,
     train,
 )
@@ -69,7 +72,7 @@ def test_a_loss_that_is_not_finite_in_the_first_round_leaves_no_folder(
 ) -> None:
     problem = Problem.from_functions([bowl, bowl, lambda x: bowl(x) * value], torch.zeros(2))
     with pytest.raises(Diverged, match="the loss of client 2 is not finite in round 0") as error:
-        train(problem, method, lr=0.1, rounds=5, out=tmp_path / "run", checkpoint_seconds=0)
+        train(problem, method, lr=0.1, rounds=5, out=tmp_path / "run", storage=Storage(checkpoint_seconds=0))
     assert (error.value.round, error.value.clients) == (0, [2])
     assert list(tmp_path.iterdir()) == []
 
@@ -77,13 +80,18 @@ def test_a_loss_that_is_not_finite_in_the_first_round_leaves_no_folder(
 def test_so_it_is_with_the_first_gradient_as_memory(tmp_path: Path) -> None:
     problem = Problem.from_functions([bowl, lambda x: bowl(x) * math.nan], torch.zeros(2))
     with pytest.raises(Diverged, match=r"client 1 .* round 0"):
-        train(problem, Clip21(0.1), lr=0.1, rounds=5, out=tmp_path / "run", initial_memory="gradient")
+        train(problem, Clip21(0.1), lr=0.1, rounds=5, out=tmp_path / "run", memory=Memory(initial="gradient"))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_a_later_one_names_client_and_round_and_keeps_the_last_good_checkpoint(tmp_path: Path, method: Any) -> None:
-    options: dict[str, Any] = {"lr": 0.1, "rounds": 500, "out": tmp_path / "run", "checkpoint_seconds": 0}
+    options: dict[str, Any] = {
+        "lr": 0.1,
+        "rounds": 500,
+        "out": tmp_path / "run",
+        "storage": Storage(checkpoint_seconds=0),
+    }
     with pytest.raises(Diverged, match=r"the loss of client 1 is not finite in round \d+; a smaller lr") as first:
         train(walk(), method, **options)
     k = first.value.round
@@ -106,7 +114,7 @@ def test_a_later_one_names_client_and_round_and_keeps_the_last_good_checkpoint(t
 
 def test_rows_up_to_the_fall_are_kept_and_finite(tmp_path: Path) -> None:
     with pytest.raises(Diverged) as error:
-        train(walk(), GD(), lr=0.1, rounds=500, out=tmp_path / "run", log_every=1)
+        train(walk(), GD(), lr=0.1, rounds=500, out=tmp_path / "run", logging=Logging(every=1))
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == list(range(error.value.round))
     assert all(math.isfinite(value) for row in rows for value in row.values())
@@ -124,7 +132,14 @@ def test_logging_seldom_does_not_delay_the_finding() -> None:
     for log_every in (1, 7, 400):
         counter = Counter()
         with pytest.raises(Diverged) as error:
-            train(walk(), GD(), lr=0.1, rounds=500, log_every=log_every, evaluate_every=500, callbacks=[counter])
+            train(
+                walk(),
+                GD(),
+                lr=0.1,
+                rounds=500,
+                logging=Logging(every=log_every, evaluate_every=500),
+                callbacks=[counter],
+            )
         found += [error.value.round, counter.done]  # the broken round is not done
     assert len(set(found)) == 1
 
@@ -151,7 +166,7 @@ def test_a_schedule_that_turns_nan_does_not_spoil_the_checkpoint(tmp_path: Path)
             lr=lambda k: math.nan if k == 5 else 0.1,
             rounds=9,
             out=tmp_path / "run",
-            checkpoint_seconds=0,
+            storage=Storage(checkpoint_seconds=0),
         )
     (held,) = (tmp_path / "run/checkpoint").glob("*.safetensors")
     assert bool(torch.isfinite(load_file(held)["x"]).all())

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from normec import Callback, Clip21, FixedSize, train
+from normec import Callback, Clip21, FixedSize, Logging, Storage, train
 from normec.storage.checkpoint import Checkpoints
 
 from ..support.runs import problem, same, snapshot
@@ -26,8 +26,8 @@ OPTIONS: dict[str, Any] = {
     "rounds": ROUNDS,
     "batch_size": 4,
     "participation": FixedSize(3),
-    "log_every": 1,
-    "checkpoint_seconds": 0,  # a checkpoint a round: most instants fall into one
+    "logging": Logging(every=1),
+    "storage": Storage(checkpoint_seconds=0),  # a checkpoint a round: most instants fall into one
 }
 
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from normec import EF21, GD, Callback, Clip21, FixedSize, NormEC, Run, TopK, UsageError, train
-from normec.training.memory_table import HOMES, MemoryTable
+from normec import EF21, GD, Callback, Clip21, FixedSize, Logging, Memory, NormEC, Run, TopK, UsageError, train
+from normec.training.memory_table import HOMES, Home, MemoryTable
 
 from ..support.runs import StopAt, problem, same
 
 METHODS = {"normec": NormEC(0.1, 0.3), "clip21-decay": Clip21(0.3, decay=0.1), "top-k": EF21(TopK(3))}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "everyone": {"initial_memory": "gradient"},
-    "sampled": {"participation": FixedSize(2)},
+SETTINGS: dict[str, tuple[FixedSize | None, Any]] = {
+    "everyone": (None, "gradient"),
+    "sampled": (FixedSize(2), "zero"),
 }
 
 
 def run(method: Any, **options: Any) -> Run:
-    options = {"lr": 0.2, "rounds": 12, "batch_size": 4, "seed": 7, "log_every": 3} | options
+    options = {"lr": 0.2, "rounds": 12, "batch_size": 4, "seed": 7, "logging": Logging(every=3)} | options
     return train(problem("batchnorm"), method, **options)
 
 
@@ -34,15 +35,18 @@ def maps() -> str:
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_homes_are_equal_to_the_bit(method: Any, setting: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
-    options = SETTINGS[setting] | {"memory_dtype": dtype}
-    here = run(method, **options)
-    for home in ("host", "disk"):
-        same(here, run(method, memory_home=home, out=tmp_path / home, **options))
+    participation, start = SETTINGS[setting]
+    memory = Memory(initial=start, dtype=dtype)
+    here = run(method, participation=participation, memory=memory)
+    homes: tuple[Home, ...] = ("host", "disk")
+    for home in homes:
+        there = run(method, participation=participation, memory=replace(memory, home=home), out=tmp_path / home)
+        same(here, there)
     assert here.state.memory.dtype == (dtype or torch.float32)
 
 
 def test_a_method_without_memory_has_no_table(tmp_path: Path) -> None:
-    found = run(GD(), memory_home="disk", memory_dtype=torch.bfloat16, out=tmp_path / "run")
+    found = run(GD(), memory=Memory(home="disk", dtype=torch.bfloat16), out=tmp_path / "run")
     assert not found.state.clients
     same(found, run(GD()))
 
@@ -61,7 +65,7 @@ class Looks(Callback):
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read from /proc")
 def test_the_file_has_no_name_while_it_is_used_and_is_gone_after(tmp_path: Path) -> None:
     looks = Looks(tmp_path)
-    found = run(NormEC(0.1, 0.3), memory_home="disk", out=tmp_path / "run", callbacks=[looks])
+    found = run(NormEC(0.1, 0.3), memory=Memory(home="disk"), out=tmp_path / "run", callbacks=[looks])
     assert looks.files == set()
     assert str(tmp_path) in looks.mapped
     assert "(deleted)" in looks.mapped
@@ -73,7 +77,7 @@ def test_the_file_has_no_name_while_it_is_used_and_is_gone_after(tmp_path: Path)
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="initial_memory"):
-        run(NormEC(0.1, 0.3), memory_home="disk", out=tmp_path / "a" / "b", initial_memory=torch.ones(2))
+        run(NormEC(0.1, 0.3), memory=Memory(home="disk", initial=torch.ones(2)), out=tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,7 +105,7 @@ def test_rows_of_clients_not_drawn_are_not_touched(dtype: torch.dtype | None, ho
     before = torch.zeros(4, len(problem("batchnorm").x0), dtype=dtype or torch.float32)
     for k in range(6):
         after = run(
-            NormEC(0.1, 0.3), rounds=k + 1, participation=FixedSize(2), memory_dtype=dtype, memory_home=home
+            NormEC(0.1, 0.3), rounds=k + 1, participation=FixedSize(2), memory=Memory(dtype=dtype, home=home)
         ).state.memory
         drawn = FixedSize(2).draw(4, k, 7)
         assert drawn is not None
@@ -112,22 +116,24 @@ def test_rows_of_clients_not_drawn_are_not_touched(dtype: torch.dtype | None, ho
 
 @pytest.mark.parametrize(("before", "after"), [("disk", "device"), ("device", "host"), ("host", "disk")])
 def test_a_run_goes_on_with_its_memory_elsewhere(before: Any, after: Any, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"memory_dtype": torch.bfloat16, "participation": FixedSize(2)}
-    alone = run(Clip21(0.3), **options)
-    run(Clip21(0.3), memory_home=before, out=tmp_path / "run", callbacks=[StopAt(5)], **options)
-    same(alone, run(Clip21(0.3), memory_home=after, out=tmp_path / "run", **options))
+    alone, first, then = (
+        {"memory": Memory(dtype=torch.bfloat16, home=home), "participation": FixedSize(2)}
+        for home in ("device", before, after)
+    )
+    run(Clip21(0.3), out=tmp_path / "run", callbacks=[StopAt(5)], **first)
+    same(run(Clip21(0.3), **alone), run(Clip21(0.3), out=tmp_path / "run", **then))
 
 
 def test_a_run_does_not_go_on_in_another_precision(tmp_path: Path) -> None:
     run(Clip21(0.3), out=tmp_path / "run", callbacks=[StopAt(5)])
     with pytest.raises(UsageError, match="memory"):
-        run(Clip21(0.3), out=tmp_path / "run", memory_dtype=torch.bfloat16)
+        run(Clip21(0.3), out=tmp_path / "run", memory=Memory(dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("method", [NormEC(0.1, 0.1), Clip21(0.2), EF21(TopK(12))], ids=lambda m: m.name)
 def test_a_bfloat16_run_ends_near_the_float32_one(method: Any) -> None:
     options: dict[str, Any] = {"rounds": 150, "batch_size": None, "lr": 0.01}
-    fine, coarse = run(method, **options), run(method, memory_dtype=torch.bfloat16, **options)
+    fine, coarse = run(method, **options), run(method, memory=Memory(dtype=torch.bfloat16), **options)
     moved = float((fine.x - problem("batchnorm").x0).norm())
     assert 0 < float((fine.x - coarse.x).norm()) < 0.05 * moved
     assert coarse.history["loss"][-1] == pytest.approx(fine.history["loss"][-1], rel=0.02)
@@ -137,7 +143,7 @@ def test_a_bfloat16_run_ends_near_the_float32_one(method: Any) -> None:
 @pytest.mark.parametrize("method", [NormEC(0.1, 0.3), Clip21(0.2), EF21(TopK(12))], ids=lambda m: m.name)
 def test_the_estimate_stays_the_mean_of_rounded_memories(method: Any, sampled: Any) -> None:
     """What a memory takes is what is sent: roundings do not add up between the two."""
-    found = run(method, rounds=400, lr=0.05, participation=sampled, memory_dtype=torch.bfloat16).state
+    found = run(method, rounds=400, lr=0.05, participation=sampled, memory=Memory(dtype=torch.bfloat16)).state
     away = float((found.memory.float().mean(0) - found.estimate).norm())
     assert away < 1e-4 * float(found.estimate.norm())
 
@@ -147,7 +153,7 @@ def test_forgetting_wears_rounded_memories_down() -> None:
     method = Clip21(1e-6, decay=0.001)
     start = torch.ones(len(problem("batchnorm").x0))
     kept = run(
-        method, rounds=500, lr=0.0, initial_memory=start, participation=FixedSize(1), memory_dtype=torch.bfloat16
+        method, rounds=500, lr=0.0, memory=Memory(initial=start, dtype=torch.bfloat16), participation=FixedSize(1)
     ).state.memory
     assert float(kept.float().mean()) == pytest.approx(0.999**500, rel=0.02)
 
@@ -156,16 +162,11 @@ def test_private_runs_keep_exact_memories() -> None:
     from normec import Privacy
 
     with pytest.raises(UsageError, match="private runs keep their memories"):
-        train(problem("linear"), NormEC(0.1, 0.3), lr=0.1, rounds=2, privacy=Privacy(8.0), memory_dtype=torch.bfloat16)
-
-
-def test_unknown_homes_and_precisions_are_refused_in_one_line() -> None:
-    wrong: list[dict[str, Any]] = [
-        {"memory_home": "disc"},
-        {"memory_dtype": torch.float16},
-        {"memory_dtype": torch.int8},
-    ]
-    for options in wrong:
-        with pytest.raises(UsageError, match=r"memory_home|memory_dtype") as error:
-            run(NormEC(0.1, 0.3), **options)
-        assert "\n" not in str(error.value)
+        train(
+            problem("linear"),
+            NormEC(0.1, 0.3),
+            lr=0.1,
+            rounds=2,
+            privacy=Privacy(8.0),
+            memory=Memory(dtype=torch.bfloat16),
+        )

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normec import DPSGD, EF21, Clip, Clip21, NormEC, Problem, SmoothedNorm, train
+from normec import DPSGD, EF21, Clip, Clip21, Logging, NormEC, Problem, SmoothedNorm, train
 from normec.problems.functions import FunctionProblem
 
 
@@ -23,7 +23,7 @@ def example_1() -> FunctionProblem:
 
 @pytest.mark.parametrize("lr", [0.01, 1.0])
 def test_example_1_direct_normalisation_stands_still(lr: float) -> None:
-    run = train(example_1(), DPSGD(SmoothedNorm(0.0)), lr=lr, rounds=100, log_every=1)
+    run = train(example_1(), DPSGD(SmoothedNorm(0.0)), lr=lr, rounds=100, logging=Logging(every=1))
     assert run.x.tolist() == [2.0]  # −1/1 + 5/5 = 0, to the bit
     assert set(run.history["grad_norm"]) == {2.0}
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import GD, Clip21, Poisson, Problem, train
+from normec import GD, Clip21, Logging, Poisson, Problem, train
 from normec.gradients.choice import choose_engine
 from normec.problems.objective import Objective
 from normec.sampling.batches import Batches
@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_went_before(kind: str, batch
     first = train(problem(kind), Clip21(0.5), **options)
     torch.manual_seed(2)
     torch.rand(17)
-    again = train(problem(kind), Clip21(0.5), log_every=3, evaluate_every=2, full_gradient=True, **options)
+    again = train(problem(kind), Clip21(0.5), logging=Logging(every=3, evaluate_every=2, full_gradient=True), **options)
     assert torch.equal(first.x, again.x)
     for name, value in states(first).items():
         assert torch.equal(value, states(again)[name]), name
@@ -163,6 +163,6 @@ def test_a_test_set_with_a_random_transform_is_reproducible() -> None:
     def losses(before: int) -> list[float]:
         of = Problem(network(), F.cross_entropy, [table(7, 0), table(7, 1)], Jitter(9, 2))
         torch.manual_seed(before)
-        return train(of, GD(), lr=0.1, rounds=4, evaluate_every=1).history["test_loss"]
+        return train(of, GD(), lr=0.1, rounds=4, logging=Logging(evaluate_every=1)).history["test_loss"]
 
     assert losses(1) == losses(2)

@@ -17,11 +17,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Subset
 
-from normec import Clip21, FixedSize, NormEC, Problem, UsageError, train
+from normec import Clip21, Compute, FixedSize, Logging, Memory, NormEC, Problem, UsageError, train
 
 from ..support.runs import StopAt, data, problem, same, snapshot
 
-OPTIONS: dict[str, Any] = {"lr": 0.2, "rounds": 8, "seed": 7, "log_every": 1, "batch_size": 4}
+OPTIONS: dict[str, Any] = {"lr": 0.2, "rounds": 8, "seed": 7, "logging": Logging(every=1), "batch_size": 4}
 
 
 @pytest.fixture
@@ -133,8 +133,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "seed": {"seed": 8},
     "batch_size": {"batch_size": 5},
     "participation": {"participation": FixedSize(2)},
-    "initial_memory": {"initial_memory": "gradient"},
-    "dtype": {"dtype": torch.float64},
+    "initial_memory": {"memory": Memory(initial="gradient")},
+    "dtype": {"compute": Compute(dtype=torch.float64)},
     "method": {"method": Clip21(0.4)},
 }
 
@@ -155,8 +155,8 @@ def test_another_problem_is_refused_and_named(run: Path) -> None:
 
 def test_another_given_memory_is_refused(tmp_path: Path) -> None:
     given = torch.zeros(15)
-    train(problem(), Clip21(0.3), out=tmp_path / "run", initial_memory=given, callbacks=[StopAt(4)], **OPTIONS)
-    refused(tmp_path / "run", "initial_memory", initial_memory=given + 1)
+    train(problem(), Clip21(0.3), out=tmp_path / "run", memory=Memory(initial=given), callbacks=[StopAt(4)], **OPTIONS)
+    refused(tmp_path / "run", "initial_memory", memory=Memory(initial=given + 1))
 
 
 def test_another_split_of_the_same_records_is_refused(tmp_path: Path) -> None:

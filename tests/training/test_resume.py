@@ -9,7 +9,25 @@ from typing import Any
 import pytest
 import torch
 
-from normec import DPSGD, EF21, GD, Clip, Clip21, FixedSize, NormEC, Poisson, Problem, RandK, SmoothedNorm, TopK, train
+from normec import (
+    DPSGD,
+    EF21,
+    GD,
+    Clip,
+    Clip21,
+    Compute,
+    FixedSize,
+    Logging,
+    Memory,
+    NormEC,
+    Poisson,
+    Problem,
+    RandK,
+    SmoothedNorm,
+    Storage,
+    TopK,
+    train,
+)
 
 from ..support.runs import StopAt, problem, same, snapshot
 
@@ -30,17 +48,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batches": {"batch_size": 4},
     "sampled": {"participation": Poisson(0.4)},
     "rare": {"participation": Poisson(0.05), "batch_size": 3},
-    "fixed": {"participation": FixedSize(3), "batch_size": 4, "full_gradient": True},
-    "gradient": {"initial_memory": "gradient"},
-    "given": {"initial_memory": torch.full((15,), 0.1)},
+    "fixed": {"participation": FixedSize(3), "batch_size": 4, "logging": Logging(full_gradient=True)},
+    "gradient": {"memory": Memory(initial="gradient")},
+    "given": {"memory": Memory(initial=torch.full((15,), 0.1))},
     "schedule": {"lr": lambda k: 0.3 / (1 + k)},
-    "rows": {"log_every": 3, "evaluate_every": 4},
-    "float64": {"dtype": torch.float64, "batch_size": 4},
+    "rows": {"logging": Logging(every=3, evaluate_every=4)},
+    "float64": {"compute": Compute(dtype=torch.float64), "batch_size": 4},
 }
 
 
 def check(out: Path, kind: str, method: Any, stops: list[int], **options: Any) -> None:
-    options = {"lr": 0.2, "rounds": 13, "seed": 7, "log_every": 1, "evaluate_every": 2} | options
+    options = {"lr": 0.2, "rounds": 13, "seed": 7, "logging": Logging(every=1, evaluate_every=2)} | options
     alone = train(problem(kind), method, out=out / "alone", **options)
     for stop in stops:
         halted = train(problem(kind), method, out=out / "stopped", callbacks=[StopAt(stop)], **options)
@@ -79,7 +97,7 @@ def test_functions_resume_too(tmp_path: Path) -> None:
     def make() -> Any:
         return Problem.from_functions([lambda x, c=c: ((x - c) ** 4).sum() for c in range(3)], torch.full((2,), 0.5))
 
-    options: dict[str, Any] = {"lr": 0.01, "rounds": 9, "log_every": 1}
+    options: dict[str, Any] = {"lr": 0.01, "rounds": 9, "logging": Logging(every=1)}
     alone = train(make(), EF21(RandK(1)), **options)
     train(make(), EF21(RandK(1)), out=tmp_path / "run", callbacks=[StopAt(4)], **options)
     same(alone, train(make(), EF21(RandK(1)), out=tmp_path / "run", **options))
@@ -98,7 +116,12 @@ def test_a_finished_run_is_returned_as_it_is(tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_the_handler_as_it_was_and_a_second_one_is_immediate(tmp_path: Path) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    options: dict[str, Any] = {"lr": 0.2, "rounds": 9, "out": tmp_path / "run", "checkpoint_seconds": 0}
+    options: dict[str, Any] = {
+        "lr": 0.2,
+        "rounds": 9,
+        "out": tmp_path / "run",
+        "storage": Storage(checkpoint_seconds=0),
+    }
     with pytest.raises(KeyboardInterrupt):
         train(problem(), GD(), callbacks=[StopAt(4, times=2)], **options)
     assert signal.getsignal(signal.SIGINT) is handler

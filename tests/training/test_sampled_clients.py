@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from normec import DPSGD, EF21, Clip, Clip21, FixedSize, Method, NormEC, Poisson, RandK, TopK, train
+from normec import DPSGD, EF21, Clip, Clip21, FixedSize, Logging, Memory, Method, NormEC, Poisson, RandK, TopK, train
 from normec.sampling.participation import Participation
 
 from ..support import reference
@@ -118,7 +118,7 @@ def test_initial_memory(method: Method, start: str, problem: str) -> None:
     else:
         vector = generator.normal(size=d)
         g, given = np.stack([vector] * n), torch.tensor(vector)
-    run = train(objective, method, lr=0.03, rounds=60, log_every=1, initial_memory=given)  # type: ignore[arg-type]
+    run = train(objective, method, lr=0.03, rounds=60, logging=Logging(every=1), memory=Memory(initial=given))  # type: ignore[arg-type]
     if method.name == "normec":
         seen = reference.normec(f, x, 0.03, 60, 0.3, 0.2, True, memory=g)
     elif method.name == "clip21":
@@ -136,5 +136,5 @@ def test_initial_memory(method: Method, start: str, problem: str) -> None:
 def test_a_given_memory_is_not_changed_by_the_run() -> None:
     _, problem = quadratics(5)
     given = torch.ones(problem.clients, len(problem.x0), dtype=torch.float64)
-    train(problem, Clip21(0.2), lr=0.1, rounds=5, initial_memory=given)
+    train(problem, Clip21(0.2), lr=0.1, rounds=5, memory=Memory(initial=given))
     assert torch.equal(given, torch.ones_like(given))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import DPSGD, EF21, GD, Callback, Clip, Clip21, FixedSize, NormEC, Problem, RandK, Run, TopK, train
+from normec import DPSGD, EF21, GD, Callback, Clip, Clip21, FixedSize, Logging, NormEC, Problem, RandK, Run, TopK, train
 
 from ..support.runs import states
 
@@ -72,11 +72,11 @@ class ProgressDisplay(Callback):
 
 
 WATCHED: list[dict[str, Any]] = [
-    {"log_every": 1},
-    {"log_every": 7, "evaluate_every": 3},
-    {"full_gradient": True, "log_every": 2},
+    {"logging": Logging(every=1)},
+    {"logging": Logging(every=7, evaluate_every=3)},
+    {"logging": Logging(full_gradient=True, every=2)},
     {"callbacks": [ProgressDisplay()]},
-    {"evaluate_every": 1, "full_gradient": True, "callbacks": [ProgressDisplay()]},
+    {"logging": Logging(evaluate_every=1, full_gradient=True), "callbacks": [ProgressDisplay()]},
 ]
 
 
@@ -85,7 +85,7 @@ WATCHED: list[dict[str, Any]] = [
 def test_the_same_seed_gives_the_same_bits_however_it_is_watched(method: Any, setting: str) -> None:
     options: dict[str, Any] = {"lr": LR, "rounds": 14, "seed": SEED}
     options |= {"full": {}, "batches": {"batch_size": 4}, "sampled": {"participation": FixedSize(2)}}[setting]
-    quiet = train(problem(), method, log_every=1000, evaluate_every=1000, **options)
+    quiet = train(problem(), method, logging=Logging(every=1000, evaluate_every=1000), **options)
     for watching in WATCHED:
         watched = train(problem(), method, **options, **watching)
         for name, value in states(quiet).items():
@@ -108,7 +108,7 @@ def test_rows_say_what_a_direct_computation_says(sampled: bool) -> None:
     """Row k against x^k and g^k of runs that stop at k."""
     options: dict[str, Any] = {"lr": LR, "seed": SEED, "participation": FixedSize(2) if sampled else None}
     method = Clip21(0.3)
-    run = train(problem(), method, rounds=6, log_every=1, evaluate_every=2, **options)
+    run = train(problem(), method, rounds=6, logging=Logging(every=1, evaluate_every=2), **options)
     assert run.history.rounds("round") == list(range(7))
     assert run.history.rounds("accuracy") == run.history.rounds("test_loss") == [0, 2, 4, 6]
     for k, row in enumerate(run.history):
@@ -143,7 +143,7 @@ FULL: list[dict[str, Any]] = [{"batch_size": 4}, {"participation": FixedSize(2)}
 @pytest.mark.parametrize("column", ["loss", "grad_norm", "memory_error"])
 def test_full_gradient_rows_are_exact(options: dict[str, Any], column: str) -> None:
     options = options | {"lr": LR, "seed": SEED}
-    run = train(problem(), Clip21(0.3), rounds=4, log_every=1, full_gradient=True, **options)
+    run = train(problem(), Clip21(0.3), rounds=4, logging=Logging(every=1, full_gradient=True), **options)
     for k, row in enumerate(run.history):
         state = train(problem(), Clip21(0.3), rounds=k, **options).state if k else None
         x = state.x if state else problem().x0
@@ -158,7 +158,7 @@ def test_full_gradient_rows_are_exact(options: dict[str, Any], column: str) -> N
 
 
 def test_bytes_count_what_a_sparse_message_takes() -> None:
-    run = train(problem(), EF21(TopK(3)), lr=LR, rounds=10, log_every=5, evaluate_every=5)
+    run = train(problem(), EF21(TopK(3)), lr=LR, rounds=10, logging=Logging(every=5, evaluate_every=5))
     assert run.history["bytes"] == [0, 5 * 3 * (8 + 4), 10 * 3 * (8 + 4)]
     assert run.history["messages"] == [0, 15, 30]
 
@@ -183,9 +183,9 @@ def test_mini_batches_and_epochs() -> None:
 
 
 def test_callbacks_hear_everything_in_order() -> None:
-    progress_display = ProgressDisplay()
-    run = train(problem(), GD(), lr=LR, rounds=4, log_every=2, evaluate_every=100, callbacks=[progress_display])
-    assert progress_display.seen == [
+    watcher = ProgressDisplay()
+    run = train(problem(), GD(), lr=LR, rounds=4, logging=Logging(every=2, evaluate_every=100), callbacks=[watcher])
+    assert watcher.seen == [
         ("begin", 0, 4),
         ("row", 0),
         ("round", 1),

@@ -15,6 +15,7 @@ from normec import (
     Clip21,
     ErrorFeedback,
     Identity,
+    Logging,
     NormEC,
     RandK,
     Run,
@@ -95,7 +96,7 @@ def close(here: Tensor, there: np.ndarray) -> None:
 def test_the_path_is_the_reference_s(name: str, problem: str, seed: int) -> None:
     method, lr, run_reference = METHODS[name]
     f, objective = PROBLEMS[problem](seed)
-    run = train(objective, method, lr=lr, rounds=ROUNDS, seed=SEED, log_every=1)
+    run = train(objective, method, lr=lr, rounds=ROUNDS, seed=SEED, logging=Logging(every=1))
     seen = run_reference(f, objective.x0.numpy().copy(), lr)
     assert np.linalg.norm(seen.path[-1] - seen.path[0]) > 0.1  # it went somewhere
     compare(run, f, seen)

@@ -68,6 +68,9 @@ class DPSGD(DirectScheme):
         beta: A factor of the step.
         momentum: Of the server's step.
 
+    Raises:
+        UsageError: `beta` is not positive, or `momentum` does not lie in [0, 1).
+
     Example:
         >>> import torch
         >>> from normec import Clip

@@ -96,6 +96,9 @@ class NormEC(ErrorFeedbackScheme):
         server_norm: Whether the server normalises its step.
         decay: How much of the memories is forgotten in each round, λ; 0 in the paper.
 
+    Raises:
+        UsageError: `alpha` is negative, `beta` is not positive, or `decay` does not lie in [0, 1).
+
     Example:
         >>> import torch
         >>> method = NormEC(alpha=0.0, beta=0.5)
@@ -131,6 +134,9 @@ class Clip21(ErrorFeedbackScheme):
         tau: The clipping threshold.
         decay: How much of the memories is forgotten in each round.
 
+    Raises:
+        UsageError: `tau` is not positive, or `decay` does not lie in [0, 1).
+
     Example:
         >>> import torch
         >>> message, memory = Clip21(tau=1.0).client_step(torch.tensor([3.0, 4.0]), torch.zeros(2))
@@ -165,6 +171,9 @@ class ErrorFeedback(ErrorFeedbackScheme):
         beta: How far a memory moves along a message.
         server_norm: Whether the server normalises its step.
         decay: How much of the memories is forgotten in each round.
+
+    Raises:
+        UsageError: `beta` is not positive, or `decay` does not lie in [0, 1).
 
     Example:
         >>> from normec import Clip

@@ -122,6 +122,9 @@ class SmoothedNorm(Scaling):
     Args:
         alpha: The smoothing; 0 is plain normalisation.
 
+    Raises:
+        UsageError: `alpha` is negative or not finite.
+
     Example:
         >>> import torch
         >>> SmoothedNorm(5.0)(torch.tensor([3.0, 4.0]))
@@ -157,6 +160,9 @@ class Clip(Scaling):
 
     Args:
         tau: The threshold.
+
+    Raises:
+        UsageError: `tau` is not positive and finite.
 
     Example:
         >>> import torch
@@ -233,6 +239,9 @@ class TopK(_Sparse):
     Args:
         k: How many coordinates are kept.
 
+    Raises:
+        UsageError: `k` is not a whole number of at least 1.
+
     Example:
         >>> import torch
         >>> TopK(1)(torch.tensor([1.0, -3.0, 2.0]))
@@ -253,6 +262,9 @@ class RandK(_Sparse):
 
     Args:
         k: How many coordinates are kept.
+
+    Raises:
+        UsageError: `k` is not a whole number of at least 1.
 
     Example:
         >>> import torch

@@ -19,13 +19,13 @@ from ..errors import UsageError, at_least, positive
 
 
 class Transform(Protocol):
-    """Deterministic; applied to every batch, in training and in testing."""
+    """A deterministic function of a batch; applied to every batch, in training and in testing."""
 
     def __call__(self, inputs: Tensor, /) -> Tensor: ...
 
 
 class Augment(Protocol):
-    """Random through `uniforms` only; applied before the transform, in training."""
+    """A function of a batch that is random through `uniforms` only; applied in training, before the transform."""
 
     @property
     def draws(self) -> int:
@@ -41,6 +41,17 @@ class CropFlip:
 
     The usual CIFAR augmentation. The zeros are black pixels: the crop comes before `Normalize`.
     Of an image's uniforms the first two choose the crop's top and left among 0 … 2·padding; the third flips if < ½.
+
+    Args:
+        padding: The number of zero pixels on each side.
+
+    Raises:
+        UsageError: `padding` is negative.
+
+    Example:
+        >>> images = torch.ones(2, 3, 8, 8)
+        >>> CropFlip(padding=2)(images, torch.tensor([[0.0, 0.0, 0.9], [0.5, 0.5, 0.9]])).sum((1, 2, 3)).tolist()
+        [108.0, 192.0]
     """
 
     padding: int = 4
@@ -67,7 +78,12 @@ class CropFlip:
 
 @dataclass(frozen=True)
 class Flip:
-    """A horizontal flip where an image's one uniform is < ½."""
+    """A horizontal flip where an image's one uniform is < ½.
+
+    Example:
+        >>> Flip()(torch.arange(3.0).view(1, 1, 1, 3), torch.tensor([[0.2]])).flatten().tolist()
+        [2.0, 1.0, 0.0]
+    """
 
     draws: ClassVar[int] = 1
 
@@ -78,7 +94,19 @@ class Flip:
 
 @dataclass(frozen=True)
 class Normalize:
-    """(x/255 − mean)/std a channel for uint8 images, as float32; (x − mean)/std for floats already in 0 … 1."""
+    """(x/255 − mean)/std a channel for uint8 images, as float32; (x − mean)/std for floats already in 0 … 1.
+
+    Args:
+        mean: The mean of each channel.
+        std: The standard deviation of each channel.
+
+    Raises:
+        UsageError: The numbers of means and deviations differ, or a deviation is not positive.
+
+    Example:
+        >>> Normalize((0.5,), (0.25,))(torch.full((1, 1, 1, 2), 255, dtype=torch.uint8)).flatten().tolist()
+        [2.0, 2.0]
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -109,7 +137,19 @@ class Normalize:
 
 @dataclass(frozen=True)
 class Scale(Normalize):
-    """`Normalize` with the one mean and std of MNIST's training pixels."""
+    """`Normalize` with the one mean and std of MNIST's training pixels.
+
+    Args:
+        mean: The mean of each channel.
+        std: The standard deviation of each channel.
+
+    Raises:
+        UsageError: The numbers of means and deviations differ, or a deviation is not positive.
+
+    Example:
+        >>> Scale().mean, Scale().std
+        ((0.1307,), (0.3081,))
+    """
 
     mean: tuple[float, ...] = (0.1307,)
     std: tuple[float, ...] = (0.3081,)

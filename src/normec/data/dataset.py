@@ -28,13 +28,30 @@ FASHION_MEAN, FASHION_STD = (0.2860,), (0.3530,)
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs and class indices, and what to do with a batch before the model sees it.
+    """A data set in memory: inputs, class indices, and what to do with a batch before the model sees it.
 
-    `train` and `test` hold (inputs, targets). Tabular inputs are float32 and ready to use; images stay uint8,
-    a quarter of the memory and of the transfer, and `transform` makes floats of them on the device, batch by
-    batch. `augment` is for training only and comes before `transform`. Targets are int64 in 0 … classes − 1.
-    `fitted`: inputs were scaled by statistics of the training records, which no noise covers in a private run.
-    `groups` names the natural owner of each training record, for the split by column.
+    Tabular inputs are float32 and ready to use. Images stay uint8, which takes a quarter of the memory and of the
+    transfer, and `transform` turns them into floats on the device, batch by batch.
+
+    Args:
+        name: The name of the data set.
+        train: The training records: inputs and targets. Targets are int64, in 0 … classes − 1.
+        test: The test records, if there are any.
+        classes: The number of classes.
+        shape: The shape of an input.
+        transform: Applied to every batch.
+        augment: Applied to training batches, before `transform`.
+        groups: The natural owner of each training record, for the split by column.
+        fitted: Whether inputs were scaled by statistics of the training records, which no noise covers in a private
+            run.
+
+    Raises:
+        UsageError: Shapes, types or targets do not fit together.
+
+    Example:
+        >>> data = Dataset("mine", TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), None, 2, (2,))
+        >>> len(data.train), data.classes
+        (4, 2)
     """
 
     name: str
@@ -79,11 +96,26 @@ class Dataset:
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """A known data set (see `listing`), or any file in LIBSVM's format as ``libsvm:PATH``.
+    """Load a known data set (see `listing`), or any file in LIBSVM's format as ``libsvm:PATH``.
 
-    Files are looked for in `data_dir`, else NORMEC_DATA, then in the cache; nothing is ever downloaded here.
-    Sets published without a test part get a fixed one: 20 % of every class (see `stratified`). For libsvm:PATH a
-    file PATH.t beside it is the test part, as LIBSVM names them, and a qid column becomes `groups`.
+    Nothing is downloaded here; see `get`. Sets published without a test part get a fixed one: 20 % of every class (see
+    `stratified`). For libsvm:PATH a file PATH.t beside it is the test part, as LIBSVM names them, and a qid column
+    becomes `groups`.
+
+    Args:
+        name: The name of the data set, or ``libsvm:PATH``.
+        data_dir: The folder to look in (default: the environment variable NORMEC_DATA), before the cache.
+
+    Returns:
+        The data set.
+
+    Raises:
+        UsageError: The name is unknown, or a file is missing or damaged.
+
+    Example:
+        >>> digits = load("digits")  # part of scikit-learn
+        >>> digits.classes, digits.shape, len(digits.train)
+        (10, (64,), 1438)
     """
     if name.startswith(FILE_PREFIX):
         return _libsvm_file(name, Path(name.removeprefix(FILE_PREFIX)).expanduser())

@@ -31,10 +31,24 @@ def _silent(_: str) -> None:
 
 
 def get(name: str, data_dir: str | Path | None = None, report: Report = _silent) -> Path | None:
-    """Bring data set `name` into `data_dir` (default: the cache) and return the folder its files lie in.
+    """Download a data set, unless it is already there, and verify its files.
 
-    A set already present, there or in the cache, is only verified. Sets inside scikit-learn need nothing:
-    None is returned. `report` is called with a line of text for each step.
+    A set that is present, in `data_dir` or in the cache, is only verified. Sets inside scikit-learn need nothing.
+
+    Args:
+        name: The name of the data set.
+        data_dir: The folder to put it in (default: the cache).
+        report: Called with a line of text for each step.
+
+    Returns:
+        The folder of the files; None for sets inside scikit-learn.
+
+    Raises:
+        UsageError: The name is unknown, no origin delivers the right files, or the folder cannot be written.
+
+    Example:
+        >>> get("digits", report=print)
+        digits: nothing to get, it is part of scikit-learn
     """
     if name.startswith(FILE_PREFIX):
         report(f"{name}: nothing to get, it is your own file")

@@ -74,7 +74,23 @@ def by_hand(entry: Entry, folder: Path | None = None) -> str:
 
 @dataclass(frozen=True)
 class Listing:
-    """One row. `folder` is where the files lie; sets inside scikit-learn have none."""
+    """A known data set, and whether its files are here.
+
+    Args:
+        name: Its name.
+        size: The numbers of records and of inputs.
+        classes: The number of classes.
+        origin: Who published it.
+        licence: Its licence.
+        page: Its web page.
+        how: How it is obtained.
+        present: Whether it can be loaded now.
+        folder: The folder of its files; None for sets inside scikit-learn and for absent ones.
+
+    Example:
+        >>> listing()[0].name
+        'digits'
+    """
 
     name: str
     size: str
@@ -88,7 +104,21 @@ class Listing:
 
 
 def listing(data_dir: str | Path | None = None) -> list[Listing]:
-    """All known data sets; the state of `present` is of this moment."""
+    """List all known data sets, and whether they are here now.
+
+    Args:
+        data_dir: The folder to look in (default: the environment variable NORMEC_DATA), before the cache.
+
+    Returns:
+        One entry for each data set.
+
+    Raises:
+        UsageError: A folder may not be read.
+
+    Example:
+        >>> "digits" in [row.name for row in listing()]
+        True
+    """
     return [_row(entry, data_dir) for entry in ENTRIES.values()]
 
 

@@ -40,9 +40,29 @@ def split(
     shards_per_client: int = 1,
     groups: Column | None = None,
 ) -> list[Tensor]:
-    """The records of each client, as sorted int64 indices into `targets`.
+    """Divide records among clients.
 
-    `clients` may be None for "column", where the data decides; a number given there must agree with it.
+    Args:
+        targets: The class of each record, ``[records]``.
+        clients: The number of clients. It may be None for "column", where the data decides; a number given there must
+            agree with it.
+        scheme: "iid", "label" (sorted by class, in shards), "dirichlet" (the classes of a client are drawn from a
+            Dirichlet distribution) or "column" (one client for each value of `groups`).
+        seed: The seed of the split.
+        concentration: The concentration of "dirichlet"; small numbers make clients differ more.
+        shards_per_client: The number of shards of each client, for "label".
+        groups: The owner of each record, for "column".
+
+    Returns:
+        For each client the sorted indices of its records, int64.
+
+    Raises:
+        UsageError: An argument is unknown, out of range or missing for the scheme.
+
+    Example:
+        >>> import torch
+        >>> [part.tolist() for part in split(torch.tensor([0, 1, 0, 1]), 2, "label")]
+        [[0, 2], [1, 3]]
     """
     one_of(SCHEMES, scheme=scheme)
     at_least(0, seed=seed)

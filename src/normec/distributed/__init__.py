@@ -1,7 +1,7 @@
 """Training across processes: the ranks of a job for `normec.train`, and optimizers for your own training loop.
 
-with normec.distributed.join() as communicator:       under torchrun, or `normec train --processes N`
-    run = normec.train(problem, method, …, communicator=communicator)
+with normec.distributed.join() as communicator:              under torchrun, or `normec train --processes N`
+    run = normec.train(problem, method, …, compute=normec.Compute(communicator=communicator))
 
 optimizer = normec.distributed.NormEC(model.parameters(), lr=0.1, alpha=0.01, beta=0.1)
 """

@@ -45,7 +45,35 @@ POSITION = 8  # numbers beside the sum that say where a rank is; exact in float3
 
 
 class ClientOptimizer(Optimizer):
-    """One generic optimizer over a `Method`; `cluster.NormEC` and its like are its short names."""
+    """Any `Method` as an optimizer of this rank's clients; `normec.distributed.NormEC` and the others are short forms.
+
+    Making one is collective: all ranks make theirs at the same point.
+
+    Args:
+        params: Parameters or parameter groups, as every torch optimizer takes them. Frozen ones are left alone.
+        method: What clients send, and what the server does with the sum.
+        lr: The step size; a parameter group may have its own.
+        clients: How many clients this rank hosts, the same number on every rank; see `add_client`.
+        privacy: Every message then leaves this rank with noise, and every release is paid for.
+        rounds: How many steps the noise is calibrated for; only with privacy.
+        ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates, can
+            do without: the account is then part of `state_dict`.
+        seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
+            secret. With one, a training of the same start and settings has the same noise: give one to repeat a
+            simulation, not to compare trainings on other data.
+
+    Raises:
+        UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
+
+    Example:
+        >>> from normec import GD
+        >>> parameter = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = ClientOptimizer([parameter], GD(), lr=0.5)
+        >>> parameter.sum().backward()
+        >>> optimizer.step()
+        >>> parameter.data, optimizer.round
+        (tensor([-0.5000, -0.5000]), 1)
+    """
 
     def __init__(
         self,
@@ -59,24 +87,6 @@ class ClientOptimizer(Optimizer):
         ledger: str | Path | None = None,
         seed: int | None = None,
     ) -> None:
-        """Make the optimizer of this rank's clients. Collective: all ranks make theirs at the same point.
-
-        Args:
-            params: Parameters or parameter groups, as every torch optimizer takes them. Frozen ones are left alone.
-            method: What clients send, and what the server does with the sum.
-            lr: The step size; a parameter group may have its own.
-            clients: How many clients this rank hosts, the same number on every rank; see `add_client`.
-            privacy: Every message then leaves this rank with noise, and every release is paid for.
-            rounds: How many steps the noise is calibrated for; only with privacy.
-            ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates,
-                can do without: the account is then part of `state_dict`.
-            seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
-                secret. With one, a training of the same start and settings has the same noise: give one to repeat a
-                simulation, not to compare trainings on other data.
-
-        Raises:
-            UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
-        """
         non_negative(lr=lr)
         at_least(1, clients=clients)
         at_least(0, seed=seed or 0)

@@ -33,8 +33,23 @@ def launched() -> bool:
 def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -> Iterator[Communicator]:
     """The ranks of this job, as torchrun's environment names them; `SingleProcess` where there is one process.
 
-    A rank that does not answer within `timeout` seconds ends the job, with its name in the error. On a GPU each rank of
-    a host takes the device of its local number.
+    On a GPU each rank of a host takes the device of its local number.
+
+    Args:
+        device: Where the ranks compute, "cpu" or "cuda".
+        timeout: The seconds to wait for a rank. One that does not answer ends the job, with its name in the error.
+
+    Yields:
+        The ranks, for `Compute(communicator=…)`.
+
+    Raises:
+        UsageError: A host has fewer GPUs than ranks.
+        RankLost: The ranks did not find one another.
+
+    Example:
+        >>> with join() as communicator:  # outside of torchrun
+        ...     print(communicator.rank, communicator.size)
+        0 1
     """
     positive(timeout=timeout)
     device = torch.device(device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +16,9 @@ from ..problems.problem import Problem
 from ..sampling.participation import FixedSize, Participation, Poisson
 from ..sampling.random_streams import derive_seed
 from ..settings.config import RunConfig, in_groups
+from ..training.callbacks import Callback
+from ..training.communicator import Communicator
+from ..training.options import Compute, Logging, Memory, Options, Storage
 from . import methods
 
 if TYPE_CHECKING:
@@ -110,35 +115,49 @@ def held_out(count: int, share: float) -> int:
     return max(1, round(share * count)) if share else 0
 
 
-def training(config: RunConfig) -> dict[str, Any]:
-    """The keyword arguments of `train` that a configuration states."""
+def training(
+    config: RunConfig,
+    out: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    communicator: Communicator | None = None,
+) -> Options:
+    """The arguments of `train` that a configuration states."""
     promised = privacy(config)
     if promised is not None and config.epochs is not None and config.batch_size is not None:
         promised.refuse_private_sizes(config.public_sizes)  # before any data are read
-    return {
-        "lr": methods.step_size(config),
-        "rounds": methods.rounds(config),
-        "epochs": config.epochs,
-        "warmup": config.warmup,
-        "batch_size": config.batch_size,
-        "batch_rate": config.batch_rate,
-        "privacy": promised,
-        "public_sizes": config.public_sizes,
-        "seed": config.seed,
-        "participation": _participation(config),
-        "initial_memory": config.initial_memory,
-        "log_every": config.log_every,
-        "evaluate_every": config.evaluate_every,
-        "full_gradient": config.full_gradient,
-        "diagnostics": config.diagnostics,
-        "device": device(config.device),
-        "dtype": getattr(torch, config.dtype),
-        "engine": config.engine,
-        "precision": config.precision,
-        "memory_dtype": getattr(torch, config.memory_dtype) if config.memory_dtype is not None else None,
-        "memory_home": config.memory_home,
-        "checkpoint_seconds": config.checkpoint_seconds,
-    }
+    return Options(
+        lr=methods.step_size(config),
+        rounds=methods.rounds(config),
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        batch_rate=config.batch_rate,
+        warmup=config.warmup,
+        privacy=promised,
+        public_sizes=config.public_sizes,
+        participation=_participation(config),
+        seed=config.seed,
+        device=device(config.device),
+        out=out,
+        callbacks=callbacks,
+        logging=Logging(
+            every=config.log_every,
+            evaluate_every=config.evaluate_every,
+            full_gradient=config.full_gradient,
+            diagnostics=config.diagnostics,
+        ),
+        memory=Memory(
+            initial=config.initial_memory,
+            dtype=getattr(torch, config.memory_dtype) if config.memory_dtype is not None else None,
+            home=config.memory_home,
+        ),
+        compute=Compute(
+            dtype=getattr(torch, config.dtype),
+            engine=config.engine,
+            precision=config.precision,
+            communicator=communicator,
+        ),
+        storage=Storage(checkpoint_seconds=config.checkpoint_seconds),
+    )
 
 
 def privacy(config: RunConfig) -> Privacy | None:

@@ -87,9 +87,7 @@ def steps(
         return read(folder) if communicator.rank == 0 else Result(folder, known, History())
     problem = build.problem(config) if problem is None else problem
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
-    loop = prepare(
-        problem, method, out=folder, callbacks=callbacks, communicator=communicator, **build.training(config)
-    )
+    loop = prepare(problem, method, build.training(config, folder, callbacks, communicator))
     used = settings_of(config, loop)
     loop.storage.settings = used
     try:

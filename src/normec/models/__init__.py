@@ -29,7 +29,26 @@ class Built:
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, *, hidden: int = 64, seed: int = 0) -> Built:
-    """The model `name` for inputs of `shape`; the same seed gives the same parameters."""
+    """Build a model by name, with its loss.
+
+    Args:
+        name: One of `MODELS`.
+        shape: The shape of an input.
+        classes: The number of classes.
+        hidden: The number of hidden units of the MLP.
+        seed: The same seed gives the same parameters.
+
+    Returns:
+        The model and its loss.
+
+    Raises:
+        UsageError: The name is unknown, or the model does not fit the inputs or the classes.
+
+    Example:
+        >>> built = build("softmax", (64,), classes=10)
+        >>> type(built.model).__name__, built.loss.__name__
+        ('Softmax', 'cross_entropy')
+    """
     one_of(MODELS, model=name)
     at_least(1, hidden=hidden)
     features = int(torch.Size(shape).numel())

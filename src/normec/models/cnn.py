@@ -13,6 +13,15 @@ class SmallCNN(nn.Sequential):
     """Two 3×3 convolutions with pooling, then two linear layers; 28×28 grey images: 56,714 parameters.
 
     ReLU comes after pooling: the largest of numbers is positive where it was before, and there are fewer of them.
+
+    Args:
+        shape: The shape of an image, ``(channels, height, width)``.
+        classes: The number of classes.
+
+    Example:
+        >>> import torch
+        >>> SmallCNN((1, 28, 28), classes=10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
@@ -35,6 +44,15 @@ class GroupNormCNN(nn.Module):
     """Three 3×3 convolutions, each with GroupNorm; colour images: 24,346 parameters.
 
     Under a guarantee for whole clients the noise grows with the dimension: a tenth of ResNet20's is much less of it.
+
+    Args:
+        shape: The shape of an image, ``(channels, height, width)``.
+        classes: The number of classes.
+
+    Example:
+        >>> import torch
+        >>> GroupNormCNN((3, 32, 32), classes=10)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:

@@ -10,7 +10,17 @@ from ..errors import non_negative
 
 
 class Softmax(nn.Linear):
-    """Softmax regression: one logit a class; inputs of any shape are flattened."""
+    """Softmax regression: one logit a class; inputs of any shape are flattened.
+
+    Args:
+        features: The number of inputs of a record.
+        classes: The number of classes.
+
+    Example:
+        >>> import torch
+        >>> Softmax(features=4, classes=3)(torch.zeros(5, 2, 2)).shape
+        torch.Size([5, 3])
+    """
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__(features, classes)
@@ -22,7 +32,16 @@ class Softmax(nn.Linear):
 
 
 class Logistic(nn.Linear):
-    """Logistic regression without intercept, as in the EF21 papers: one logit a record."""
+    """Logistic regression without intercept, as in the EF21 papers: one logit a record.
+
+    Args:
+        features: The number of inputs of a record.
+
+    Example:
+        >>> import torch
+        >>> Logistic(features=4)(torch.zeros(5, 4)).shape
+        torch.Size([5])
+    """
 
     def __init__(self, features: int) -> None:
         super().__init__(features, 1, bias=False)
@@ -34,7 +53,19 @@ class Logistic(nn.Linear):
 
 @dataclass(frozen=True)
 class NonconvexPenalty:
-    """x ↦ λ Σ x_j²/(1 + x_j²): smooth with constant 2λ, bounded by λd, not convex."""
+    """x ↦ λ Σ x_j²/(1 + x_j²): smooth with constant 2λ, bounded by λd, not convex.
+
+    Args:
+        weight: λ.
+
+    Raises:
+        UsageError: The weight is negative or not finite.
+
+    Example:
+        >>> import torch
+        >>> float(NonconvexPenalty(0.5)(torch.ones(4)))
+        1.0
+    """
 
     weight: float
 

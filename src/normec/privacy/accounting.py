@@ -34,7 +34,20 @@ _ROOM = 1e-11  # relative: a calibrated run pays round by round, and its sum of 
 
 @dataclass(frozen=True)
 class Event:
-    """`count` releases of one kind: noise `multiplier` = σ/Δ, the unit taking part with probability `rate`."""
+    """Releases of one kind.
+
+    Args:
+        multiplier: The noise multiplier z = σ/Δ.
+        rate: The probability with which the unit takes part in a release.
+        count: The number of releases.
+
+    Raises:
+        UsageError: A value is out of range.
+
+    Example:
+        >>> Event(multiplier=2.0, rate=0.1, count=100)
+        Event(multiplier=2.0, rate=0.1, count=100)
+    """
 
     multiplier: float
     rate: float = 1.0
@@ -47,7 +60,21 @@ class Event:
 
 
 class Account:
-    """Releases made so far and the ε they add up to at `delta`."""
+    """The releases made so far, and the ε they add up to.
+
+    Args:
+        delta: The δ of the guarantee, in (0, 1).
+        events: The releases to begin with.
+
+    Raises:
+        UsageError: `delta` does not lie in (0, 1).
+
+    Example:
+        >>> account = Account(delta=1e-5)
+        >>> account.add(Event(multiplier=10.0, count=100))
+        >>> account.mu, round(account.epsilon(), 3)
+        (1.0, 4.377)
+    """
 
     def __init__(self, delta: float, events: Iterable[Event] = ()) -> None:
         open_unit(delta=delta)
@@ -140,17 +167,47 @@ class Account:
 
 
 def epsilon_of(events: Iterable[Event], delta: float) -> float:
-    """ε at `delta` of all `events` together."""
+    """ε at `delta` of all `events` together.
+
+    Args:
+        events: The releases.
+        delta: The δ of the guarantee, in (0, 1).
+
+    Returns:
+        ε; never below the truth.
+
+    Raises:
+        UsageError: `delta` does not lie in (0, 1).
+
+    Example:
+        >>> round(epsilon_of([Event(multiplier=10.0, count=100)], delta=1e-5), 3)
+        4.377
+    """
     return Account(delta, events).epsilon()
 
 
 def sigma_for(account_at: Callable[[float], Account], target: float) -> float:
     """The smallest σ whose account stays within `target`: to 1e-6 in ε, or to 1e-8 in σ where a PLD's ε jumps by more.
 
-    `account_at(σ)` is the account of the whole run, falling in σ. `target` is kept with a relative room of 1e-11, so
-    that a ledger that adds up the same run round by round, and allows nothing above the target, pays for the last one.
-    The σ that suffices without amplification, found from the closed form, is the upper end of the bracket; the root is
-    then searched on the full account, and the answer is moved up until `account_at(σ).epsilon() <= target` holds.
+    `target` is kept with a relative room of 1e-11, so that a ledger that adds up the same run round by round, and
+    allows nothing above the target, pays for the last one. The σ that suffices without amplification, found from the
+    closed form, is the upper end of the bracket; the root is then searched on the full account, and the answer is moved
+    up until `account_at(σ).epsilon() <= target` holds.
+
+    Args:
+        account_at: The account of the whole run as a function of σ; its ε falls in σ.
+        target: The ε to stay within.
+
+    Returns:
+        The standard deviation of the noise, per coordinate.
+
+    Raises:
+        UsageError: No noise reaches the target.
+
+    Example:
+        >>> sigma = sigma_for(lambda sigma: Account(1e-5, [Event(sigma, count=100)]), target=8.0)
+        >>> round(sigma, 3)
+        6.002
     """
     positive(epsilon=target)
     target *= 1 - _ROOM

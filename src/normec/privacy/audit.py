@@ -48,9 +48,22 @@ Scores = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Audit:
-    """What was measured: two lower bounds on ε at `delta`, and the claim they are held against.
+    """Two measured lower bounds on ε, and the claim that they are compared with.
 
-    `trials` counts the judged runs of each kind; `score` names what told the two kinds apart.
+    Args:
+        clopper_pearson: The bound that assumes nothing of the scores.
+        gaussian: The bound for Gaussian scores.
+        mu: The lower bound on μ from which `gaussian` follows.
+        delta: The δ of the guarantee, in (0, 1).
+        confidence: The probability with which the larger of the two bounds holds.
+        trials: The number of judged runs of each kind.
+        claim: The ε that is claimed; None if nothing is claimed.
+        score: The score that told the two kinds of runs apart.
+
+    Example:
+        >>> found = Audit(0.7, gaussian=1.9, mu=0.5, delta=1e-5, confidence=0.999, trials=500, claim=2.0)
+        >>> found.epsilon, found.violated
+        (1.9, False)
     """
 
     clopper_pearson: float
@@ -90,7 +103,30 @@ def audit(
     claim: float | None = None,
     gaussian_scores: bool = True,
 ) -> Audit:
-    """Audit `run(with_canary, trial)`: the mechanism with fresh noise, returning one score or one a round."""
+    """Audit a mechanism that can be run with and without the canary.
+
+    Args:
+        run: `run(with_canary, trial)` runs the mechanism with fresh noise and returns one score, or one per round.
+        trials: The number of runs of each kind, at least 16.
+        delta: The δ of the guarantee, in (0, 1).
+        confidence: The probability with which the larger of the two bounds holds.
+        claim: The ε that is claimed; None if nothing is claimed.
+        gaussian_scores: Whether linear scores are Gaussian. False for a sampled mechanism or a score that is not
+            linear; then only Clopper–Pearson's bound is computed.
+
+    Returns:
+        The bounds.
+
+    Raises:
+        UsageError: A number is out of range, or a score is not finite.
+
+    Example:
+        >>> draw = np.random.default_rng(0)
+        >>> mechanism = lambda with_canary, trial: draw.normal(float(with_canary))
+        >>> found = audit(mechanism, trials=2000, delta=1e-5, claim=4.38)
+        >>> found.violated, found.epsilon > 3
+        (False, True)
+    """
     at_least(16, trials=trials)
     inside = np.array([run(True, trial) for trial in range(trials)], dtype=np.float64)
     outside = np.array([run(False, trial) for trial in range(trials, 2 * trials)], dtype=np.float64)
@@ -105,9 +141,27 @@ def audit_scores(
     claim: float | None = None,
     gaussian_scores: bool = True,
 ) -> Audit:
-    """Audit scores observed with (`inside`) and without (`outside`) the canary: [trials] or [trials, scores a run].
+    """Audit scores that were observed with and without the canary.
 
-    With `gaussian_scores=False` (a sampled mechanism, a score that is not linear) only Clopper–Pearson speaks.
+    Args:
+        inside: Scores with the canary, ``[trials]`` or ``[trials, scores per run]``.
+        outside: Scores without the canary, in the same form.
+        delta: The δ of the guarantee, in (0, 1).
+        confidence: The probability with which the larger of the two bounds holds.
+        claim: The ε that is claimed; None if nothing is claimed.
+        gaussian_scores: Whether linear scores are Gaussian. False for a sampled mechanism or a score that is not
+            linear; then only Clopper–Pearson's bound is computed.
+
+    Returns:
+        The bounds.
+
+    Raises:
+        UsageError: A number is out of range, there are too few scores, or one is not finite.
+
+    Example:
+        >>> draw = np.random.default_rng(0)
+        >>> audit_scores(draw.normal(1, 1, 2000), draw.normal(0, 1, 2000), delta=1e-5, claim=1.0).violated  # it is 4.38
+        True
     """
     open_unit(delta=delta, confidence=confidence)
     inside, outside = _checked(inside), _checked(outside)
@@ -130,10 +184,21 @@ def audit_scores(
 
 @dataclass(frozen=True)
 class View:
-    """What one observer sees of a mechanism, and what it is claimed to lose to that observer.
+    """What one observer sees of a mechanism, and what is claimed about it.
 
-    `inside`, `outside`: observed vectors [runs, releases, d] with and without the canary. `expected_inside`,
-    `expected_outside`: what they would be without noise [releases, d], which the adversary knows. `claim`: ε.
+    Args:
+        name: The name of the observer.
+        inside: Observed vectors with the canary, ``[runs, releases, d]``.
+        outside: Observed vectors without the canary.
+        expected_inside: What the vectors with the canary would be without noise, ``[releases, d]``; the adversary knows
+            it.
+        expected_outside: The same without the canary.
+        claim: The ε that is claimed for this observer.
+
+    Example:
+        >>> zero, one = np.zeros((1, 2)), np.ones((1, 2))
+        >>> View("server", np.ones((48, 1, 2)), np.zeros((48, 1, 2)), one, zero, claim=1.0).name
+        'server'
     """
 
     name: str
@@ -145,10 +210,27 @@ class View:
 
 
 def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.999) -> Audit:
-    """Audit what several observers see; the claim of one of them is judged, and it is the one that looks worst.
+    """Audit what several observers see; the claim of the observer that looks worst is judged.
 
     A third of the runs teaches the scores, a sixth chooses the view and the score for each of the two bounds, and the
     other half judges them. The bounds of the view that leaves least room under its claim are returned.
+
+    Args:
+        views: What each observer sees.
+        delta: The δ of the guarantee, in (0, 1).
+        confidence: The probability with which the larger of the two bounds holds.
+
+    Returns:
+        The bounds.
+
+    Raises:
+        UsageError: A view has fewer than 48 runs of a kind, or a value that is not finite.
+
+    Example:
+        >>> draw, zero, one = np.random.default_rng(0), np.zeros((1, 2)), np.ones((1, 2))
+        >>> seen = [mean + draw.normal(0, 1, (300, 1, 2)) for mean in (one, zero)]
+        >>> audit_releases([View("server", *seen, one, zero, claim=1.0)], delta=1e-5).violated
+        True
     """
     open_unit(delta=delta, confidence=confidence)
     each = (1 + confidence) / 2

@@ -56,7 +56,16 @@ class LedgerInUse(RuntimeError):  # noqa: N818
 
 
 class Head(NamedTuple):
-    """How many lines there are and the hash of the last: what a checkpoint keeps to recognise the file."""
+    """The end of a file of lines; a checkpoint keeps it to recognise the file.
+
+    Args:
+        lines: The number of lines.
+        hash: The hash of the last line.
+
+    Example:
+        >>> Head(lines=0, hash="").lines
+        0
+    """
 
     lines: int
     hash: str

@@ -54,7 +54,19 @@ def affordable(account: Account, event: Event, privacy: Privacy, horizon: int, r
 
 @dataclass(frozen=True)
 class Receipt:
-    """Leave to release `round`, with noise named by `attempt`. `fresh`: a line was written for it just now."""
+    """The permission to make a release.
+
+    Args:
+        round: The round that was paid for.
+        attempt: The number of the attempt; it is part of the name of the noise.
+        fresh: Whether a line was written for it just now.
+        epsilon: The ε of all releases so far, this one included.
+        releases: The number of all releases so far.
+
+    Example:
+        >>> Receipt(round=3, attempt=0, fresh=True, epsilon=0.8, releases=4).attempt
+        0
+    """
 
     round: int
     attempt: int
@@ -88,6 +100,14 @@ class Ledger:
         LedgerDamaged: The file was changed, cut, or set back.
         LedgerInUse: Another process holds the file.
         UsageError: The file belongs to another statement, or the witness lies in the ledger's own folder.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Ledger(Path(folder) / "ledger.jsonl", Privacy(epsilon=8), horizon=10) as ledger:
+        ...         receipt = ledger.spend(0, Event(multiplier=4.0), sigma=4.0)
+        >>> receipt.attempt, receipt.releases, round(receipt.epsilon, 3)
+        (0, 1, 0.926)
     """
 
     def __init__(

@@ -48,6 +48,17 @@ class SeededNoise:
     torch's CPU generator keeps 32 bits of its seed: of 42,000 hashed seeds two would agree with probability 0.2,
     and two rounds would share their noise. So CPU draws come from NumPy's PCG64DXSM under a 128-bit key; CUDA's
     Philox takes 64 bits.
+
+    Args:
+        seed: The seed.
+
+    Raises:
+        UsageError: The seed is negative.
+
+    Example:
+        >>> source = SeededNoise(7)
+        >>> torch.equal(source.draw(3, 1.0, "round", 0), source.draw(3, 1.0, "round", 0))
+        True
     """
 
     def __init__(self, seed: int) -> None:
@@ -101,7 +112,12 @@ class GridNoise:
 
 
 class SecureNoise(GridNoise):
-    """Exact rounded Gaussians from a keystream keyed by the operating system; it cannot be seeded."""
+    """Exact rounded Gaussians from a keystream keyed by the operating system; it cannot be seeded.
+
+    Example:
+        >>> SecureNoise().draw(3, sigma=1.0).shape
+        torch.Size([3])
+    """
 
     def __init__(self) -> None:
         self._stream = Keystream()
@@ -111,7 +127,15 @@ class SecureNoise(GridNoise):
 
 
 class ExactNoise(GridNoise):
-    """OpenDP's discrete Gaussian: exact by proof and by a second library, at some 30 µs a coordinate."""
+    """OpenDP's discrete Gaussian: exact by proof and by a second library, at some 30 µs a coordinate.
+
+    Raises:
+        UsageError: OpenDP is not installed.
+
+    Example:
+        >>> ExactNoise().draw(3, sigma=1.0).shape
+        torch.Size([3])
+    """
 
     def __init__(self) -> None:
         self._opendp = needed("opendp.prelude", "exact-noise")
@@ -124,7 +148,22 @@ class ExactNoise(GridNoise):
 
 
 def noise_source(kind: str, seed: int | None = None) -> NoiseSource:
-    """The source that `Privacy.noise` names; only "seeded" takes a seed, and needs one."""
+    """The source that `Privacy.noise` names.
+
+    Args:
+        kind: "seeded", "secure" or "exact".
+        seed: The seed of seeded noise; None for the others.
+
+    Returns:
+        The source.
+
+    Raises:
+        UsageError: The kind is unknown, seeded noise has no seed, or another kind has one.
+
+    Example:
+        >>> noise_source("seeded", seed=7).seed
+        7
+    """
     one_of(("seeded", "secure", "exact"), noise=kind)
     if kind == "seeded":
         if seed is None:
@@ -136,10 +175,29 @@ def noise_source(kind: str, seed: int | None = None) -> NoiseSource:
 
 
 def privatise(message: Tensor, sigma: float, source: NoiseSource, *path: int | str, bound: float) -> Tensor:
-    """What is sent in place of `message` [..., d]: each row within `bound`, plus noise of `sigma` per coordinate.
+    """What is sent in place of a message: each row within `bound`, plus noise of `sigma` per coordinate.
 
     Formal guarantee: a Gaussian release of multiplier σ/Δ with Δ from `rules`. On the grid this holds bit for bit
     (`grid`).
+
+    Args:
+        message: The message, or rows of messages, ``[..., d]``.
+        sigma: The standard deviation of the noise, per coordinate.
+        source: The source of the noise.
+        path: The name of the draw, such as ``"round", 7``; only seeded noise uses it. Two draws with the same name are
+            the same noise.
+        bound: The largest norm of a message; longer ones are scaled down.
+
+    Returns:
+        The noisy message or messages, in the same form.
+
+    Raises:
+        UsageError: A message is not finite, or `sigma` or `bound` is not positive.
+
+    Example:
+        >>> sent = privatise(torch.zeros(4), 0.5, SeededNoise(7), "round", 0, bound=1.0)
+        >>> sent.shape
+        torch.Size([4])
     """
     positive(sigma=sigma)
     if isinstance(source, GridNoise):
@@ -152,9 +210,28 @@ def privatise(message: Tensor, sigma: float, source: NoiseSource, *path: int | s
 
 
 def privatise_sum(messages: Tensor, sigma: float, source: NoiseSource, *path: int | str, bound: float) -> Tensor:
-    """The noisy sum [d] of rows [n, d], each within `bound`, with ONE draw of `sigma` per coordinate.
+    """The noisy sum of messages, each within `bound`, with one draw of `sigma` per coordinate.
 
     n independent Gaussians of which only the sum is seen are one of variance nσ²: pass `Release.sum_sigma`.
+
+    Args:
+        messages: The messages, ``[n, d]``.
+        sigma: The standard deviation of the noise, per coordinate.
+        source: The source of the noise.
+        path: The name of the draw, such as ``"round", 7``; only seeded noise uses it. Two draws with the same name are
+            the same noise.
+        bound: The largest norm of a message; longer ones are scaled down.
+
+    Returns:
+        The noisy sum, ``[d]``.
+
+    Raises:
+        UsageError: A message is not finite, or `sigma` or `bound` is not positive.
+
+    Example:
+        >>> total = privatise_sum(torch.ones(3, 4), 1e-6, SeededNoise(7), "round", 0, bound=1.0)
+        >>> total.round(decimals=3)
+        tensor([1.5000, 1.5000, 1.5000, 1.5000])
     """
     positive(sigma=sigma)
     if isinstance(source, GridNoise):

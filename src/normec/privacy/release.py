@@ -21,10 +21,23 @@ from .statement import Privacy
 
 @dataclass(frozen=True)
 class Release:
-    """The composed event of a run: `rounds` Gaussians of sensitivity Δ_k, Poisson-sampled at `rate` or not (rate = 1).
+    """The composed event of a run: Gaussian releases with sensitivity Δ_k, Poisson-sampled or not.
 
-    `gain`: σ_eff/σ in the observer's eyes. `drawn`: standard deviation of all noise in the sum, over σ (√n, or 1
-    under local trust). `notes`: what belongs beside ε in a report.
+    Args:
+        sensitivity: Δ_k of each round.
+        gain: σ_eff/σ, as the observer sees it.
+        drawn: The standard deviation of all noise in the sum, divided by σ: √n, or 1 under local trust.
+        rate: The rate of the Poisson sampling; 1 without sampling.
+        rounds: The number of rounds.
+        surcharge: What snapping to the noise's grid adds to Δ_k, divided by σ.
+        bound: The largest norm of a message.
+        dimension: The dimension of a message.
+        notes: What belongs beside ε in a report.
+
+    Example:
+        >>> run = Release(Sensitivity(cap=1.0), gain=10.0, drawn=10.0, rate=1.0, rounds=100)
+        >>> round(run.epsilon(sigma=1.0, delta=1e-5), 3), round(run.sigma(epsilon=8.0, delta=1e-5), 3)
+        (4.377, 0.6)
     """
 
     sensitivity: Sensitivity
@@ -90,6 +103,21 @@ def paper_sigma(release: Release, privacy: Privacy) -> float:
 
     None of them gives the ε that was asked for; report `release.epsilon(σ, δ)` instead. The paper's factor β
     belongs to the server's step, not to the message, and is left out here.
+
+    Args:
+        release: The releases of the whole run.
+        privacy: The privacy statement.
+
+    Returns:
+        The standard deviation of one client's noise, per coordinate.
+
+    Raises:
+        UsageError: The statement names no reading of the formula, or the dimension that it needs is unknown.
+
+    Example:
+        >>> run = Release(Sensitivity(cap=1.0), gain=1.0, drawn=1.0, rate=1.0, rounds=100, bound=1.0)
+        >>> round(paper_sigma(run, Privacy(epsilon=8, replay="per-coordinate")), 3)
+        4.241
     """
     if privacy.epsilon is None or privacy.replay is None:
         raise UsageError("the paper's formula needs epsilon and replay")
@@ -106,7 +134,18 @@ def paper_sigma(release: Release, privacy: Privacy) -> float:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """σ a client, the exact ε it amounts to, and whether that ε is a promise."""
+    """A noise, and the exact ε that it amounts to.
+
+    Args:
+        sigma: The standard deviation of one client's noise, per coordinate.
+        epsilon: The exact ε.
+        delta: The δ of the guarantee, in (0, 1).
+        is_target: Whether that ε is a promise, or only reported.
+
+    Example:
+        >>> Calibrated(sigma=1.0, epsilon=4.377, delta=1e-5, is_target=False).sigma
+        1.0
+    """
 
     sigma: float
     epsilon: float
@@ -115,7 +154,24 @@ class Calibrated:
 
 
 def calibrate(release: Release, privacy: Privacy) -> Calibrated:
-    """The noise that `privacy` asks for, with its true ε: from a target, as given, or by the paper's formula."""
+    """The noise that `privacy` asks for, with its true ε: from a target, as given, or by the paper's formula.
+
+    Args:
+        release: The releases of the whole run.
+        privacy: The privacy statement.
+
+    Returns:
+        The noise and its ε.
+
+    Raises:
+        UsageError: No noise reaches the target.
+
+    Example:
+        >>> run = Release(Sensitivity(cap=1.0), gain=10.0, drawn=10.0, rate=1.0, rounds=100)
+        >>> found = calibrate(run, Privacy(epsilon=8, trust="secure-sum"))
+        >>> round(found.sigma, 3), round(found.epsilon, 3)
+        (0.6, 8.0)
+    """
     if privacy.replay is not None:
         sigma = paper_sigma(release, privacy)
     elif privacy.sigma is not None:

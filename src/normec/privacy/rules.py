@@ -47,7 +47,25 @@ from .statement import Privacy
 
 
 def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
-    """What one round of this run releases, and how often; raises `Refused` where no rule is valid."""
+    """What a run releases: its sensitivity, its effective noise and its composition.
+
+    Args:
+        facts: The method.
+        privacy: The privacy statement.
+        setting: The run.
+
+    Returns:
+        The releases of the whole run.
+
+    Raises:
+        Refused: No rule is valid; the message says why and what to do instead.
+
+    Example:
+        >>> normec = Facts("normec", bound=1.0, feedback=True)
+        >>> run = release(normec, Privacy(epsilon=8, trust="secure-sum"), Setting(clients=100, rounds=300))
+        >>> run.gain, round(run.sigma(epsilon=8.0, delta=1e-5), 3)
+        (10.0, 1.04)
+    """
     _refuse_leaks(facts, privacy, setting)
     if privacy.honest is not None and privacy.honest > setting.clients:
         _refuse(f"honest = {privacy.honest} is more than the {setting.clients} clients; lower it")

@@ -17,13 +17,24 @@ class Refused(UsageError):  # noqa: N818  (a verdict, not a crash)
 class Facts:
     """A method, as far as privacy is concerned.
 
-    `bound`: sup of the message's norm; infinite for identity, Top-k and Rand-k.
-    `feedback`: whether the client keeps a memory g_i between rounds.
-    `lipschitz`: the constant of Ψ if Ψ is the gradient of a convex function (SmoothedNorm: 1/alpha, Clip: 1,
-    Identity: 1); infinite otherwise. Only the record rules use it, with `beta` and `decay`, the memory's step and
-    forgetting; leave it infinite for a client whose state is more than g_i (momentum, local steps).
-    `made_of_messages`: whether the state is a function of the messages that were sent and of nothing else, so that with
-    memory="noisy" it holds nothing that was not released.
+    Args:
+        name: The method's name, for messages.
+        bound: The largest norm of a message; infinite for identity, Top-k and Rand-k.
+        feedback: Whether the client keeps a memory g_i between rounds.
+        lipschitz: The Lipschitz constant of Ψ if Ψ is the gradient of a convex function (SmoothedNorm: 1/alpha, Clip:
+            1, Identity: 1), and otherwise infinite. Only the record rules use it. Leave it infinite for a client whose
+            state is more than g_i (momentum, local steps).
+        beta: The step of the memory, for the record rules.
+        decay: The forgetting of the memory, for the record rules.
+        made_of_messages: Whether the state is a function of the messages that were sent and of nothing else, so that
+            with memory="noisy" it holds nothing that was not released.
+
+    Raises:
+        UsageError: A value is out of range.
+
+    Example:
+        >>> Facts("normec", bound=1.0, feedback=True, lipschitz=100.0, beta=0.1).decay
+        0.0
     """
 
     name: str
@@ -47,10 +58,19 @@ class Facts:
 class Sampling:
     """Who takes part in a round: clients of the run, or records of a client's batch.
 
-    `scheme`: "poisson" (each one by its own coin of bias `rate`) or "fixed" (a set of fixed size).
-    `amplify`: whether the coins are kept secret and the gain is claimed. Where no rule allows it the claim is
-    refused; with `amplify=False` every round counts as if the unit had taken part, which is always valid.
-    `normaliser`: "fixed" if the sum is divided by a public number, "count" if by how many were drawn.
+    Args:
+        rate: The share that takes part.
+        scheme: "poisson" (each one with probability `rate`) or "fixed" (a set of fixed size).
+        amplify: Whether who takes part is kept secret and the gain is claimed. If no rule allows it, the claim is
+            refused. With False every round counts as if the unit had taken part, which is always valid.
+        normaliser: "fixed" if the sum is divided by a public number, "count" if it is divided by how many were drawn.
+
+    Raises:
+        UsageError: A value is unknown or out of range.
+
+    Example:
+        >>> Sampling(0.1).claims, Sampling(0.1, amplify=False).claims
+        (True, False)
     """
 
     rate: float = 1.0
@@ -76,11 +96,24 @@ FULL = Sampling()
 class Setting:
     """A run, as far as privacy is concerned.
 
-    `rounds` counts every round in which messages are sent, warm-up rounds included.
-    `records`: the fixed, public number that a client divides its sum of clipped records by; with clients of several
-    sizes the smallest. `dimension`: of the message. `buffers`: whether the model shares un-noised statistics of the
-    data (BatchNorm). `start`: "gradients" if the server's first estimate is computed from the clients' data without
-    noise.
+    Args:
+        clients: The number of clients.
+        rounds: The number of rounds in which messages are sent, warm-up rounds included.
+        sampling: Which clients take part in a round.
+        batch: Which records of a client are part of its batch.
+        records: The fixed, public number by which a client divides its sum of clipped records; with clients of several
+            sizes, the smallest.
+        dimension: The dimension of a message.
+        buffers: Whether the model shares statistics of the data without noise (BatchNorm).
+        start: "gradients" if the server's first estimate is computed from the clients' data without noise, and
+            otherwise "public".
+
+    Raises:
+        UsageError: A value is unknown or out of range.
+
+    Example:
+        >>> Setting(clients=100, rounds=300).sampling.rate
+        1.0
     """
 
     clients: int

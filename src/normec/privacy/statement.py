@@ -39,19 +39,22 @@ _READINGS = ("per-coordinate", "total-norm", "variance")
 class Privacy:
     """What a private run promises.
 
-    | field | meaning |
-    | --- | --- |
-    | `epsilon`, `delta` | the target; with `sigma` instead of `epsilon` the noise is given and ε is reported |
-    | `unit` | all data of one client, or one record of one client |
-    | `relation` | "zero-out": the unit is absent (an absent client sends noise only); "replace": it is another |
-    | `trust` | the server sees each message ("local"), only the sum ("secure-sum"), or adds the noise ("central") |
-    | `sampling` | clients sampled by Poisson coins of this rate, kept secret, and the gain claimed; None: no claim |
-    | `honest` | under "secure-sum": how many clients keep their noise secret, the protected one included; default all |
-    | `noise` | "seeded" for simulations, "secure" or "exact" for deployments; None: what the context calls for |
-    | `memory` | what the client adds to its memory g_i: the message before ("clean") or after ("noisy") the noise |
-    | `sigma` | standard deviation per coordinate of one client's noise, instead of a target |
-    | `replay` | the paper's own formula for `epsilon`, in one of its readings: not a target, the true ε is reported |
-    | `record_clip` | every record's gradient is clipped to this norm before the client's mean is taken |
+    Args:
+        epsilon: The target ε. Give `sigma` instead to fix the noise; ε is then reported.
+        delta: The target δ.
+        unit: What is protected: all data of one "client", or one "record" of one client.
+        relation: "zero-out": the unit is absent (an absent client sends noise only). "replace": it is another one.
+        trust: The server sees each message ("local"), sees only the sum ("secure-sum"), or adds the noise itself
+            ("central").
+        sampling: The rate at which clients are sampled, by Poisson coins that are kept secret; the gain is claimed.
+            None claims nothing.
+        honest: Under "secure-sum", how many clients keep their noise secret, the protected one included (default: all).
+        noise: "seeded" for simulations, "secure" or "exact" for deployments (default: what the context calls for).
+        memory: What the client adds to its memory g_i: the message before ("clean") or after ("noisy") the noise.
+        sigma: The standard deviation of one client's noise, per coordinate, instead of a target.
+        replay: Take the noise from the paper's own formula for `epsilon`, in one of its readings. It is not a target;
+            the true ε is reported.
+        record_clip: The norm to which every record's gradient is clipped before the client's mean is taken.
 
     Raises:
         UsageError: A value is unknown or out of range, or two of them contradict each other.

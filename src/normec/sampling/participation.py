@@ -40,6 +40,9 @@ class Poisson:
     Args:
         rate: The probability, in (0, 1].
 
+    Raises:
+        UsageError: `rate` does not lie in (0, 1].
+
     Example:
         >>> len(Poisson(1.0).draw(clients=5, round=0, seed=0))
         5
@@ -61,6 +64,9 @@ class FixedSize:
 
     Args:
         count: How many clients take part in a round.
+
+    Raises:
+        UsageError: `count` is not a whole number of at least 1.
 
     Example:
         >>> len(FixedSize(2).draw(clients=5, round=0, seed=0))

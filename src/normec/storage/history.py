@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Extent = dict[str, Any]  # how many bytes of the file, and their sha256
 
 # Columns that are functions of the clients' data without any noise. No guarantee covers them: the rows of a private
-# run have them only where `train(..., diagnostics=True)` asked for them.
+# run have them only where `Logging(diagnostics=True)` asked for them.
 UNNOISED = ("loss", "grad_norm", "memory_error", "message_norm", "message_norm_max", "disagreement")
 NOT_COVERED = "not covered by the guarantee"
 

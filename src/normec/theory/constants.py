@@ -16,7 +16,25 @@ from .numbers import Array
 
 @dataclass(frozen=True)
 class Constants:
-    """A problem in the theorems' eyes. `grad_bound`: B ≥ ‖∇f_i(x)‖ for all x and i, infinite where there is none."""
+    """A problem in the theorems' eyes.
+
+    Args:
+        L_i: The smoothness of each f_i, ``[n]``.
+        L: The smoothness of f.
+        F0: f(x⁰) − f_inf.
+        grad0: ‖∇f(x⁰)‖.
+        grad_max: max_i ‖∇f_i(x⁰)‖, the start error of a memory that starts at zero.
+        dim: The dimension of x.
+        clients: The number of clients n.
+        grad_bound: B ≥ ‖∇f_i(x)‖ for all x and i; infinite if there is none.
+        estimated: Whether L and L_i are estimates instead of upper bounds.
+
+    Example:
+        >>> import numpy as np
+        >>> constants = Constants(np.array([1.0, 3.0]), L=2.0, F0=1.0, grad0=1.5, grad_max=2.0, dim=4, clients=2)
+        >>> constants.L_max, round(constants.L_tilde, 3)
+        (3.0, 2.236)
+    """
 
     L_i: Array
     L: float
@@ -39,7 +57,24 @@ class Constants:
 
 
 def quadratic_constants(H: npt.ArrayLike, c: npt.ArrayLike, x0: npt.ArrayLike) -> Constants:
-    """Of f_i(x) = ½(x − c_i)ᵀH_i(x − c_i): H [n, d, d] symmetric, c [n, d]; all exact. Σ H_i must be positive."""
+    """The constants of f_i(x) = ½(x − c_i)ᵀH_i(x − c_i); all of them are exact.
+
+    Args:
+        H: The matrices H_i, ``[n, d, d]``, symmetric, with a positive definite mean.
+        c: The centres c_i, ``[n, d]``.
+        x0: The start x⁰, ``[d]``.
+
+    Returns:
+        The constants.
+
+    Raises:
+        UsageError: The shapes do not fit, or f has no minimum.
+
+    Example:
+        >>> constants = quadratic_constants([[[2.0]], [[4.0]]], [[0.0], [0.0]], [1.0])
+        >>> constants.L, constants.L_max, constants.F0
+        (3.0, 4.0, 1.5)
+    """
     matrices, centres = np.asarray(H, dtype=np.float64), np.asarray(c, dtype=np.float64)
     x = np.asarray(x0, dtype=np.float64)
     if matrices.ndim != 3 or centres.shape != matrices.shape[:2] or x.shape != centres.shape[1:]:

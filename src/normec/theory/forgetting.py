@@ -20,7 +20,24 @@ from .numbers import Numbers, Value, below, non_negative, plain, positive, root,
 
 
 def gradient_bound(*, grad_max: Numbers, L_max: Numbers, gamma: Numbers, rounds: Numbers) -> Value:
-    """B = max_i ‖∇f_i(x⁰)‖ + L_max γ K: always valid, for x^k lies within γk of x⁰."""
+    """B = max_i ‖∇f_i(x⁰)‖ + L_max γ K: always valid, for x^k lies within γk of x⁰.
+
+    Args:
+        grad_max: max_i ‖∇f_i(x⁰)‖.
+        L_max: The largest smoothness of the f_i.
+        gamma: The step size γ.
+        rounds: K + 1, the number of messages of a client.
+
+    Returns:
+        B, or an array of them if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> gradient_bound(grad_max=2.0, L_max=1.0, gamma=0.5, rounds=11)
+        7.0
+    """
     non_negative(grad_max=grad_max, gamma=gamma)
     positive(L_max=L_max)
     whole(1, rounds=rounds)
@@ -36,7 +53,23 @@ def gamma_max(*, beta: Numbers, R: Numbers, alpha: Numbers, L_max: Numbers, deca
 
 
 def noise_factor(decay: Numbers, rounds: Numbers, warmup: Numbers = 0) -> Value:
-    """√((1 − (1−λ)^{2T})/(λ(2−λ))), T = T0 + K + 1, in place of Theorem 2's √T; at most 1/√(λ(2−λ)) for ever."""
+    """√((1 − (1−λ)^{2T})/(λ(2−λ))), T = T0 + K + 1, in place of Theorem 2's √T; at most 1/√(λ(2−λ)) for ever.
+
+    Args:
+        decay: The forgetting λ of the memories.
+        rounds: K + 1, the number of messages of a client.
+        warmup: T0, the number of rounds with γ = 0 before the others.
+
+    Returns:
+        The factor, or an array of factors if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> noise_factor(decay=0.0, rounds=100), round(noise_factor(decay=0.1, rounds=100), 3)
+        (10.0, 2.294)
+    """
     non_negative(decay=decay)
     below(1.0, "1", strict=True, decay=decay)
     total = np.asarray(rounds, dtype=np.float64) + warmup
@@ -72,6 +105,35 @@ def forgetting(
     all i and k ≤ K (a bound on gradients, or `gradient_bound`). λ = 0 is Theorem 2, "sharper" in W. Bound on
     min_k E‖∇f(x^k)‖. form = "tracked" takes the recursion of `memory.memory_errors` with constant B for W_λ and asks
     neither for β ≤ (1−λ)α nor for a step size (`rounds` one number then).
+
+    Args:
+        L: The smoothness of f.
+        L_max: The largest smoothness of the f_i.
+        R: A bound on max_i ‖∇f_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        gamma: The step size γ.
+        rounds: K + 1, the number of messages of a client.
+        F0: f(x⁰) − f_inf.
+        decay: The forgetting λ of the memories.
+        B: A bound on the norms of the clients' gradients.
+        sigma: The standard deviation of one client's noise, per coordinate.
+        dim: The dimension d of x.
+        clients: The number of clients n.
+        start_gap: ‖ĝ⁰ − mean g_i⁰‖.
+        warmup: T0, the number of rounds with γ = 0 before the others.
+        form: "closed" or "tracked".
+
+    Returns:
+        The bound, or an array of bounds if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> numbers = dict(L=1.0, L_max=1.0, R=1.0, alpha=1.0, beta=0.5, gamma=0.01, rounds=1000, F0=1.0)
+        >>> round(forgetting(**numbers, decay=0.01, B=2.0), 3)
+        1.625
     """
     one_of(("closed", "tracked"), form=form)
     positive(L=L, L_max=L_max, alpha=alpha, beta=beta, gamma=gamma)
@@ -113,6 +175,21 @@ def best_decay(*, gamma: Numbers, L_max: Numbers, B: Numbers) -> Value:
     """λ* = γL_max/B: makes the noise of the smallest admissible β, ∝ (λB + γL_max)/√λ, smallest.
 
     λB is what forgetting moves in a round, γL_max what the model's step moves: λ* makes them equal.
+
+    Args:
+        gamma: The step size γ.
+        L_max: The largest smoothness of the f_i.
+        B: A bound on the norms of the clients' gradients.
+
+    Returns:
+        λ*, or an array of them if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> best_decay(gamma=0.01, L_max=2.0, B=4.0)
+        0.005
     """
     positive(gamma=gamma, L_max=L_max, B=B)
     return plain(np.asarray(gamma) * L_max / B)
@@ -121,7 +198,27 @@ def best_decay(*, gamma: Numbers, L_max: Numbers, B: Numbers) -> Value:
 def balanced(*, L: float, L_max: float, F0: float, B: float, gamma: float, rounds: int, noise: float) -> Balanced:
     """λ = γL_max/B, β = 4γL_max, α = R = β/(1−λ): F0/(γ(K+1)) + (6L_max + L/2)γ + 8σ√(γ L_max B d/n) at most.
 
-    `noise` is σ√(d/n). The closed form of `forgetting` with W_λ = 3γL_max; needs γ < B/L_max and a start error ≤ R.
+    The closed form of `forgetting` with W_λ = 3γL_max; needs γ < B/L_max and a start error ≤ R.
+
+    Args:
+        L: The smoothness of f.
+        L_max: The largest smoothness of the f_i.
+        F0: f(x⁰) − f_inf.
+        B: A bound on the norms of the clients' gradients.
+        gamma: The step size γ.
+        rounds: K + 1, the number of messages of a client.
+        noise: σ√(d/n).
+
+    Returns:
+        The parameters and their bound.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> found = balanced(L=1.0, L_max=1.0, F0=1.0, B=2.0, gamma=0.01, rounds=10_000, noise=0.0)
+        >>> found.decay, found.beta, round(found.bound, 4)
+        (0.005, 0.04, 0.075)
     """
     decay = best_decay(gamma=gamma, L_max=L_max, B=B)
     below(1.0, "1, or gamma must fall under B/L_max", strict=True, decay=decay)
@@ -150,6 +247,22 @@ def utility(*, L_max: Numbers, F0: Numbers, B: Numbers, S: Numbers) -> Value:
     every other term falls like 1/K. The start error must be under R → 0. Compare 2√(2L_max F0 S) of Corollary 2,
     corrected: S^{2/3} against S^{1/2}, where gradients are bounded by a B that does not depend on Γ. Without such a
     bound B = max‖∇f_i(x⁰)‖ + L_maxΓ grows as S falls, and the rate is S^{1/2} again: nothing is gained.
+
+    Args:
+        L_max: The largest smoothness of the f_i.
+        F0: f(x⁰) − f_inf.
+        B: A bound on the norms of the clients' gradients.
+        S: The noise s√(d/n); see `signal`.
+
+    Returns:
+        The bound, or an array of bounds if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> utility(L_max=1.0, F0=0.5, B=1.0, S=0.001)
+        0.03
     """
     positive(L_max=L_max, B=B, S=S)
     non_negative(F0=F0)

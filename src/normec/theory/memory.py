@@ -24,6 +24,21 @@ def overshoot(alpha: Numbers, beta: Numbers, decay: Numbers = 0.0) -> Value:
     """((√β − √((1−λ)α))₊)²: the largest error that a step too long for a short distance leaves behind.
 
     For β > (1−λ)α the update passes its target when r < β/(1−λ) − α; the worst such r is √(αβ/(1−λ)) − α.
+
+    Args:
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        decay: The forgetting λ of the memories.
+
+    Returns:
+        The error, or an array of errors if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> overshoot(1.0, 4.0)
+        1.0
     """
     non_negative(alpha=alpha, decay=decay)
     positive(beta=beta)
@@ -35,6 +50,23 @@ def error_after_update(r: Numbers, alpha: Numbers, beta: Numbers, decay: Numbers
 
     λ = 0: max(r − βr/(α+r), ((√β−√α)₊)²) for r ≥ √(αβ) − α. The paper's Step 2, inequality (*), uses the first
     term alone, which is right for β ≤ α only: |1 − β/(α+r)| r is not monotone for β > α.
+
+    Args:
+        r: The largest error before the update.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        decay: The forgetting λ of the memories.
+        B: A bound on the norms of the clients' gradients.
+
+    Returns:
+        The bound, or an array of bounds if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> error_after_update(2.0, alpha=1.0, beta=0.9)
+        1.4
     """
     non_negative(r=r, alpha=alpha, decay=decay, B=B)
     positive(beta=beta)
@@ -57,6 +89,21 @@ def W(*, R: Numbers, alpha: Numbers, beta: Numbers) -> Value:  # noqa: N802
 
     Reason. Before an update errors stay under R' of `invariant`. If R' = R, this is φ's maximum over [0, R]. If not,
     R' > R, hence R' − βR'/(α+R') ≤ R' − γL_max = ((√β−√α)₊)². Last, ((√β−√α)₊)² ≤ (√(α+R) − √α)² ≤ R.
+
+    Args:
+        R: A bound on max_i ‖∇f_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+
+    Returns:
+        The bound, or an array of bounds if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> W(R=2.0, alpha=1.0, beta=0.9)
+        1.4
     """
     positive(R=R)
     below(np.asarray(alpha) + R, "alpha + R", strict=True, beta=beta)
@@ -64,7 +111,24 @@ def W(*, R: Numbers, alpha: Numbers, beta: Numbers) -> Value:  # noqa: N802
 
 
 def gamma_max(*, beta: Numbers, R: Numbers, alpha: Numbers, L_max: Numbers) -> Value:
-    """γ_max = βR/((α+R) L_max), the largest step size of Theorems 1 and 2."""
+    """γ_max = βR/((α+R) L_max), the largest step size of Theorems 1 and 2.
+
+    Args:
+        beta: β, the step of the memories.
+        R: A bound on max_i ‖∇f_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        alpha: α of the smoothed normalisation.
+        L_max: The largest smoothness of the f_i.
+
+    Returns:
+        The step size, or an array of them if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> gamma_max(beta=0.9, R=2.0, alpha=1.0, L_max=3.0)
+        0.2
+    """
     positive(beta=beta, R=R, L_max=L_max)
     non_negative(alpha=alpha)
     return plain(np.asarray(beta) * R / ((np.asarray(alpha) + R) * L_max))
@@ -77,6 +141,23 @@ def invariant(*, R: Numbers, alpha: Numbers, beta: Numbers, gamma: Numbers, L_ma
     an error of 0.09 becomes 0.81 by the update and 1.80 > R by the step. Proof of R': let r ≤ R'. Where the update
     falls short it leaves r − βr/(α+r), increasing in r; βr/(α+r) ≥ γL_max for r ≥ R, so adding γL_max gives at most
     max(R, r) ≤ R'. Where it passes its target it leaves at most ((√β−√α)₊)². For β ≤ α, R' = R.
+
+    Args:
+        R: A bound on max_i ‖∇f_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        gamma: The step size γ.
+        L_max: The largest smoothness of the f_i.
+
+    Returns:
+        R', or an array of them if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> invariant(R=1.0, alpha=0.01, beta=1.0, gamma=0.99, L_max=1.0)
+        1.8
     """
     below(np.asarray(alpha) + R, "alpha + R", strict=True, beta=beta)
     below(gamma_max(beta=beta, R=R, alpha=alpha, L_max=L_max), "gamma_max = beta R/((alpha+R) L_max)", gamma=gamma)
@@ -87,6 +168,20 @@ def resting_error(alpha: Numbers, beta: Numbers) -> Value:
     """(β/2 − α)₊: where the error of a memory ends while x stands still.
 
     φ'(0) = 1 − β/α in size: the error dies out for β ≤ 2α; beyond that the memory jumps to and fro over its target.
+
+    Args:
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+
+    Returns:
+        The error, or an array of errors if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> resting_error(alpha=0.01, beta=0.1)
+        0.04
     """
     non_negative(alpha=alpha)
     positive(beta=beta)
@@ -97,6 +192,24 @@ def warmup_rounds(R0: float, R: float, alpha: float, beta: float, decay: float =
     """Rounds with γ = 0 until every memory error is at most R, from at most R0; about (R0−R)/β + (α/β) ln(R0/R).
 
     Counted by the recursion of `error_after_update`, so that it holds for every starting error up to R0.
+
+    Args:
+        R0: A bound on the memory's error at the start.
+        R: The error to reach.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        decay: The forgetting λ of the memories.
+        B: A bound on the norms of the clients' gradients.
+
+    Returns:
+        The number of rounds.
+
+    Raises:
+        UsageError: A value is out of range, or no number of rounds reaches R.
+
+    Example:
+        >>> warmup_rounds(R0=5.0, R=1.0, alpha=0.1, beta=0.1)
+        42
     """
     positive(R=R, beta=beta)
     non_negative(R0=R0, alpha=alpha, decay=decay, B=B)
@@ -120,6 +233,25 @@ def memory_errors(
     """Bounds on ‖∇f_i(x^k) − g_i^{k+1}‖ for k = 0 … rounds − 1, along the last axis; any parameters.
 
     The recursion r_0 = R0, w_k = sup φ over [0, r_k], r_{k+1} = w_k + `drift`, with drift = γL_max.
+
+    Args:
+        R0: A bound on the memory's error at the start.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        drift: γL_max, how far a step moves a gradient at most.
+        rounds: K + 1, the number of messages of a client.
+        decay: The forgetting λ of the memories.
+        B: A bound on the norms of the clients' gradients.
+
+    Returns:
+        An array whose last axis has one bound per round.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> memory_errors(R0=1.0, alpha=0.5, beta=0.5, drift=0.0, rounds=3).round(3)
+        array([0.667, 0.381, 0.165])
     """
     error, a, b, step, forget, bound = _inputs(R0, alpha, beta, drift, rounds, decay, B)
     found = np.empty((*error.shape, rounds))
@@ -135,6 +267,25 @@ def mean_error(
     """The mean of `memory_errors` over the rounds, without keeping them.
 
     The recursion's map is monotone, so errors run monotonically to where they rest; there the sum is closed.
+
+    Args:
+        R0: A bound on the memory's error at the start.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        drift: γL_max, how far a step moves a gradient at most.
+        rounds: K + 1, the number of messages of a client.
+        decay: The forgetting λ of the memories.
+        B: A bound on the norms of the clients' gradients.
+
+    Returns:
+        The mean, or an array of means if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> round(mean_error(R0=1.0, alpha=0.5, beta=0.5, drift=0.0, rounds=3), 3)
+        0.404
     """
     error, a, b, step, forget, bound = _inputs(R0, alpha, beta, drift, rounds, decay, B)
     total = np.zeros_like(error)

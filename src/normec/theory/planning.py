@@ -26,9 +26,29 @@ FOLLOW = 100.0  # α/(γL_max) without noise: the memory error is then about 1 %
 
 @dataclass(frozen=True)
 class Proposal:
-    """Parameters and what they promise; `promise` is on min_k ‖∇f(x^k)‖ (its expectation under noise).
+    """Parameters and what they promise.
 
-    `trivial` is ‖∇f(x⁰)‖, known before any training. `useful`: whether the promise says more than that.
+    `useful` says whether the promise is below ‖∇f(x⁰)‖, which is known before any training.
+
+    Args:
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        gamma: The step size γ.
+        decay: The forgetting λ of the memories.
+        warmup: The number of rounds with γ = 0 among them.
+        rounds: The number of rounds, warm-up included.
+        initial_memory: How the memories start: "zero" or "gradient".
+        R: A bound on the memories' errors after the warm-up.
+        sigma: The noise that a client adds to its message, per coordinate; 0 without noise.
+        promise: The bound on min_k ‖∇f(x^k)‖, or on its expectation under noise.
+        trivial: ‖∇f(x⁰)‖.
+        estimated: Whether the constants are estimates.
+
+    Example:
+        >>> from normec import theory
+        >>> plan = propose(theory.quadratic_constants([[[2.0]], [[4.0]]], [[0.0], [0.0]], [1.0]), rounds=100)
+        >>> plan.useful, plan.initial_memory
+        (True, 'gradient')
     """
 
     alpha: float
@@ -68,10 +88,29 @@ def propose(
     beta: float | None = None,
     decay: float | None = None,
 ) -> Proposal:
-    """The parameters with the best promise for `rounds` messages a client; those that are given stay as they are.
+    """The parameters with the best promise for `rounds` messages of each client; those that are given stay as they are.
 
-    `sigma`: the noise a client adds to each of them, per coordinate; None: no noise, and the memories start at the
-    first gradients. With noise they start at zero, and warm-up rounds count among `rounds`.
+    Args:
+        constants: The constants of the problem.
+        rounds: The number of messages of a client.
+        sigma: The noise that a client adds to each message, per coordinate. None means no noise, and the memories start
+            at the first gradients. With noise they start at zero, and warm-up rounds count among `rounds`.
+        alpha: A fixed α (default: chosen).
+        beta: A fixed β (default: chosen).
+        decay: A fixed λ (default: chosen).
+
+    Returns:
+        The parameters and what they promise.
+
+    Raises:
+        UsageError: A value is out of range, or the start is already a stationary point.
+
+    Example:
+        >>> from normec import theory
+        >>> constants = theory.quadratic_constants([[[2.0]], [[4.0]]], [[0.0], [0.0]], [1.0])
+        >>> plan = propose(constants, rounds=1000)
+        >>> plan.promise < constants.grad0
+        True
     """
     at_least(1, rounds=rounds)
     for name, value in (("alpha", alpha), ("beta", beta)):

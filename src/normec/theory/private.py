@@ -44,6 +44,33 @@ def theorem2(
     Why corrected: ĝ − mean g_i is a random walk, e^{k+1} = e^k + (β/n)Σz_i, so E‖e^{k+1}‖² = ‖e⁰‖² + β²(k+1)σ²d/n.
     The paper's lemma sets E‖z‖² = σ²/n, which lacks d for noise of σ a coordinate, the σ that its privacy formula
     speaks of; its theorem drops the lemma's 1/n as well. It is too small whenever d > n.
+
+    Args:
+        L: The smoothness of f.
+        L_max: The largest smoothness of the f_i.
+        R: A bound on max_i ‖∇f_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        gamma: The step size γ.
+        rounds: K + 1, the number of messages of a client.
+        F0: f(x⁰) − f_inf.
+        sigma: The standard deviation of one client's noise, per coordinate.
+        dim: The dimension d of x.
+        clients: The number of clients n.
+        start_gap: ‖ĝ⁰ − mean g_i⁰‖.
+        warmup: T0, the number of rounds with γ = 0 before the others.
+        form: One of the forms in the table.
+
+    Returns:
+        The bound, or an array of bounds if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> numbers = dict(L=1.0, L_max=1.0, R=0.1, alpha=1.0, beta=1.0, gamma=0.05, rounds=1000, F0=1.0)
+        >>> round(theorem2(**numbers, sigma=0.01, dim=10, clients=1000), 4)
+        0.3082
     """
     one_of(FORMS, form=form)
     non_negative(sigma=sigma, start_gap=start_gap)
@@ -70,6 +97,24 @@ def signal(*, dim: Numbers, clients: Numbers, noise: Numbers, trust: str = "loca
 
     For (ε, δ) the exact s is Δ/μ(ε, δ) (`noise_per_message`); the paper writes it O(√ln(1/δ)/ε). `trust`: "local"
     (each client's noise hides its own message) or "secure-sum" (all noises hide each: s falls by √n, S by √n).
+
+    Args:
+        dim: The dimension d of x.
+        clients: The number of clients n.
+        noise: s = σ/√(number of messages); see `noise_per_message`.
+        trust: Who sees single messages: the server ("local") or nobody ("secure-sum").
+
+    Returns:
+        S, or an array of them if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> signal(dim=400, clients=100, noise=0.5)
+        1.0
+        >>> signal(dim=400, clients=100, noise=0.5, trust="secure-sum")
+        0.1
     """
     one_of(("local", "secure-sum"), trust=trust)
     positive(noise=noise)
@@ -82,6 +127,21 @@ def noise_per_message(epsilon: float, delta: float, sensitivity: float = 1.0) ->
     """s = Δ/μ with μ the exact Gaussian-DP parameter of (ε, δ): σ = s√T hides T messages of sensitivity Δ.
 
     s = cΔ√ln(1/δ)/ε with c = 1.10 at ε = 1 and 1.42 at ε = 8 (δ = 1e-5); Δ = 1 (zero-out) or 2 (replace).
+
+    Args:
+        epsilon: The target ε.
+        delta: The target δ.
+        sensitivity: Δ, how far one unit moves a message.
+
+    Returns:
+        The number s.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> round(noise_per_message(epsilon=8.0, delta=1e-5), 3)
+        0.6
     """
     from ..privacy.gaussian import mu_for
 
@@ -92,7 +152,25 @@ def noise_per_message(epsilon: float, delta: float, sensitivity: float = 1.0) ->
 
 
 def best_beta0(*, L_max: Numbers, alpha: Numbers, R: Numbers, F0: Numbers, S: Numbers) -> Value:
-    """β_0* = √(L_max(α+R)F0/(2RS)): makes A/β_0 + 2β_0S smallest, A = L_max(α+R)F0/R; then β = β_0*/(K+1)."""
+    """β_0* = √(L_max(α+R)F0/(2RS)): makes A/β_0 + 2β_0S smallest, A = L_max(α+R)F0/R; then β = β_0*/(K+1).
+
+    Args:
+        L_max: The largest smoothness of the f_i.
+        alpha: α of the smoothed normalisation.
+        R: A bound on the memories' errors.
+        F0: f(x⁰) − f_inf.
+        S: The noise s√(d/n); see `signal`.
+
+    Returns:
+        β_0*, or an array of them if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> best_beta0(L_max=1.0, alpha=1.0, R=1.0, F0=1.0, S=0.25)
+        2.0
+    """
     positive(L_max=L_max, alpha=alpha, R=R, S=S)
     non_negative(F0=F0)
     return plain(root(np.asarray(L_max) * (np.asarray(alpha) + R) * F0 / (2 * np.asarray(R) * S)))
@@ -117,6 +195,27 @@ def corollary2(
     "paper": asks α > β_0 besides. Then γ(K+1)L_max < R, so A/β_0 > L_max F0/R ≥ ‖∇f(x⁰)‖²/(2R), and with 2R this
     is at least 2‖∇f(x⁰)‖: never better than what x⁰ itself gives. "corrected": asks β = β_0/(K+1) ≤ α.
     Correction of the statement: it allows every β_0 up to a limit, but A/β_0 grows as β_0 falls; β_0 must equal it.
+
+    Args:
+        L: The smoothness of f.
+        L_max: The largest smoothness of the f_i.
+        R: A bound on max_i ‖∇f_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        alpha: α of the smoothed normalisation.
+        F0: f(x⁰) − f_inf.
+        S: The noise s√(d/n); see `signal`.
+        rounds: K + 1, the number of messages of a client.
+        beta0: β_0 (default: `best_beta0`).
+        form: "paper" or "corrected".
+
+    Returns:
+        The bound, or an array of bounds if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> round(corollary2(L=1.0, L_max=1.0, R=0.1, alpha=0.1, F0=1.0, S=1e-4, rounds=10_000), 3)
+        0.242
     """
     one_of(("paper", "corrected"), form=form)
     positive(L=L, L_max=L_max, R=R, alpha=alpha, S=S)
@@ -137,6 +236,21 @@ def largest_signal(*, alpha: Numbers, R: Numbers, grad0: Numbers) -> Value:
     """S must be under (R/(4(α+R)))(1 − 2R/G)², G = ‖∇f(x⁰)‖, or the corrected Corollary 2 promises G at best.
 
     By F0 ≥ G²/(2L) and L ≤ L_max its value is at least 2G√(S(α+R)/R) + 2R. Zero for 2R ≥ G.
+
+    Args:
+        alpha: α of the smoothed normalisation.
+        R: A bound on max_i ‖∇f_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        grad0: ‖∇f(x⁰)‖.
+
+    Returns:
+        The limit, or an array of limits if an argument is an array.
+
+    Raises:
+        UsageError: A value is negative, not finite, or, where it must not be, zero.
+
+    Example:
+        >>> largest_signal(alpha=1.0, R=1.0, grad0=4.0)
+        0.03125
     """
     positive(alpha=alpha, R=R, grad0=grad0)
     room = np.maximum(1 - 2 * np.asarray(R) / grad0, 0)
@@ -150,6 +264,24 @@ def smallest_clients(
 
     S = s√(d/n) < (R/(4(α+R)))(1 − 2R/G)². The defaults are the most generous case, α ≪ R ≪ G: n > 16 s² d under
     "local" trust, n > 4 s √d under "secure-sum". 1.6 million and 1,247 for ResNet20 (d = 269,722) at (8, 1e-5).
+
+    Args:
+        dim: The dimension d of x.
+        noise: s = σ/√(number of messages); see `noise_per_message`.
+        trust: Who sees single messages: the server ("local") or nobody ("secure-sum").
+        alpha: α of the smoothed normalisation.
+        R: A bound on max_i ‖∇f_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        grad0: ‖∇f(x⁰)‖.
+
+    Returns:
+        The number of clients.
+
+    Raises:
+        UsageError: A value is out of range, or 2R is not below G, so that no number of clients helps.
+
+    Example:
+        >>> smallest_clients(dim=269_722, noise=noise_per_message(8.0, 1e-5), trust="secure-sum")
+        1247
     """
     one_of(("local", "secure-sum"), trust=trust)
     positive(noise=noise, R=R)

@@ -36,9 +36,25 @@ STEEPEST = 3 * np.sqrt(3) / 8  # the largest slope of x²/(1+x²)
 
 
 def constants_of(problem: Objective, *, lower: float | None = None, iterations: int = 30) -> Constants:
-    """The constants of `problem`: in closed form for logistic and softmax regression, else estimated.
+    """The constants of `problem`: in closed form for logistic and softmax regression, and otherwise estimated.
 
-    `lower`: a number that f never falls below; 0 for cross-entropy and squares, to be given for any other loss.
+    Args:
+        problem: The problem.
+        lower: A number that f never falls below. The default, 0, is for cross-entropy and squared errors; any other
+            loss needs a number.
+        iterations: The number of power iterations of an estimate.
+
+    Returns:
+        The constants.
+
+    Raises:
+        UsageError: `lower` is missing, or above f(x⁰).
+
+    Example:
+        >>> problem = Problem.from_functions([lambda x: (x**2).sum()], torch.ones(3, dtype=torch.float64))
+        >>> constants = constants_of(problem, lower=0.0)
+        >>> round(constants.L, 6), constants.F0, constants.estimated
+        (2.0, 3.0, True)
     """
     problem = problem.to(problem.x0.device, torch.float64)
     loss0, grad0, grad_max = _start(problem)

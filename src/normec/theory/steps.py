@@ -27,10 +27,32 @@ def step_size(
     sigma: float = 0.0,
     lower: float | None = None,
 ) -> float:
-    """γ with the best guarantee for this method, problem and horizon (with `warmup` rounds among `rounds`).
+    """γ with the best guarantee for this method, problem and horizon.
 
     NormEC with server normalisation: the γ that makes the tracked bound (Theorem 2's, or with forgetting) smallest.
     EF21: 1/(L + L̃√(b/θ)). GD: 1/L. Any other method has no guarantee here and is refused.
+
+    Args:
+        problem: The problem that is minimised.
+        method: The method, with its parameters.
+        rounds: The number of rounds, with `warmup` rounds among them.
+        warmup: The number of rounds with γ = 0.
+        start: How the memories start: "zero" or "gradient".
+        sigma: The noise that a client adds to its message, per coordinate.
+        lower: A number that f never falls below; see `constants_of`.
+
+    Returns:
+        The step size.
+
+    Raises:
+        UsageError: No theorem covers the method, or `warmup` is not below `rounds`.
+
+    Example:
+        >>> import torch
+        >>> from normec import Problem
+        >>> problem = Problem.from_functions([lambda x: (x**2).sum()], torch.ones(3, dtype=torch.float64))
+        >>> round(step_size(problem, GD(), rounds=10, lower=0.0), 6)  # 1/L
+        0.5
     """
     if warmup >= rounds:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}")

@@ -21,7 +21,24 @@ __all__ = ["MLflow", "TensorBoard", "Tracker", "named"]
 
 
 def named(text: str, folder: Path, settings: Mapping[str, Any] | None = None) -> Tracker:
-    """The tracker that ``tensorboard[:FOLDER]`` or ``mlflow[:URI]`` names, for the run in `folder`."""
+    """The tracker that ``tensorboard[:FOLDER]`` or ``mlflow[:URI]`` names.
+
+    Args:
+        text: The name.
+        folder: The folder of the run.
+        settings: The settings of the run, which the tracker shows.
+
+    Returns:
+        The tracker.
+
+    Raises:
+        UsageError: The name is unknown, or its library is not installed.
+
+    Example:
+        >>> tracker = named("tensorboard", Path("runs/first"))
+        >>> tracker.folder.as_posix()
+        'runs/first/tensorboard'
+    """
     kind, _, where = text.partition(":")
     one_of(("tensorboard", "mlflow"), track=kind)
     if kind == "tensorboard":

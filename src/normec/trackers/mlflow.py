@@ -22,10 +22,23 @@ STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflow(Tracker):
-    """Logs to the store at `uri` (default: $MLFLOW_TRACKING_URI, else mlflow.db in the working folder).
+    """Logs a run to MLflow.
 
-    A run that goes on is known by its `key` and goes on there too: rows that the store has already are not logged
-    twice. MLflow's own reports home are switched off, unless the environment says otherwise.
+    A run that continues is recognised by its `key` and continues there too: rows that the store already has are not
+    logged twice. MLflow's own telemetry is switched off, unless the environment says otherwise.
+
+    Args:
+        uri: The store (default: $MLFLOW_TRACKING_URI, or mlflow.db in the working folder).
+        experiment: The name of the experiment.
+        run_name: The name of the run.
+        key: What the run is recognised by when it continues, such as its folder.
+        settings: The settings of the run, which the tracker shows.
+
+    Raises:
+        UsageError: MLflow is not installed, or the store cannot be used.
+
+    Example:
+        >>> tracker = MLflow("sqlite:///mlflow.db", run_name="first")  # doctest: +SKIP
     """
 
     def __init__(

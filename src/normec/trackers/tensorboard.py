@@ -12,7 +12,21 @@ from .tracker import Tracker
 
 
 class TensorBoard(Tracker):
-    """Writes to `folder`; a run that goes on takes back what it logged after its checkpoint."""
+    """Writes a run to TensorBoard's event files.
+
+    A run that continues takes back what it logged after its checkpoint.
+
+    Args:
+        folder: The folder of the event files.
+        settings: The settings of the run, which the tracker shows.
+
+    Raises:
+        UsageError: TensorBoard is not installed.
+
+    Example:
+        >>> TensorBoard("events").folder.name
+        'events'
+    """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings)

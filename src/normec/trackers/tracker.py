@@ -14,10 +14,25 @@ if TYPE_CHECKING:
 
 
 class Tracker(Callback):
-    """Hands rows to `log` once the run has begun. As a context, it also hears of an end by an error.
+    """A callback that hands rows to `log` once the run has begun. As a context, it also hears of an end by an error.
 
     Columns of a private run that were measured without noise go under "not covered by the guarantee/". Of an error that
     ends a private run only its kind is told: its text may show records.
+
+    Args:
+        settings: The settings of the run, which the tracker shows.
+
+    Example:
+        >>> class Prints(Tracker):
+        ...     def start(self, first_round):
+        ...         print("from round", first_round)
+        ...     def log(self, values, round):
+        ...         print(round, values)
+        >>> tracker = Prints()
+        >>> tracker.begin(0, 10)
+        from round 0
+        >>> tracker.row({"round": 0, "loss": 2.0})
+        0 {'loss': 2.0}
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, one_of
+from ..errors import UsageError
 from ..gradients.engine import Block
 from .fused_update import rounded
 
@@ -29,11 +29,6 @@ class MemoryTable:
 
     dtype: torch.dtype | None = None  # None: that of x
     home: Home = "device"
-
-    def __post_init__(self) -> None:
-        one_of(HOMES, memory_home=self.home)
-        if self.dtype not in (None, torch.bfloat16, torch.float32, torch.float64):
-            raise UsageError(f"memory_dtype must be bfloat16, float32 or float64, got {self.dtype}")
 
     def of(self, start: Tensor, clients: int, like: Tensor, folder: Path | None) -> Tensor:
         """A table of one state for n clients that all begin with `start`.

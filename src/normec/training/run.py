@@ -61,10 +61,30 @@ class State:
 
 @dataclass
 class Run:
-    """What training leaves behind.
+    """The result of `train`.
 
-    `x` is the final model as a vector, `model` as a module; `history` has the rows, `privacy` what was spent, and
-    `stopped` says why a run ended early.
+    `x` is the final model as a vector, and `finished` says whether all rounds were done.
+
+    Args:
+        method: The method that was run.
+        state: The state at the end: the model, the clients' and the server's states.
+        model: The final model as a module; None for a problem of plain functions.
+        history: The rows that were recorded.
+        timings: The seconds that each part of the rounds took.
+        engine: The name of the engine that computed the gradients.
+        rounds: The number of rounds that were planned.
+        n: The number of clients.
+        privacy: What was spent; None for a run without privacy.
+        stopped: Why the run ended early, if it did: "interrupted", or what the ledger said.
+        clients: Each client at the end, by column; empty in a private run without diagnostics.
+
+    Example:
+        >>> import torch
+        >>> from normec import GD, Problem, train
+        >>> problem = Problem.from_functions([lambda x: (x**2).sum()], torch.ones(2))
+        >>> run = train(problem, GD(), lr=0.25, rounds=2)
+        >>> run.x, run.finished, run.history["loss"]
+        (tensor([0.2500, 0.2500]), True, [2.0, 0.5, 0.125])
     """
 
     method: Method
@@ -74,10 +94,10 @@ class Run:
     timings: dict[str, float]
     engine: str
     rounds: int
-    n: int  # clients
+    n: int
     privacy: Spent | None = None
-    stopped: str | None = None  # why it ended early: "interrupted", or the ledger's word
-    clients: ClientTable = field(default_factory=dict)  # each client at the end, one by one; empty without diagnostics
+    stopped: str | None = None
+    clients: ClientTable = field(default_factory=dict)
 
     @property
     def x(self) -> Tensor:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import inspect
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ..algorithms.method import Method, Steps, may_round
 from ..algorithms.registry import identity_of
 from ..errors import UsageError, at_least, non_negative, one_of
-from ..gradients.precision import PRECISIONS, Precision, products
+from ..gradients.precision import Precision, products
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
@@ -31,7 +29,8 @@ from .callbacks import Callback
 from .communicator import Communicator, SingleProcess, check_agreement
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
-from .memory_table import Home, MemoryTable
+from .memory_table import MemoryTable
+from .options import Compute, Logging, Memory, Options, Storage
 from .run import (
     LOGGING_SETTINGS,
     InitialMemory,
@@ -52,14 +51,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "Run", "State", "prepare", "train"]
 
-Given = ParamSpec("Given")
 RECORDED = (
     "the run recorded the clients' losses, gradient norms, memory errors and message norms without noise "
     f"(diagnostics = true): they are {NOT_COVERED}"
 )
 
 
-def prepare(
+def train(
     problem: Objective,
     method: Method,
     *,
@@ -71,86 +69,132 @@ def prepare(
     warmup: int = 0,
     privacy: Privacy | None = None,
     public_sizes: bool = False,
-    seed: int | None = None,
     participation: Participation | None = None,
-    initial_memory: InitialMemory = "zero",
-    log_every: int | None = None,
-    evaluate_every: int | None = None,
-    full_gradient: bool = False,
-    diagnostics: bool = False,
+    seed: int | None = None,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    engine: str = "auto",
-    precision: Precision = "tf32",
-    memory_dtype: torch.dtype | None = None,
-    memory_home: Home = "device",
     out: str | Path | None = None,
-    checkpoint_seconds: float = 30.0,
     callbacks: Sequence[Callback] = (),
-    communicator: Communicator | None = None,
-) -> TrainingLoop:
-    """Minimise `problem` by `method`: x ← x − lr · direction, once a round.
+    logging: Logging = Logging(),
+    memory: Memory = Memory(),
+    compute: Compute = Compute(),
+    storage: Storage = Storage(),
+) -> Run:
+    """Minimise `problem` by `method`: x ← x − lr · direction, once per round.
 
-    A round is one message of each client that takes part. Give `rounds`, or `epochs` of the average
-    client's records. `batch_size=None` takes full local gradients; `batch_rate` takes Poisson batches instead,
-    each record by its own coin. `lr` may be a function of the round, or "theory" for the step size with the best
-    guarantee (`normec.theory`); it is 0 in the first `warmup` rounds.
-    `initial_memory`: g_i⁰ is zero, the first gradient, or a tensor ``[d]`` or ``[n, d]``; ĝ⁰ = mean g_i⁰.
+    In a round every client that takes part sends one message. Give `rounds`, or `epochs`.
 
-    A row of history is taken every `log_every` rounds (default: about 500 in all), with the test set every
-    `evaluate_every` (default: about 20 times). `full_gradient` records the exact f, ‖∇f‖ and memory error
-    even where training uses batches or samples clients, at the cost of a pass over all data a row.
+    With `privacy` every message leaves with noise, which is calibrated for all rounds and paid for in a ledger. A run
+    that no rule covers is refused before anything is computed. `run.privacy` says what was spent. The history of a
+    private run holds only what the guarantee covers: rounds, messages, bytes, ε, and results on test and validation
+    data. `Logging(diagnostics=True)` adds what it does not cover.
 
-    With `privacy` every message leaves with noise, calibrated for all rounds, and paid for in a ledger; what no
-    rule covers is refused before anything is computed. `run.privacy` says what was spent. With `batch_size`,
-    `epochs` make the rounds depend on how many records the clients hold: where clients are protected, give `rounds`,
-    or declare these numbers public with `public_sizes`.
+    With `out` the run lives in a folder. If it is killed, the same call continues from the last checkpoint and ends
+    with the same numbers. The folder's config.toml holds every setting with the value that is used. Ctrl-C ends the run
+    after the current round, with a checkpoint.
 
-    The history of a private run holds only what the guarantee covers: rounds, messages, bytes, ε, and results on test
-    and validation data. `diagnostics=True` adds the clients' losses, gradient norms, memory errors and message norms,
-    measured without noise, and `run.clients`; the guarantee does not cover them. A run without privacy always has them.
+    The same seed gives the same bits on the same machine, whatever is logged, evaluated or interrupted. Private runs
+    with different settings share no noise.
 
-    `engine` says how gradients are computed (`gradients.choice`), `precision` how finely a GPU multiplies ("float32",
-    "tf32", or "bf16" for forward and backward passes); x and messages keep their dtype. The table of memories may be
-    kept in bfloat16, and in host memory or on disk where it outgrows the device.
+    Args:
+        problem: What is minimised: a `Problem`, or plain functions (`Problem.from_functions`).
+        method: What clients send and what the server does with it, such as `NormEC`.
+        lr: The step size: a number, a function of the round, or "theory" for the step size with the best guarantee
+            (`normec.theory`).
+        rounds: The number of rounds.
+        epochs: The number of passes over the average client's records, instead of `rounds`.
+        batch_size: Records per gradient (default: full local gradients).
+        batch_rate: The probability with which each record is part of a gradient (Poisson batches), instead of
+            `batch_size`.
+        warmup: In this many first rounds lr is 0: memories approach the gradients, and x does not move.
+        privacy: Who is protected, from whom, and how well; None for a run without noise.
+        public_sizes: Declare public how many records each client holds. With `privacy` of whole clients, `epochs` of
+            batches need this, because the number of rounds follows from these numbers.
+        participation: Which clients take part in a round: `Everyone`, `Poisson` or `FixedSize` (default: everyone, or
+            the sampling that `privacy` claims).
+        seed: The seed of everything random (default: 0). A private run without a given seed draws its noise, and who
+            takes part, from a fresh secret that only its folder keeps.
+        device: Where to compute, such as "cuda" (default: where the model is).
+        out: The folder of the run; None keeps nothing on disk.
+        callbacks: Objects that watch the run.
+        logging: What is recorded, and how often.
+        memory: The clients' first memories, and how the table of them is kept.
+        compute: Types, engine, precision and processes.
+        storage: How often checkpoints are written.
 
-    With `out` the run lives in a folder: killed at any instant, the same call goes on from its last
-    checkpoint to the same numbers. The same seed gives the same bits on the same machine, whatever is
-    logged, evaluated or interrupted; it defaults to 0. Private runs of different settings share no noise. A private run
-    without a given seed draws its noise, and the coins that decide who takes part, from a fresh secret, which only its
-    folder keeps. The folder's config.toml holds every setting with the value that is used.
+    Returns:
+        The run: the final model, the history, and what was spent. `run.stopped` says why it ended early, if it did.
 
-    Ctrl-C ends the run after the current round, with a checkpoint.
+    Raises:
+        UsageError: An argument is wrong, two contradict each other, no privacy rule covers the run, or the folder holds
+            another run.
+        Diverged: A gradient or a message is not finite, or a message exceeds its bound.
 
-    `communicator` spreads the clients over processes (`normec.distributed.join`): every rank makes the same call, and
-    each returns the same run; rank 0 writes, and calls the callbacks.
+    Example:
+        >>> import torch
+        >>> from normec import NormEC, Problem
+        >>> bowls = [lambda x, c=c: ((x - c) ** 2).sum() / 2 for c in (1.0, 2.0, 6.0)]
+        >>> problem = Problem.from_functions(bowls, torch.zeros(2, dtype=torch.float64))
+        >>> run = train(problem, NormEC(alpha=0.1, beta=0.2), lr=0.05, rounds=200, logging=Logging(every=10))
+        >>> run.finished, len(run.history.rows)
+        (True, 21)
+        >>> run.x.round(decimals=1)  # the mean of the three minima
+        tensor([3., 3.], dtype=torch.float64)
     """
-    communicator = communicator or SingleProcess()
-    rounds, epochs, batch_size, seed = (_plain(number) for number in (rounds, epochs, batch_size, seed))
-    log_every, evaluate_every, warmup = (_plain(number) for number in (log_every, evaluate_every, warmup))
-    privacy = privacy.with_noise("seeded") if privacy is not None else None
+    options = Options(
+        lr=lr,
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=batch_size,
+        batch_rate=batch_rate,
+        warmup=warmup,
+        privacy=privacy,
+        public_sizes=public_sizes,
+        participation=participation,
+        seed=seed,
+        device=device,
+        out=out,
+        callbacks=callbacks,
+        logging=logging,
+        memory=memory,
+        compute=compute,
+        storage=storage,
+    )
+    loop = prepare(problem, method, options)
+    with ready(compute.precision):
+        return loop.run()
+
+
+def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoop:
+    """Validate the arguments of `train`, and return its loop before the first round."""
+    logging, memory, compute, out = options.logging, options.memory, options.compute, options.out
+    communicator = compute.communicator or SingleProcess()
+    rounds, epochs, batch_size = map(_plain, (options.rounds, options.epochs, options.batch_size))
+    seed, warmup = map(_plain, (options.seed, options.warmup))
+    log_every, evaluate_every = map(_plain, (logging.every, logging.evaluate_every))
+    privacy = options.privacy.with_noise("seeded") if options.privacy is not None else None
     at_least(0, seed=seed or 0)
     _check_method(method)
-    one_of(PRECISIONS, precision=precision)
-    non_negative(checkpoint_seconds=checkpoint_seconds)
+    lr, batch_rate = options.lr, options.batch_rate
     if isinstance(lr, str):
         one_of(("theory",), lr=lr)
     elif not callable(lr):
         lr = float(lr)
         non_negative(lr=lr)
+    initial_memory = memory.initial
     if not isinstance(initial_memory, str):
         initial_memory = torch.as_tensor(initial_memory)
     at_least(0, warmup=warmup)
     if rounds is not None and 0 < rounds <= warmup:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
-    problem = _moved(problem, torch.device(device) if device is not None else problem.x0.device, dtype)
+    device = torch.device(options.device) if options.device is not None else problem.x0.device
+    problem = _moved(problem, device, compute.dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
     if privacy is not None and counted:
-        privacy.refuse_private_sizes(public_sizes)
+        privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
     if isinstance(lr, str):
-        sampled = batch_size or batch_rate or participation
+        sampled = batch_size or batch_rate or options.participation
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
         lr=lr,
@@ -160,17 +204,16 @@ def prepare(
         warmup=warmup,
         seed=seed or 0,
         secret=_secret(privacy, seed, out, communicator),
-        participation=_participation(participation, privacy),
+        participation=_participation(options.participation, privacy),
         initial_memory=initial_memory,
         log_every=log_every if log_every is not None else default_log_every(total),
         evaluate_every=evaluate_every if evaluate_every is not None else default_evaluate_every(total),
-        full_gradient=full_gradient,
-        diagnostics=diagnostics or privacy is None,
-        precision=precision,
-        memory=MemoryTable(None if memory_dtype == problem.x0.dtype else memory_dtype, memory_home),
+        full_gradient=logging.full_gradient,
+        diagnostics=logging.diagnostics or privacy is None,
+        precision=compute.precision,
+        memory=MemoryTable(None if memory.dtype == problem.x0.dtype else memory.dtype, memory.home),
     )
-    at_least(1, log_every=plan.log_every, evaluate_every=plan.evaluate_every)
-    if full_gradient and not plan.diagnostics:
+    if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
             "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
             "add diagnostics=True to record them all the same, or leave full_gradient out"
@@ -184,7 +227,7 @@ def prepare(
     plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
-        notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(engine, str))
+        notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
         mechanism = _mechanism(problem, method, plan, privacy, notes)
         if isinstance(problem, Problem):
             _refuse_shared_records(problem, privacy, plan.diagnostics)
@@ -205,12 +248,13 @@ def prepare(
     if communicator.size > 1:
         _spread(communicator, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
     storage = RunStorage(Path(out) if out is not None and communicator.rank == 0 else None, identity, plan.secret)
-    watching = callbacks if communicator.rank == 0 else ()
+    watching = options.callbacks if communicator.rank == 0 else ()
+    seconds = options.storage.checkpoint_seconds
     loop = TrainingLoop(
-        problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, communicator, kept
+        problem, method, plan, compute.engine, storage, seconds, watching, mechanism, communicator, kept
     )
     if storage.out is not None:
-        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, checkpoint_seconds)
+        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, seconds)
     return loop
 
 
@@ -268,22 +312,6 @@ def ready(precision: Precision) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _to_its_end(prepare: Callable[Given, TrainingLoop]) -> Callable[Given, Run]:
-    @functools.wraps(prepare)
-    def train(*args: Given.args, **kwargs: Given.kwargs) -> Run:
-        rounds = prepare(*args, **kwargs)
-        with ready(rounds.plan.precision):
-            return rounds.run()
-
-    train.__name__ = train.__qualname__ = "train"
-    train.__signature__ = inspect.signature(prepare).replace(return_annotation="Run")  # type: ignore[attr-defined]
-    return train
-
-
-# Takes what `prepare` takes, and returns when the run has ended.
-train = _to_its_end(prepare)
-
-
 def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_size: int | None) -> int:
     if (rounds is None) == (epochs is None):
         raise UsageError(f"give rounds or epochs, one of them, got rounds={rounds} and epochs={epochs}")
@@ -305,7 +333,7 @@ def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool
     if problem.shown and not diagnostics:
         raise UsageError(
             f"the {problem.shown[0]} set holds records of the clients, and its results are told without noise; give "
-            "records that no client holds, or add diagnostics=True"
+            "records that no client holds, or add diagnostics=True (to Logging)"
         )
 
 

@@ -22,6 +22,7 @@ from normec import DPSGD, NormEC, SmoothedNorm, train
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.settings.config import make
+from normec.training.train import prepare
 
 BUDGET = tuning.TuningBudget(2, (0,), (2, 3), rounds=(3, 5))
 WHERE: dict[str, Any] = {"data": "digits", "model": "softmax", "clients": 20}
@@ -167,8 +168,8 @@ def test_the_noise_that_momentum_carries_on(momentum: float, rounds: int) -> Non
     (found,) = trial.measure([Trial({**settings, "epsilon": 8.0}, 0, 0.0, diagnose=True)])
     estimates = []
     for config in (make({**settings, "epsilon": 8.0}), make({**settings, "epsilon": None, "private": False})):
-        problem, asked = build.problem(config), build.training(config)
-        estimates.append(train(problem, DPSGD(SmoothedNorm(0.01), momentum=momentum), **asked).state.estimate)
+        method = DPSGD(SmoothedNorm(0.01), momentum=momentum)
+        estimates.append(prepare(build.problem(config), method, build.training(config)).run().state.estimate)
     assert found["noise"] == pytest.approx(float((estimates[0] - estimates[1]).norm()), rel=0.1)
 
 

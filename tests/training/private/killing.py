@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from normec import NormEC, Privacy, Problem, train
+from normec import Logging, NormEC, Privacy, Problem, Storage, train
 from normec.privacy.noise import SecureNoise
 
 
@@ -33,7 +33,13 @@ def problem() -> Any:
 def private_run(out: Path, noise: str, rounds: int, **options: Any) -> Any:
     """A run whose only checkpoints are those of its first and its last round."""
     privacy = Privacy(epsilon=5, trust="secure-sum", noise=noise)  # type: ignore[arg-type]
-    given = {"lr": 0.05, "rounds": rounds, "seed": 0, "log_every": 1, "checkpoint_seconds": 1000.0} | options
+    given = {
+        "lr": 0.05,
+        "rounds": rounds,
+        "seed": 0,
+        "logging": Logging(every=1),
+        "storage": Storage(checkpoint_seconds=1000.0),
+    } | options
     return train(problem(), NormEC(0.1, 0.1), out=out, privacy=privacy, **given)
 
 

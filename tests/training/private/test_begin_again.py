@@ -11,6 +11,7 @@ import torch
 
 from normec import Callback, NormEC, Privacy, Problem, UsageError, train
 from normec.problems.functions import FunctionProblem
+from normec.training.options import Options
 from normec.training.train import prepare
 
 
@@ -34,7 +35,7 @@ def options(noise: Any, out: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_a_run_that_is_tried_again_pays_in_its_ledger(noise: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    rounds = prepare(problem(), NormEC(0.5, 0.1), callbacks=[FailsOnce()], **options(noise, out))
+    rounds = prepare(problem(), NormEC(0.5, 0.1), Options(callbacks=[FailsOnce()], **options(noise, out)))
     with pytest.raises(ConnectionError):
         rounds.run()
     assert not (out / "ledger.jsonl").exists()
@@ -49,7 +50,7 @@ def test_a_run_that_is_tried_again_pays_in_its_ledger(noise: str, tmp_path: Path
 
 
 def test_a_round_is_not_paid_for_in_memory_where_the_run_has_a_folder(tmp_path: Path) -> None:
-    rounds = prepare(problem(), NormEC(0.5, 0.1), **options("seeded", tmp_path / "run"))
+    rounds = prepare(problem(), NormEC(0.5, 0.1), Options(**options("seeded", tmp_path / "run")))
     rounds.begun = True  # as if the ledger had been opened
     with pytest.raises(UsageError, match="round 0 cannot be paid for, because the ledger is not open"):
         rounds.run()
@@ -60,7 +61,7 @@ def test_a_round_is_not_paid_for_in_memory_where_the_run_has_a_folder(tmp_path: 
 def test_a_private_checkpoint_without_a_ledger_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(problem(), NormEC(0.5, 0.1), **options("seeded", out))
-    rounds = prepare(problem(), NormEC(0.5, 0.1), **options("seeded", out))
+    rounds = prepare(problem(), NormEC(0.5, 0.1), Options(**options("seeded", out)))
     tensors, facts = rounds.storage.load() or ({}, {})
     rounds.storage.save(6, tensors, {"messages": facts["messages"], "timings": {}, "ledger": None})
     rounds.storage.close()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from normec import NormEC, Privacy, Problem, train
+from normec import Compute, Logging, NormEC, Privacy, Problem, train
 from normec.errors import Diverged, UsageError
 from normec.sampling.participation import Poisson
 from normec.storage.history import UNNOISED, Row
@@ -23,7 +24,10 @@ from normec.training.train import RECORDED
 
 COVERED = {"round", "messages", "bytes", "epsilon", "test_loss", "accuracy"}
 PRIVACY = Privacy(epsilon=8, trust="secure-sum")
-RUN: dict[str, Any] = {"lr": 0.1, "rounds": 6, "log_every": 1, "evaluate_every": 2}
+ROWS = Logging(every=1, evaluate_every=2)
+DIAGNOSTICS = replace(ROWS, diagnostics=True)
+RUN: dict[str, Any] = {"lr": 0.1, "rounds": 6, "logging": ROWS}
+DIAGNOSED: dict[str, Any] = {**RUN, "logging": DIAGNOSTICS}
 
 
 class Heard(Callback):
@@ -71,7 +75,7 @@ def test_what_is_recorded_does_not_depend_on_the_records_where_no_message_does()
     ]
     assert runs[0] == runs[1]
     asked = [
-        train(problem(seed), NormEC(0.1, 0.1), privacy=PRIVACY, diagnostics=True, **{**RUN, "lr": 0.0}).history.rows
+        train(problem(seed), NormEC(0.1, 0.1), privacy=PRIVACY, **{**DIAGNOSED, "lr": 0.0}).history.rows
         for seed in (1, 2)
     ]
     for one, other in zip(*asked, strict=True):
@@ -79,7 +83,7 @@ def test_what_is_recorded_does_not_depend_on_the_records_where_no_message_does()
 
 
 def test_diagnostics_add_what_is_not_covered_and_say_so() -> None:
-    run = train(problem(), NormEC(0.1, 0.1), privacy=PRIVACY, diagnostics=True, **RUN)
+    run = train(problem(), NormEC(0.1, 0.1), privacy=PRIVACY, **DIAGNOSED)
     plain = train(problem(), NormEC(0.1, 0.1), **RUN)
     for row in (run.history.rows[0], plain.history.rows[0]):
         assert set(UNNOISED) <= set(row)
@@ -91,8 +95,7 @@ def test_diagnostics_add_what_is_not_covered_and_say_so() -> None:
 @pytest.mark.parametrize("privacy", [PRIVACY, Privacy(epsilon=8, trust="local"), Privacy(epsilon=8, memory="noisy")])
 def test_diagnostics_change_no_number_of_the_run(privacy: Privacy) -> None:
     quiet, asked = (
-        train(problem(), NormEC(0.1, 0.1), privacy=privacy, diagnostics=diagnostics, seed=0, **RUN)
-        for diagnostics in (False, True)
+        train(problem(), NormEC(0.1, 0.1), privacy=privacy, seed=0, **recorded) for recorded in (RUN, DIAGNOSED)
     )
     assert torch.equal(quiet.x, asked.x)
     assert quiet.history["test_loss"] == asked.history["test_loss"]
@@ -101,19 +104,19 @@ def test_diagnostics_change_no_number_of_the_run(privacy: Privacy) -> None:
 def test_a_run_goes_on_only_as_it_was_begun(tmp_path: Path) -> None:
     train(problem(), NormEC(0.1, 0.1), privacy=PRIVACY, out=tmp_path / "run", **RUN)
     with pytest.raises(UsageError, match="diagnostics is False there, True here"):
-        train(problem(), NormEC(0.1, 0.1), privacy=PRIVACY, diagnostics=True, out=tmp_path / "run", **RUN)
-    plain = {**RUN, "out": tmp_path / "plain"}
-    train(problem(), NormEC(0.1, 0.1), **plain)
-    train(problem(), NormEC(0.1, 0.1), diagnostics=True, **plain)  # means nothing there
+        train(problem(), NormEC(0.1, 0.1), privacy=PRIVACY, out=tmp_path / "run", **DIAGNOSED)
+    train(problem(), NormEC(0.1, 0.1), out=tmp_path / "plain", **RUN)
+    train(problem(), NormEC(0.1, 0.1), out=tmp_path / "plain", **DIAGNOSED)  # means nothing there
 
 
 def test_full_gradients_are_refused_without_diagnostics(tmp_path: Path) -> None:
-    asked = {**RUN, "privacy": PRIVACY, "full_gradient": True, "batch_size": 2}
+    asked = {**RUN, "privacy": PRIVACY, "logging": replace(ROWS, full_gradient=True), "batch_size": 2}
     with pytest.raises(UsageError, match="add diagnostics=True") as refused:
         train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", **asked)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
-    assert train(problem(), NormEC(0.1, 0.1), diagnostics=True, **asked).history["grad_norm"]
+    asked["logging"] = replace(DIAGNOSTICS, full_gradient=True)
+    assert train(problem(), NormEC(0.1, 0.1), **asked).history["grad_norm"]
 
 
 def breaking() -> Problem:
@@ -128,10 +131,10 @@ def breaking() -> Problem:
 
 def test_a_loss_that_is_not_finite_is_noticed_though_it_is_not_recorded() -> None:
     for after in (3, 6):  # on the way, and only in the last look at x^K
-        once = {**RUN, "lr": lambda k, after=after: float(k == after - 1)}
-        for diagnostics in (False, True):
+        once = {"lr": lambda k, after=after: float(k == after - 1), "compute": Compute(engine="loop")}
+        for recorded in (RUN, DIAGNOSED):
             with pytest.raises(Diverged, match="the loss of client 1 is not finite") as found:
-                train(breaking(), NormEC(0.1, 0.1), engine="loop", privacy=PRIVACY, diagnostics=diagnostics, **once)
+                train(breaking(), NormEC(0.1, 0.1), privacy=PRIVACY, **{**recorded, **once})
             assert found.value.round == after
     assert any("diverged" in gap for gap in PRIVACY.not_covered())
 

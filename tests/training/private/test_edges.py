@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, Clip, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
+from normec import DPSGD, Clip, Compute, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.gradients.choice import choose_engine
@@ -74,9 +74,11 @@ def test_empty_rounds_run_in_every_engine_and_trust(engine: str, trust: str) -> 
     privacy = Privacy(sigma=1.0, trust=trust)  # type: ignore[arg-type]
     rate = Poisson(0.03)
     assert any(len(rate.draw(12, k, 0)) == 0 for k in range(15))  # type: ignore[arg-type]
-    run = train(of, NormEC(0.1, 0.05), lr=0.1, rounds=15, engine=engine, privacy=privacy, participation=rate)
+    run = train(
+        of, NormEC(0.1, 0.05), lr=0.1, rounds=15, compute=Compute(engine=engine), privacy=privacy, participation=rate
+    )
     assert run.finished
-    plain = train(of, NormEC(0.1, 0.05), lr=0.1, rounds=15, engine=engine, participation=rate)
+    plain = train(of, NormEC(0.1, 0.05), lr=0.1, rounds=15, compute=Compute(engine=engine), participation=rate)
     assert plain.finished
 
 
@@ -135,11 +137,11 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no secret"):
         train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM, sampling=0.5, noise="secure"), **common)
     with pytest.raises(UsageError, match="over their bound"):
-        train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM), dtype=torch.bfloat16, **common)
+        train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM), compute=Compute(dtype=torch.bfloat16), **common)
     clipped = Privacy(epsilon=8, unit="record", record_clip=0.1)
     engine: Any = choose_engine("loop", problem(), None, 0)
     with pytest.raises(UsageError, match="may not clip"):
-        train(problem(), NormEC(0.5, 0.05), privacy=clipped, engine=engine, **common)
+        train(problem(), NormEC(0.5, 0.05), privacy=clipped, compute=Compute(engine=engine), **common)
     with pytest.raises(UsageError, match="warmup"):
         train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM), warmup=12, **common)
     assert not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from normec import DPSGD, Callback, Clip, Method, NormEC, Privacy, Problem, UsageError, train
+from normec import DPSGD, Callback, Clip, Logging, Method, NormEC, Privacy, Problem, Storage, UsageError, train
 
 from ...support.runs import StopAt, snapshot
 from .killing import private_run, problem
@@ -136,7 +136,12 @@ def test_a_killed_run_with_secure_noise_goes_on_to_the_same_state_for_nothing(
 ) -> None:
     """A copy of the folder, taken in round 13, is what a kill would leave; the run itself stops with a checkpoint."""
     folder, twin = tmp_path / "run", tmp_path / "twin"
-    options: dict[str, Any] = {"lr": 0.05, "rounds": 24, "log_every": 1, "checkpoint_seconds": 1000.0}
+    options: dict[str, Any] = {
+        "lr": 0.05,
+        "rounds": 24,
+        "logging": Logging(every=1),
+        "storage": Storage(checkpoint_seconds=1000.0),
+    }
     options["privacy"] = Privacy(epsilon=5, noise="secure", **STATEMENTS[statement])
 
     class CopyAndStop(Callback):
@@ -171,7 +176,7 @@ def test_memories_that_take_the_noise_are_saved_every_round(tmp_path: Path) -> N
                 shutil.copytree(tmp_path / "run", tmp_path / "killed")
                 os.kill(os.getpid(), signal.SIGINT)
 
-    options: dict[str, Any] = {"lr": 0.05, "rounds": 9, "checkpoint_seconds": 1000.0}
+    options: dict[str, Any] = {"lr": 0.05, "rounds": 9, "storage": Storage(checkpoint_seconds=1000.0)}
     options["privacy"] = Privacy(epsilon=5, trust="local", memory="noisy", noise="secure")
     train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", callbacks=[Copy()], **options)
     done = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "killed", **options)

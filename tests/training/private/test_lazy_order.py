@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from normec import Callback, NormEC, Privacy, Problem, Run, UsageError, train
+from normec import Callback, NormEC, Privacy, Problem, Run, Storage, UsageError, train
 from normec.models import Softmax
 
 DRAWS: dict[str, Callable[[], float]] = {
@@ -54,7 +54,12 @@ class StopsAt(Callback):
 def go_on(out: Path, order: Sequence[int], draw: str = "nothing", stop: int = -1) -> Run:
     problem = Problem(Softmax(4, 3), F.cross_entropy, [Lazy(client, draw) for client in order])
     privacy = Privacy(epsilon=1.0, trust="secure-sum")
-    options: dict[str, Any] = {"out": out, "checkpoint_seconds": 0.0, "callbacks": [StopsAt(stop)], "seed": 0}
+    options: dict[str, Any] = {
+        "out": out,
+        "storage": Storage(checkpoint_seconds=0.0),
+        "callbacks": [StopsAt(stop)],
+        "seed": 0,
+    }
     return train(problem, NormEC(0.1, 0.4), lr=0.1, rounds=8, privacy=privacy, **options)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from normec import Callback, NormEC, Privacy, Problem, train
+from normec import Callback, NormEC, Privacy, Problem, Storage, train
 from normec.errors import UsageError
 
 from ...support.waiting import LIMIT
 
-RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "checkpoint_seconds": 1000.0}
+RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "storage": Storage(checkpoint_seconds=1000.0)}
 
 
 def problem() -> Any:

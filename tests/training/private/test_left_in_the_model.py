@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import NormEC, Privacy, Problem, Run, UsageError, train
+from normec import Compute, NormEC, Privacy, Problem, Run, UsageError, train
 
 
 class Centres(nn.Module):
@@ -111,7 +111,9 @@ def centring(home: str) -> nn.Module:
 
 @pytest.mark.parametrize("engine", ["auto", "loop"])
 def test_running_means_in_an_attribute_stay_in_the_run(engine: str) -> None:
-    one, other = (trained(problem(centring("attribute"), secret), engine=engine) for secret in (0.0, 100.0))
+    one, other = (
+        trained(problem(centring("attribute"), secret), compute=Compute(engine=engine)) for secret in (0.0, 100.0)
+    )
     for run in (one, other):
         assert isinstance(run.model, nn.Sequential)
         assert torch.equal(run.model[0].mean, torch.zeros(4))  # type: ignore[arg-type]
@@ -121,14 +123,14 @@ def test_running_means_in_an_attribute_stay_in_the_run(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["auto", "loop", "batched"])
 def test_running_means_in_a_frozen_parameter_are_refused(engine: str) -> None:
     with pytest.raises(UsageError, match=r"the frozen parameter 0\.mean changes with the data"):
-        trained(problem(centring("parameter"), 0.0), engine=engine)
+        trained(problem(centring("parameter"), 0.0), compute=Compute(engine=engine))
 
 
 @pytest.mark.parametrize("detached", [True, False])
 @pytest.mark.parametrize("engine", ["auto", "loop", "batched"])
 def test_the_model_of_a_run_holds_no_activations(engine: str, detached: bool) -> None:
     of = problem(Keeps(detached), 0.0)
-    run = trained(of, engine=engine)
+    run = trained(of, compute=Compute(engine=engine))
     assert run.finished
     assert not hasattr(run.model, "features")
     again = of.to(torch.device("cpu"), torch.float64).model_at(of.x0.double(), {})
@@ -136,7 +138,7 @@ def test_the_model_of_a_run_holds_no_activations(engine: str, detached: bool) ->
 
 
 def test_a_loss_with_a_memory_is_evaluated_without_it() -> None:
-    losses = trained(problem(nn.Linear(4, 3), 0.0, CentredLoss()), engine="loop").history["test_loss"]
+    losses = trained(problem(nn.Linear(4, 3), 0.0, CentredLoss()), compute=Compute(engine="loop")).history["test_loss"]
     assert len(losses) > 1
     assert losses[0] == losses[-1]  # x stands still
 
@@ -155,7 +157,7 @@ def test_frozen_parameters_that_rest_are_taken() -> None:
 def test_what_a_model_writes_to_its_parameters_does_not_move_x(engine: str) -> None:
     torch.manual_seed(0)
     of = problem(nn.Sequential(Writes(), nn.Linear(4, 3)), 100.0)
-    run = trained(of, engine=engine)  # x stands still
+    run = trained(of, compute=Compute(engine=engine))  # x stands still
     assert torch.equal(of.x0[:4], torch.zeros(4))
     assert torch.equal(run.x, of.x0)
     assert isinstance(run.model, nn.Sequential)

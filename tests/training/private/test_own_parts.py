@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, NormEC, Poisson, Privacy, Problem, SmoothedNorm, UsageError, train
+from normec import DPSGD, Logging, Memory, NormEC, Poisson, Privacy, Problem, SmoothedNorm, UsageError, train
 from normec.problems.functions import FunctionProblem
 
 PRIVATE = Privacy(epsilon=1.0, trust="secure-sum")
@@ -120,11 +120,14 @@ def test_a_rule_of_ones_own_is_noted(drawn: Tensor | None) -> None:
 def test_memories_of_another_precision_than_the_model_are_refused(x: torch.dtype, memory: torch.dtype) -> None:
     problem = Problem.from_functions([lambda v: v.sum()], torch.zeros(5, dtype=x))
     with pytest.raises(UsageError, match=f"private runs keep their memories in the model's {x}"):
-        train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=PRIVATE, memory_dtype=memory)
-    assert train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=PRIVATE, memory_dtype=x).finished
+        train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=PRIVATE, memory=Memory(dtype=memory))
+    assert train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=PRIVATE, memory=Memory(dtype=x)).finished
 
 
-@pytest.mark.parametrize("given", [{"seed": 3}, {"log_every": 2}, {"evaluate_every": 2}, {"warmup": 1}, {"rounds": 5}])
+@pytest.mark.parametrize(
+    "given",
+    [{"seed": 3}, {"logging": Logging(every=2)}, {"logging": Logging(evaluate_every=2)}, {"warmup": 1}, {"rounds": 5}],
+)
 def test_whole_numbers_of_numpy_are_taken(given: dict[str, int], tmp_path: Any) -> None:
     numpy = pytest.importorskip("numpy")
     options: dict[str, Any] = {"rounds": 5, "seed": 3, "lr": 0.1, "privacy": PRIVATE}

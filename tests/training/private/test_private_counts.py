@@ -63,8 +63,8 @@ def test_a_configuration_is_refused_before_any_data_are_read() -> None:
     settings = {"epochs": 2, "batch_size": 4, "data": "no such data"}
     with pytest.raises(UsageError, match="give rounds, or declare"):
         build.training(config.make(settings))
-    assert build.training(config.make({**settings, "public_sizes": True}))["public_sizes"]
-    assert build.training(config.make({**settings, "private": False}))["epochs"] == 2
+    assert build.training(config.make({**settings, "public_sizes": True})).public_sizes
+    assert build.training(config.make({**settings, "private": False})).epochs == 2
     with pytest.raises(UsageError, match="public_sizes is for private runs"):
         build.training(config.make({"private": False, "public_sizes": True}))
 

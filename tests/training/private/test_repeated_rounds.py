@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, Clip, ErrorFeedback, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, train
+from normec import DPSGD, Clip, Compute, ErrorFeedback, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, train
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.sampling.random_streams import Key
@@ -110,11 +110,11 @@ def test_what_may_come_out_otherwise_is_paid_for_again_with_other_noise(
 def test_another_engine_pays_again_and_so_does_going_back(tmp_path: Path) -> None:
     """Sums in another order differ in their last bits: under the same noise the difference would be in the clear."""
     folder = tmp_path / "run"
-    rewound(folder, problem(), engine="shared")
-    made(folder, problem(), engine="loop")
+    rewound(folder, problem(), compute=Compute(engine="shared"))
+    made(folder, problem(), compute=Compute(engine="loop"))
     assert releases(folder) == ONCE + REPEATED
     again(folder)
-    made(folder, problem(), engine="shared")
+    made(folder, problem(), compute=Compute(engine="shared"))
     assert releases(folder) == ONCE + REPEATED + [(k, 2) for k in range(STOPPED, ROUNDS)]
 
 
@@ -124,11 +124,11 @@ def test_a_gpu_that_may_add_up_otherwise_has_its_sums_kept(
 ) -> None:
     """Kernels of a caller's layers may add up in any order there, and sums that differ in a bit are two releases."""
     graphics = torch.device("cuda")
-    monkeypatch.setattr(loop, "sums_in_fixed_order", lambda name, _: repeatability.sums_in_fixed_order(name, graphics))
-    whole = rewound(tmp_path / "run", problem(), engine=engine)
+    monkeypatch.setattr(loop, "adds_in_one_order", lambda name, _: repeatability.adds_in_one_order(name, graphics))
+    whole = rewound(tmp_path / "run", problem(), compute=Compute(engine=engine))
     lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1:]
     assert {json.loads(line)["key"] is None for line in lines} == {kept}
-    made(tmp_path / "run", problem(), engine=engine)
+    made(tmp_path / "run", problem(), compute=Compute(engine=engine))
     assert releases(tmp_path / "run") == (ONCE + REPEATED if kept else ONCE)
     assert whole.finished
 
@@ -136,8 +136,8 @@ def test_a_gpu_that_may_add_up_otherwise_has_its_sums_kept(
 def test_rounds_that_were_paid_for_together_are_paid_again_from_the_first_that_is_left(tmp_path: Path) -> None:
     """Of 250 rounds two are paid for at once; stopped between the two, another engine pays for the second anew."""
     folder, options = tmp_path / "run", {"lr": 0.1, "rounds": 250, "privacy": PRIVACY, "out": tmp_path / "run"}
-    train(problem(), NormEC(0.1, 0.1), engine="shared", callbacks=[StopAt(STOPPED)], **options)  # type: ignore[arg-type]
-    run = train(problem(), NormEC(0.1, 0.1), engine="loop", **options)  # type: ignore[arg-type]
+    train(problem(), NormEC(0.1, 0.1), compute=Compute(engine="shared"), callbacks=[StopAt(STOPPED)], **options)  # type: ignore[arg-type]
+    run = train(problem(), NormEC(0.1, 0.1), compute=Compute(engine="loop"), **options)  # type: ignore[arg-type]
     assert run.privacy is not None
     assert run.privacy.releases == 251
     assert releases(folder)[:4] == [(0, 0), (2, 0), (3, 1), (4, 0)]

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import DPSGD, Callback, Clip, NormEC, Poisson, Privacy, Problem, train
+from normec import DPSGD, Callback, Clip, Logging, NormEC, Poisson, Privacy, Problem, train
 from normec.errors import UsageError
 from normec.privacy import SeededNoise
 from normec.sampling.random_streams import derive_seed
 from normec.storage.run_folder import stored_secret
+from normec.training.options import Options
 from normec.training.train import prepare
 
 from .test_training import bowls
@@ -31,7 +32,7 @@ SUM = Privacy(epsilon=8, trust="secure-sum")
 def noisy_sum(seed: int | None) -> tuple[Tensor, Tensor]:
     """What the server saw of one round, and the noise that an outsider computes from the public settings alone."""
     run = train(bowls(CLIENTS), METHOD, lr=0.1, rounds=1, privacy=SUM, seed=seed)
-    public = prepare(bowls(CLIENTS), METHOD, lr=0.1, rounds=1, privacy=SUM, seed=seed).mechanism
+    public = prepare(bowls(CLIENTS), METHOD, Options(lr=0.1, rounds=1, privacy=SUM, seed=seed)).mechanism
     assert public is not None
     sigma = public.release.sum_sigma(public.sigma)
     path = (public.name, "round", 0, "attempt", 0, "sum")
@@ -66,8 +67,10 @@ def test_without_a_seed_every_private_run_has_other_noise_and_a_plain_run_repeat
 
 def test_the_coins_of_a_claimed_sampling_are_secret_too() -> None:
     claim = Privacy(epsilon=8, trust="secure-sum", sampling=0.5)
-    rounds = [prepare(bowls(64), METHOD, lr=0.1, rounds=1, privacy=claim, seed=seed).plan for seed in (None, 0)]
-    secret, public = (plan.participation.draw(64, 0, plan.privacy_seed) for plan in rounds)
+    rounds = [
+        prepare(bowls(64), METHOD, Options(lr=0.1, rounds=1, privacy=claim, seed=seed)).plan for seed in (None, 0)
+    ]
+    secret, public = (plan.participation.draw(64, 0, plan.coins) for plan in rounds)
     assert secret is not None
     assert public is not None
     assert secret.tolist() != public.tolist()
@@ -163,7 +166,14 @@ def test_another_secret_than_the_run_s_own_is_refused(tmp_path: Path, text: str)
         train(bowls(CLIENTS), METHOD, **words)
 
 
-@pytest.mark.parametrize("watching", [{"log_every": 3}, {"evaluate_every": 2}, {"log_every": 7, "evaluate_every": 5}])
+@pytest.mark.parametrize(
+    "watching",
+    [
+        {"logging": Logging(every=3)},
+        {"logging": Logging(evaluate_every=2)},
+        {"logging": Logging(every=7, evaluate_every=5)},
+    ],
+)
 def test_what_is_logged_changes_no_bit_of_a_private_run(watching: dict[str, int]) -> None:
     options = {"lr": 0.1, "rounds": 8, "seed": 4, "privacy": Privacy(epsilon=8)}
     assert torch.equal(train(bowls(3), METHOD, **options).x, train(bowls(3), METHOD, **options, **watching).x)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from normec import DPSGD, Identity, NormEC, Privacy, Problem, Run, UsageError, train
+from normec import DPSGD, Identity, Logging, NormEC, Privacy, Problem, Run, UsageError, train
 
 RECORD = Privacy(epsilon=1.0, unit="record", record_clip=1.0, trust="central")
 CLIENT = Privacy(epsilon=1.0, trust="secure-sum")
@@ -60,6 +60,6 @@ def test_results_on_the_clients_own_records_are_not_told(name: str) -> None:
         with pytest.raises(UsageError, match=f"the {name} set holds records of the clients"):
             trained(clients, CLIENT, sets={name: sets})
     assert trained(clients, CLIENT, sets={name: Subset(held, range(30, 40))}).finished
-    run = trained(clients, CLIENT, sets={name: held}, diagnostics=True)
+    run = trained(clients, CLIENT, sets={name: held}, logging=Logging(diagnostics=True))
     assert run.privacy is not None
     assert any(f"the {name} set holds records of the clients" in note for note in run.privacy.notes)

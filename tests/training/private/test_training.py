@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import normec
-from normec import DPSGD, Clip, Clip21, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
+from normec import DPSGD, Clip, Clip21, Logging, Memory, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import Diverged, UsageError
 from normec.experiments import build
 from normec.settings import config
@@ -108,7 +108,15 @@ def test_noisy_memory_keeps_the_estimate_equal_to_the_mean_of_memories() -> None
 
 
 def test_warm_up_moves_the_memories_and_not_x() -> None:
-    run = train(bowls(3), Clip21(0.5), lr=0.1, rounds=21, warmup=20, privacy=Privacy(sigma=1e-9), diagnostics=True)
+    run = train(
+        bowls(3),
+        Clip21(0.5),
+        lr=0.1,
+        rounds=21,
+        warmup=20,
+        privacy=Privacy(sigma=1e-9),
+        logging=Logging(diagnostics=True),
+    )
     torch.testing.assert_close(run.x, -0.1 * run.state.estimate)  # one step, after twenty rounds at the start
     errors = run.history["memory_error"]
     assert errors[-2] < 1e-6 < errors[0]
@@ -157,7 +165,7 @@ def test_sampling_that_is_not_claimed_gains_nothing_and_is_noted() -> None:
 REFUSED: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
     "identity": (normec.GD(), {}, {}, "without a bound"),
     "top-k": (normec.EF21(normec.TopK(3)), {}, {}, "without a bound"),
-    "first gradient": (NormEC(0.1, 0.1), {}, {"initial_memory": "gradient"}, "a release of its own"),
+    "first gradient": (NormEC(0.1, 0.1), {}, {"memory": Memory(initial="gradient")}, "a release of its own"),
     "noisy memory, sum": (NormEC(0.1, 0.1), {"trust": "secure-sum", "memory": "noisy"}, {}, "re-sends"),
     "local sampling": (NormEC(0.1, 0.1), {"trust": "local", "sampling": 0.5}, {}, "sees who sends"),
     "replace sampling": (

@@ -17,6 +17,7 @@ from ...errors import Diverged, UsageError
 from ...privacy import Privacy
 from ...problems.problem import Problem
 from ...settings import config as configs
+from ...training.options import Logging, Memory
 from ...training.train import train
 from .. import build
 
@@ -118,7 +119,7 @@ def compare_with_clip21(name: str, data_dir: str | None, rounds: int, found: Ver
         best: tuple[float, list[float]] | None = None
         for lr in sizes:
             try:
-                history = train(problem, method, lr=lr, rounds=rounds, log_every=1).history
+                history = train(problem, method, lr=lr, rounds=rounds, logging=Logging(every=1)).history
             except Diverged:
                 continue
             norms = history["grad_norm"]
@@ -133,7 +134,7 @@ def compare_with_clip21(name: str, data_dir: str | None, rounds: int, found: Ver
 
 
 def _smallest(problem: Problem, method: Method, gamma: float, rounds: int) -> float:
-    run = train(problem, method, lr=gamma, rounds=rounds, initial_memory="gradient", log_every=1)
+    run = train(problem, method, lr=gamma, rounds=rounds, memory=Memory(initial="gradient"), logging=Logging(every=1))
     return float(min(run.history["grad_norm"][:-1]))  # the last row is x^{K+1}, of which no theorem speaks
 
 
@@ -148,8 +149,7 @@ def _noisy(problem: Problem, plan: theory.Proposal, seed: int) -> list[float]:
         warmup=plan.warmup,
         privacy=statement,
         seed=seed,
-        log_every=1,
-        diagnostics=True,
+        logging=Logging(every=1, diagnostics=True),
     )
     norms: list[float] = run.history["grad_norm"][:-1]
     return norms

@@ -55,7 +55,7 @@ def plan(config: RunConfig) -> Planned:
         at_least(1, rounds=config.rounds)
     problem = build.problem(config)
     constants = constants_of(problem)
-    rounds: int = build.training(config)["rounds"] or config.epochs or 1  # an epoch of full gradients is a round
+    rounds: int = build.training(config).rounds or config.epochs or 1  # an epoch of full gradients is a round
     notes: list[str] = []
     sigma = None
     if config.private:
