@@ -19,7 +19,7 @@ from normec.data.entries import ENTRIES
 from normec.data.folders import locate, missing
 from normec.errors import nearest, one_of
 from normec.experiments import build
-from normec.privacy.records import Sensitivity
+from normec.privacy.record_sensitivity import Sensitivity
 from normec.privacy.release import Release, paper_sigma
 from normec.sampling.batches import rounds_of
 from normec.settings.config import make as make_config

@@ -1,4 +1,4 @@
-"""A kill loses what a process holds, not what the system has taken: no story needs to wait for the disk."""
+"""A kill loses what a process holds, not what the system has taken: no test needs to wait for the disk."""
 
 from __future__ import annotations
 

@@ -17,15 +17,15 @@ from normec import GD, Method, NormEC, Privacy, UsageError
 from normec.cli.federation import app
 from normec.federation.protocol import journal, party_state
 from normec.federation.protocol.account import FILE
-from normec.federation.protocol.client_work import Work
+from normec.federation.protocol.gradient_oracle import GradientOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.spending import spending
 from normec.federation.protocol.terms import PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply
 
+from .faulty_network import DIMENSION, Quadratic
 from .hostile import SIGMA, HostileServer, zeros
-from .stories import DIMENSION, Quadratic
 
 ALL = Policy(
     epsilon=50.0, allow_without_noise=True, methods=["normec", "gd"], trusts=["local", "central"], simulation=True
@@ -62,7 +62,7 @@ def test_messages_without_noise_are_counted_when_their_runs_are_removed(tmp_path
 
 
 def test_a_failed_computation_without_noise_is_no_message(tmp_path: Path) -> None:
-    class Fails(Work):
+    class Fails(GradientOracle):
         def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
             raise RuntimeError
 
@@ -120,7 +120,7 @@ def test_a_process_forked_by_the_partys_code_does_not_keep_the_folder(
     monkeypatch.setattr(party_state, "_PATIENCE", 0.0)
     children: list[int] = []
 
-    class Forks(Work):
+    class Forks(GradientOracle):
         """As a pool, or a data loader whose workers stay, does."""
 
         def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002

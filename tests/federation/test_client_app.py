@@ -43,7 +43,7 @@ def task(**parts: Any) -> Any:
     return SimpleNamespace(**{**given, **parts})
 
 
-def test_a_good_task_says_hello(tmp_path: Path) -> None:
+def test_a_good_task_starts_a_handshake(tmp_path: Path) -> None:
     assert answer(task(), tmp_path, "epsilon = 8")["reason"] == "state"
 
 

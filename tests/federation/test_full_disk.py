@@ -15,7 +15,7 @@ import pytest
 from normec import UsageError
 from normec.federation.flower.roster import FILE, gather
 
-from .stories import NODES, SETTINGS, Story
+from .faulty_network import NODES, SETTINGS, FaultyFederation
 
 
 @contextmanager
@@ -29,11 +29,11 @@ def full(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def failure_of(story: Story, size: int) -> str | None:
+def failure_of(federation: FaultyFederation, size: int) -> str | None:
     """What the server says of a round that it closes with little room; None where the room was enough."""
     try:
         with full(size):
-            story.server.close_round()
+            federation.server.close_round()
     except UsageError as error:
         return str(error)
     return None
@@ -42,46 +42,48 @@ def failure_of(story: Story, size: int) -> str | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["noisy memory", "central"])
 def test_a_disk_that_is_full_at_any_write_of_a_round(name: str, tmp_path: Path) -> None:
-    story = Story(tmp_path, *SETTINGS[name], minimum=len(NODES))
-    story.settle()
+    federation = FaultyFederation(tmp_path, *SETTINGS[name], minimum=len(NODES))
+    federation.settle()
     failures = 0
     for size in (0, 1, 100, 200, 400, 800, 1200, 1600, 2400, 3200, 4800, 6400, 9600, 12_800):
         for node in NODES:
-            story.answer(node)
-        rounds = story.server.round
-        said = failure_of(story, size)
+            federation.answer(node)
+        rounds = federation.server.round
+        said = failure_of(federation, size)
         if said is not None:
             failures += 1
             assert said.startswith("cannot write to")
             assert str(tmp_path / "server") in said
             assert "\n" not in said
-            assert story.server.finished
-            for call in (story.server.close_round, story.server.requests, story.server.finish):
+            assert federation.server.finished
+            for call in (federation.server.close_round, federation.server.requests, federation.server.finish):
                 with pytest.raises(UsageError, match="cannot write to"):
                     call()
-            story.flying.clear()
-            story.restart()
-            assert story.server.round in (rounds, rounds + 1)
-        story.check()
+            federation.flying.clear()
+            federation.restart()
+            assert federation.server.round in (rounds, rounds + 1)
+        federation.check()
     assert failures > 5
-    assert story.server.round > 2
-    story.settle()
-    story.server.close()
+    assert federation.server.round > 2
+    federation.settle()
+    federation.server.close()
 
 
 def test_a_bad_message_on_a_full_disk_is_not_a_traceback(tmp_path: Path) -> None:
-    story = Story(tmp_path, *SETTINGS["no noise"])
+    federation = FaultyFederation(tmp_path, *SETTINGS["no noise"])
     with full(0):
-        assert story.server.receive("a", {}) == "dropped"  # a journal that cannot be written stops nothing
-    story.restart()
-    story.settle()
-    story.server.close()
+        assert federation.server.receive("a", {}) == "dropped"  # a journal that cannot be written stops nothing
+    federation.restart()
+    federation.settle()
+    federation.server.close()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with full(0), pytest.raises(UsageError, match="cannot write to"):
-        Story(tmp_path, *SETTINGS["noisy memory"])
-    Story(tmp_path, *SETTINGS["noisy memory"]).server.close()  # the lock was let go, and nothing is in the way
+        FaultyFederation(tmp_path, *SETTINGS["noisy memory"])
+    FaultyFederation(
+        tmp_path, *SETTINGS["noisy memory"]
+    ).server.close()  # the lock was let go, and nothing is in the way
 
 
 @pytest.mark.parametrize("held", ["", "{}", "[]", json.dumps({"parties": [7]}), json.dumps({"parties": ["../x"]})])

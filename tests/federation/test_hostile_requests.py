@@ -18,15 +18,15 @@ from torch.utils.data import TensorDataset
 
 from normec import Problem
 from normec.federation.protocol.account import read_releases
-from normec.federation.protocol.client_work import ProblemWork, Work
+from normec.federation.protocol.gradient_oracle import GradientOracle, ProblemOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply
 from normec.privacy import gaussian
 
+from .faulty_network import DIMENSION, Quadratic
 from .hostile import SIGMA, HostileServer, zeros
-from .stories import DIMENSION, Quadratic
 
 POLICY = Policy(epsilon=1e6, trusts=["local", "central"], methods=["normec", "clip21", "ef21", "dpsgd", "gd"])
 
@@ -134,14 +134,14 @@ def test_any_number_in_any_field(number: float, field: str) -> None:
 
 
 @pytest.mark.parametrize("claim", [{"record.lost": 2**31}, {"record.lost": 2**62}, {"record.lost": 1000}])
-def test_a_claim_of_lost_messages_counts_only_after_a_hello(claim: dict[str, int], tmp_path: Path) -> None:
+def test_a_claim_of_lost_messages_counts_only_after_a_handshake(claim: dict[str, int], tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.bad.token = "f" * 32  # of no hello
+    scene.bad.token = "f" * 32  # of no handshake
     scene.attack(claim)
 
 
 @pytest.mark.parametrize("lost", [3, 10**6, 2**31])
-def test_a_claim_after_a_hello_costs_no_more_than_the_budget(lost: int, tmp_path: Path) -> None:
+def test_a_claim_after_a_handshake_costs_no_more_than_the_budget(lost: int, tmp_path: Path) -> None:
     """Three messages are charged in full; of more, one past what the budget allows. A larger budget is usable again."""
     allowed = 5
     epsilon = gaussian.epsilon(math.sqrt(allowed) / SIGMA, 1e-5) * (1 + 1e-12)
@@ -159,7 +159,7 @@ def test_a_claim_after_a_hello_costs_no_more_than_the_budget(lost: int, tmp_path
 
 
 def test_a_claim_that_the_rest_of_the_budget_cannot_pay_still_stops_all_spending(tmp_path: Path) -> None:
-    """Expensive messages of a lost life are charged although not even one fits; cheap ones are then refused too."""
+    """Expensive messages of a lost disk are charged although not even one fits; cheap ones are then refused too."""
     epsilon = gaussian.epsilon(math.sqrt(5) / SIGMA, 1e-5)
     party = Party(tmp_path, Policy(epsilon=epsilon), Quadratic(), node="a")
     cheap = HostileServer(party, zeros(DIMENSION), run="cheap")
@@ -175,7 +175,7 @@ def test_a_claim_that_the_rest_of_the_budget_cannot_pay_still_stops_all_spending
 
 @pytest.mark.parametrize("sigma", [1e-300, 1e-8, 0.5, 1e7, 1e8, 1e100, 1e200])
 def test_noise_outside_the_limits_is_refused_before_the_data_are_touched(sigma: float, tmp_path: Path) -> None:
-    class Untouched(Work):
+    class Untouched(GradientOracle):
         def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
             raise AssertionError("the data were touched")
 
@@ -189,8 +189,8 @@ def test_noise_outside_the_limits_is_refused_before_the_data_are_touched(sigma: 
 
 def test_a_model_of_another_size_is_refused_before_anything_is_paid(tmp_path: Path) -> None:
     records = TensorDataset(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
-    work = ProblemWork(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [records]))
-    party = Party(tmp_path, Policy(epsilon=8.0), work, node="a")
+    oracle = ProblemOracle(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [records]))
+    party = Party(tmp_path, Policy(epsilon=8.0), oracle, node="a")
     answer = HostileServer(party, zeros(9)).ask()
     assert isinstance(answer, Refusal)
     assert read_releases(tmp_path).count() == 0
@@ -201,7 +201,7 @@ def test_a_model_of_another_size_is_refused_before_anything_is_paid(tmp_path: Pa
 def test_code_that_cannot_work_is_noticed_before_anything_is_paid() -> None:
     records = TensorDataset(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
     with pytest.raises(RuntimeError):
-        ProblemWork(Problem(nn.Linear(7, 2), nn.functional.cross_entropy, [records]))
+        ProblemOracle(Problem(nn.Linear(7, 2), nn.functional.cross_entropy, [records]))
 
 
 def test_a_large_client_number_takes_no_memory() -> None:
@@ -216,7 +216,7 @@ def test_a_large_client_number_takes_no_memory() -> None:
             return found
 
     records = TensorDataset(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]))
-    work = ProblemWork(Problem(Masked(), nn.functional.cross_entropy, [records]))
+    oracle = ProblemOracle(Problem(Masked(), nn.functional.cross_entropy, [records]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    work.gradient(torch.zeros(8), 2**20 - 1, 0, PlanTerms(0, 2, 10))
+    oracle.gradient(torch.zeros(8), 2**20 - 1, 0, PlanTerms(0, 2, 10))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB; a row each would be 4 GiB

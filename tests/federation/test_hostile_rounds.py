@@ -13,21 +13,21 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Clip21, Method, NormEC, Privacy, Problem, SmoothedNorm
 from normec.federation.protocol.account import read_releases
-from normec.federation.protocol.client_work import ProblemWork, Work
+from normec.federation.protocol.gradient_oracle import GradientOracle, ProblemOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms, PrivacyTerms
 from normec.federation.protocol.wire import Refusal, Reply
 from normec.privacy import gaussian
 
+from .faulty_network import DIMENSION, Quadratic
 from .hostile import SIGMA, HostileServer, zeros
-from .stories import DIMENSION, Quadratic
 
 POLICY = Policy(epsilon=8.0)
 
 
-def server(folder: Path, policy: Policy = POLICY, work: Work | None = None) -> HostileServer:
-    party = Party(folder, policy, Quadratic() if work is None else work, node="a")
+def server(folder: Path, policy: Policy = POLICY, oracle: GradientOracle | None = None) -> HostileServer:
+    party = Party(folder, policy, Quadratic() if oracle is None else oracle, node="a")
     return HostileServer(party, zeros(DIMENSION))
 
 
@@ -82,7 +82,7 @@ def test_a_loss_is_not_sent_again_once_the_policy_forbids_it(tmp_path: Path) -> 
     assert again.loss is None
 
 
-class Choosing(Work):
+class Choosing(GradientOracle):
     """Whatever the server chooses, the gradient is huge; and it depends on the seed and the batch size."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
@@ -91,7 +91,7 @@ class Choosing(Work):
 
 def test_batches_that_the_server_chooses_cost_as_much_as_all_records(tmp_path: Path) -> None:
     """The server picks the seed, so it knows who is in a batch: no gain from sampling is ever counted."""
-    asking = server(tmp_path, work=Choosing())
+    asking = server(tmp_path, oracle=Choosing())
     for seed, size in ((0, 0), (1, 1), (2, 1)):
         answer = asking.ask(plan__seed=seed, plan__batch_size=size)
         assert isinstance(answer, Reply)
@@ -103,8 +103,8 @@ def test_batches_that_the_server_chooses_cost_as_much_as_all_records(tmp_path: P
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_any_size_of_number_in_x_gets_a_finite_message(dtype: type, tmp_path: Path) -> None:
     records = TensorDataset(torch.tensor([[1.0, -2.0, 3.0]]), torch.tensor([1]))
-    work = ProblemWork(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [records]))
-    asking = server(tmp_path, work=work)
+    oracle = ProblemOracle(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [records]))
+    asking = server(tmp_path, oracle=oracle)
     for value in (0.0, 5e-324, 1e-38, 1.0, 1e20, 0.99e30):
         answer = asking.ask(np.array([value, -value] * 4, dtype))
         assert isinstance(answer, Reply)

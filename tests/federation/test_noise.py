@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from normec import NormEC, Privacy, UsageError
-from normec.federation.protocol.client_work import Work
 from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.gradient_oracle import GradientOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply
 
-from .village import plan
+from .in_process import plan
 
 DIMENSION, SIGMA, BETA = 20_000, 2.0, 0.5
 NODES = ["a", "b", "c", "d"]
@@ -26,7 +26,7 @@ SURE = 7.0  # standard deviations: a right answer fails once in 10^11
 POLICY = Policy(epsilon=100.0, trusts=["local", "central"], simulation=True)
 
 
-class Constant(Work):
+class Constant(GradientOracle):
     """∇f_i = b_i, whatever x is."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
@@ -48,7 +48,7 @@ def one_round(folder: Path, privacy: Privacy) -> tuple[Coordinator, dict[str, Te
         METHOD, torch.zeros(DIMENSION, dtype=torch.float64), NODES, plan(3), run="noise", privacy=privacy
     )
     sent = {}
-    for _ in range(2):  # hello, message
+    for _ in range(2):  # handshake, message
         for node, request in server.requests().items():
             answer = Party(folder / node, POLICY, Constant(), node=node).answer(request)
             assert isinstance(answer, Reply | Refusal)

@@ -11,10 +11,10 @@ from normec import NormEC, Privacy
 from normec.experiments import build
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.settings import read
-from normec.federation.local.run import agreeing, app_config
+from normec.federation.local.federation import agreeing, app_config
 from normec.federation.protocol.coordinator import Coordinator
 
-from .village import plan
+from .in_process import plan
 
 
 @pytest.mark.parametrize("trust", ["local", "central"])

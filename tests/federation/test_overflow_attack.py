@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from normec import Problem
 from normec.federation.protocol.account import read_releases
-from normec.federation.protocol.client_work import ProblemWork
+from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.wire import Array, Reply
@@ -30,8 +30,8 @@ def private_image(number: int) -> Tensor:
 
 def party(folder: Path, image: Tensor) -> Party:
     records = TensorDataset(image[None], torch.tensor([1]))
-    work = ProblemWork(Problem(MODEL, nn.functional.cross_entropy, [records]))
-    return Party(folder, Policy(epsilon=1.0, least_sigma=1.0), work, node="a")
+    oracle = ProblemOracle(Problem(MODEL, nn.functional.cross_entropy, [records]))
+    return Party(folder, Policy(epsilon=1.0, least_sigma=1.0), oracle, node="a")
 
 
 def overflowing(pixel: int, threshold: float) -> Array:

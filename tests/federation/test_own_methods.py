@@ -21,30 +21,30 @@ from normec.algorithms import registry
 from normec.algorithms.method import Steps
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
-from normec.federation.protocol.client_work import Work
 from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.gradient_oracle import GradientOracle
 from normec.federation.protocol.journal import read_journal
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy, load_policy
-from normec.federation.protocol.reconciling import agree, idled
+from normec.federation.protocol.reconciliation import after_absence, reconcile
 from normec.federation.protocol.spending import spending
 from normec.federation.protocol.terms import MethodTerms, PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply
 from normec.privacy import gaussian
 
-from . import village
+from . import in_process
+from .faulty_network import DIMENSION, NODES, POLICY, FaultyFederation, Quadratic
 from .hostile import HostileServer, zeros
-from .stories import DIMENSION, NODES, POLICY, Quadratic, Story
-from .village import Village, convolution, plan, softmax, whole
+from .in_process import InProcessFederation, convolution, plan, softmax, whole
 
 FILES = Path(__file__).with_name("methods")
 MINE, WRONG = FILES / "my_method.py", FILES / "wrong_methods.py"
 OWN = ("Clip21SGDM", "Averaging", "ServerMomentum", "Unbounded", "Biased")
 PLAIN = POLICY.model_copy(update={"methods": ["normec", "clip21", "dpsgd"]})
 RULES = PLAIN.model_copy(update={"methods": [*PLAIN.methods, *(f"{MINE}:{name}" for name in OWN)]})
-OPEN = village.OPEN.model_copy(update={"methods": RULES.methods})
+OPEN = in_process.OPEN.model_copy(update={"methods": RULES.methods})
 SECURE = Privacy(sigma=0.5, noise="secure", memory="noisy")
-TAU, ETA, LR = 0.5, 0.3, 0.1  # the stories' lr
+TAU, ETA, LR = 0.5, 0.3, 0.1  # lr as in `faulty_network`
 
 
 def own(name: str, **settings: Any) -> Method:
@@ -56,7 +56,7 @@ def wrong(name: str) -> Method:
 
 
 class ByHand:
-    """Clip21SGDM on the quadratics of the stories, without a line of normec."""
+    """Clip21SGDM on the quadratics of `faulty_network`, without a line of normec."""
 
     def __init__(self, start: float = 0.0) -> None:
         self.targets = np.linspace(-3, 3, DIMENSION) * np.arange(1, len(NODES) + 1)[:, None]
@@ -81,36 +81,36 @@ class ByHand:
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Story:
-    return Story(tmp_path, own("Clip21SGDM", tau=TAU, eta=ETA), policy=RULES)
+def federation(tmp_path: Path) -> FaultyFederation:
+    return FaultyFederation(tmp_path, own("Clip21SGDM", tau=TAU, eta=ETA), policy=RULES)
 
 
-def play(story: Story, who: Sequence[int] = range(len(NODES))) -> None:
+def play(federation: FaultyFederation, who: Sequence[int] = range(len(NODES))) -> None:
     for i in who:
-        story.answer(NODES[i])
-    story.close()
+        federation.answer(NODES[i])
+    federation.close()
 
 
-def compare(story: Story, hand: ByHand, tolerance: float = 1e-10) -> None:
-    state = story.server.state.run
+def compare(federation: FaultyFederation, hand: ByHand, tolerance: float = 1e-10) -> None:
+    state = federation.server.state.run
     close = {"rtol": tolerance, "atol": tolerance}
     np.testing.assert_allclose(state.x.numpy(), hand.x, **close)
     np.testing.assert_allclose(state.memory.numpy(), hand.memory, **close)
     np.testing.assert_allclose(state.estimate.numpy(), hand.estimate, **close)
     for i, node in enumerate(NODES):
-        np.testing.assert_allclose(state_of(story, node)["momentum"], hand.momentum[i], **close)
+        np.testing.assert_allclose(state_of(federation, node)["momentum"], hand.momentum[i], **close)
 
 
-def state_of(story: Story, node: str) -> dict[str, np.ndarray[Any, Any]]:
+def state_of(federation: FaultyFederation, node: str) -> dict[str, np.ndarray[Any, Any]]:
     """A party's state once it has heard what the server accepted."""
-    kept = party_state.load(party_state.path_of(story.home(node), story.server.run, node))
-    request = story.server.requests()[node]
+    kept = party_state.load(party_state.path_of(federation.home(node), federation.server.run, node))
+    request = federation.server.requests()[node]
     assert kept is not None
     x = torch.tensor(request.x)
-    steps = Steps(story.method, torch.zeros_like(x))
-    agreed = agree(kept, request, steps)
+    steps = Steps(federation.method, torch.zeros_like(x))
+    agreed = reconcile(kept, request, steps)
     assert agreed is not None
-    return {name: rows[0].numpy() for name, rows in idled(steps, agreed, request.round, x).items()}
+    return {name: rows[0].numpy() for name, rows in after_absence(steps, agreed, request.round, x).items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -121,8 +121,8 @@ def test_the_same_trajectory_as_in_one_process(
 ) -> None:
     method = own(name, alpha=0.1, beta=0.3) if name == "ServerMomentum" else own(name, tau=0.2)
     model = convolution if "batch_size" in how else softmax
-    village = Village(tmp_path, method, plan(7, **how), model=model, policy=OPEN, dtype=dtype)
-    x = village.run()
+    federation = InProcessFederation(tmp_path, method, plan(7, **how), model=model, policy=OPEN, dtype=dtype)
+    x = federation.run()
     reference = train(
         whole(model),
         method,
@@ -135,163 +135,165 @@ def test_the_same_trajectory_as_in_one_process(
     )
     close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-6, "atol": 1e-6}
     torch.testing.assert_close(x, reference.x, **close)
-    state = village.server.state.run
+    state = federation.server.state.run
     for part, value in state.server.items():
         torch.testing.assert_close(value, reference.state.server[part], **close)
     for part, rows in state.clients.items():
         torch.testing.assert_close(rows, reference.state.clients[part].to(rows), **close)
     assert bool(state.clients) == (name != "Averaging")
-    village.server.close()
+    federation.server.close()
 
 
-def test_the_same_trajectory_as_by_hand_with_parties_that_come_and_go(story: Story) -> None:
+def test_the_same_trajectory_as_by_hand_with_parties_that_come_and_go(federation: FaultyFederation) -> None:
     hand = ByHand()
     for who in ([0, 1, 2], [0], [0, 2], [1], [2], [0, 1, 2], [1, 2]):
-        play(story, who)
+        play(federation, who)
         hand.round(who)
     for i in range(len(NODES)):
-        story.answer(NODES[i])
+        federation.answer(NODES[i])
     hand_next = {i: hand.message(i) for i in range(len(NODES))}
-    story.close()
+    federation.close()
     hand.close(hand_next)
-    compare(story, hand)
-    story.server.close()
+    compare(federation, hand)
+    federation.server.close()
 
 
-def test_a_message_that_comes_late_takes_its_own_momentum_along(story: Story) -> None:
+def test_a_message_that_comes_late_takes_its_own_momentum_along(federation: FaultyFederation) -> None:
     hand = ByHand()
-    play(story)
+    play(federation)
     hand.round()
-    story.ask("c")
+    federation.ask("c")
     late = {2: hand.message(2)}
     for _ in range(2):
         for node in ("a", "b"):
-            before = len(story.flying)
-            story.ask(node)
-            story.deliver(before)
-        story.close()
+            before = len(federation.flying)
+            federation.ask(node)
+            federation.deliver(before)
+        federation.close()
         hand.round([0, 1])
-    story.deliver(0)
-    story.close()
+    federation.deliver(0)
+    federation.close()
     hand.close(late)
-    compare(story, hand)
-    play(story)
+    compare(federation, hand)
+    play(federation)
     hand.round()
-    compare(story, hand)
-    story.server.close()
+    compare(federation, hand)
+    federation.server.close()
 
 
-def test_kills_at_every_write_change_nothing(story: Story) -> None:
+def test_kills_at_every_write_change_nothing(federation: FaultyFederation) -> None:
     hand = ByHand()
     for point in range(0, 36, 2):
-        story.ask(NODES[point // 2 % 3], point)
-        story.flying.clear()
+        federation.ask(NODES[point // 2 % 3], point)
+        federation.flying.clear()
         for node in NODES:
-            story.answer(node)
-        rounds = story.server.round
-        story.close(point + 1)
-        if story.server.round == rounds:  # the server died before its checkpoint: the same messages come again
+            federation.answer(node)
+        rounds = federation.server.round
+        federation.close(point + 1)
+        if federation.server.round == rounds:  # the server died before its checkpoint: the same messages come again
             for node in NODES:
-                story.answer(node)
-            story.close()
+                federation.answer(node)
+            federation.close()
         hand.round()
-    assert story.server.round == 18
-    compare(story, hand)
-    story.server.close()
+    assert federation.server.round == 18
+    compare(federation, hand)
+    federation.server.close()
 
 
-def test_a_message_that_was_dropped_leaves_no_momentum_behind(story: Story) -> None:
+def test_a_message_that_was_dropped_leaves_no_momentum_behind(federation: FaultyFederation) -> None:
     hand = ByHand()
-    play(story)
+    play(federation)
     hand.round()
-    honest = story.server.intake.limits
-    story.server.intake.limits = dataclasses.replace(honest, norm=1e-9)
-    story.ask("a")
-    story.deliver(0)
-    assert story.server.state.seats["a"].drops == 1
-    story.server.intake.limits = honest
+    honest = federation.server.collector.limits
+    federation.server.collector.limits = dataclasses.replace(honest, norm=1e-9)
+    federation.ask("a")
+    federation.deliver(0)
+    assert federation.server.state.parties["a"].drops == 1
+    federation.server.collector.limits = honest
     for _ in range(2):
-        play(story)
+        play(federation)
         hand.round()
-    compare(story, hand)
-    story.server.close()
+    compare(federation, hand)
+    federation.server.close()
 
 
-def test_after_a_lost_disk_the_momentum_begins_anew_and_the_memory_is_the_servers_row(story: Story) -> None:
+def test_after_a_lost_disk_the_momentum_begins_anew_and_the_memory_is_the_servers_row(
+    federation: FaultyFederation,
+) -> None:
     hand = ByHand()
     for _ in range(4):
-        play(story)
+        play(federation)
         hand.round()
-    story.wipe("b")
+    federation.wipe("b")
     hand.momentum[1] = 0
     for _ in range(3):
-        play(story)  # checks that ĝ is the mean of the rows
+        play(federation)  # checks that ĝ is the mean of the rows
         hand.round()
-    compare(story, hand)
-    story.server.close()
+    compare(federation, hand)
+    federation.server.close()
 
 
 def test_a_memory_that_starts_elsewhere(tmp_path: Path) -> None:
-    story, hand = Story(tmp_path, own("Biased", tau=TAU, eta=ETA), policy=RULES), ByHand(start=0.25)
+    federation, hand = FaultyFederation(tmp_path, own("Biased", tau=TAU, eta=ETA), policy=RULES), ByHand(start=0.25)
     for who in ([0, 1], [0], [0, 1, 2]):
-        play(story, who)
+        play(federation, who)
         hand.round(who)
-    story.wipe("a")
+    federation.wipe("a")
     hand.momentum[0] = 0
     for _ in range(2):
-        play(story)
+        play(federation)
         hand.round()
-    compare(story, hand)
-    story.server.close()
+    compare(federation, hand)
+    federation.server.close()
 
 
 def test_noise_is_added_to_what_the_method_makes(tmp_path: Path) -> None:
-    story = Story(tmp_path, own("Clip21SGDM", tau=TAU, eta=ETA), SECURE, policy=RULES)
+    federation = FaultyFederation(tmp_path, own("Clip21SGDM", tau=TAU, eta=ETA), SECURE, policy=RULES)
     hand, noises = ByHand(), []
     for _ in range(40):
         messages = {}
         for i, node in enumerate(NODES):
             for _ in range(2):
-                before = len(story.flying)
-                story.ask(node)
-                sent = story.flying[before][1].get("message") if len(story.flying) > before else None
-                story.deliver(before)
+                before = len(federation.flying)
+                federation.ask(node)
+                sent = federation.flying[before][1].get("message") if len(federation.flying) > before else None
+                federation.deliver(before)
                 if sent is not None:
                     clean = hand.message(i)
                     assert np.linalg.norm(clean) <= TAU * (1 + 1e-12)
                     noises.append(sent - clean)
                     messages[i] = sent
-        story.close()
+        federation.close()
         hand.close(messages)
-    compare(story, hand, 1e-9)
+    compare(federation, hand, 1e-9)
     noise = np.concatenate(noises) / 0.5
     assert len(noises) == 40 * len(NODES)
     assert abs(noise.mean()) < 7 / math.sqrt(noise.size)
     assert abs(noise.var() - 1) < 7 * math.sqrt(2 / noise.size)
-    story.server.close()
+    federation.server.close()
 
 
 def test_the_exact_epsilon_on_both_sides(tmp_path: Path) -> None:
     rounds, sigma = 5, 1.2
     policy = OPEN.model_copy(update={"epsilon": 100.0, "least_sigma": 1e-3})
     method, privacy = own("Clip21SGDM", tau=TAU), Privacy(sigma=sigma, noise="secure", memory="noisy")
-    village = Village(tmp_path, method, plan(rounds, lr=0.1), policy=policy, privacy=privacy)
-    while not village.server.finished:
-        village.round()
+    federation = InProcessFederation(tmp_path, method, plan(rounds, lr=0.1), policy=policy, privacy=privacy)
+    while not federation.server.finished:
+        federation.round()
     epsilon = gaussian.epsilon(math.sqrt(rounds) * TAU / sigma, 1e-5)
-    run = village.server.finish()
+    run = federation.server.finish()
     assert run.privacy is not None
     assert run.privacy.epsilon == pytest.approx(epsilon, rel=1e-9)
-    for node in village.arguments["parties"]:
-        spent = spending(village.home(node), policy)
+    for node in federation.arguments["parties"]:
+        spent = spending(federation.home(node), policy)
         assert spent["epsilon"] == pytest.approx(epsilon, rel=1e-9)
         assert (spent["releases"], spent["failed"]) == (rounds, 0)
-    village.server.close()
+    federation.server.close()
 
 
-def refused(folder: Path, policy: Policy, method: Method, work: Work | None = None) -> tuple[str, str]:
+def refused(folder: Path, policy: Policy, method: Method, oracle: GradientOracle | None = None) -> tuple[str, str]:
     """What a server hears from a party that refuses a method, and what the party writes down."""
-    party = Party(folder, policy, work if work is not None else Quadratic(), node="a")
+    party = Party(folder, policy, oracle if oracle is not None else Quadratic(), node="a")
     answer = HostileServer(party, zeros(DIMENSION), method=method, privacy=SECURE, sigma=0.5).ask()
     assert isinstance(answer, Refusal)
     assert read_releases(folder).count() == 0
@@ -335,12 +337,12 @@ def test_a_method_without_a_bound_is_not_private(tmp_path: Path) -> None:
         Coordinator(own("Unbounded"), torch.zeros(5), NODES, plan(3), run="no", privacy=SECURE)
     reason, _ = refused(tmp_path, RULES, own("Unbounded"))
     assert reason == "terms"
-    story = Story(tmp_path / "open", own("Unbounded", tau=TAU, eta=ETA), policy=RULES)
+    federation = FaultyFederation(tmp_path / "open", own("Unbounded", tau=TAU, eta=ETA), policy=RULES)
     hand = ByHand()
-    play(story)
+    play(federation)
     hand.round()
-    compare(story, hand)  # without noise it works
-    story.server.close()
+    compare(federation, hand)  # without noise it works
+    federation.server.close()
 
 
 def test_a_class_that_no_party_can_have() -> None:
@@ -373,7 +375,7 @@ def test_methods_that_cannot_work_are_refused_before_anybody_is_asked(name: str,
 
 @pytest.mark.parametrize(("name", "says"), [("PastItsBound", "past its bound 1"), ("Failing", "KeyError")])
 def test_and_by_the_party_before_it_pays_or_looks_at_its_data(name: str, says: str, tmp_path: Path) -> None:
-    class Untouched(Work):
+    class Untouched(GradientOracle):
         def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
             raise AssertionError("the data were touched")
 
@@ -387,7 +389,7 @@ def test_a_method_that_fails_on_the_data_looks_like_any_other(tmp_path: Path) ->
     policy = PLAIN.model_copy(update={"methods": [f"{WRONG}:Picky"]})
     for name, target in (("working", -10.0), ("failing", 10.0)):
 
-        class Pushed(Work):
+        class Pushed(GradientOracle):
             def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
                 return target * torch.eye(len(x), dtype=x.dtype)[0], 0.0  # noqa: B023
 
@@ -411,32 +413,34 @@ def test_settings_that_a_method_does_not_check_are_held_against_its_bound(tau: A
 def test_a_method_that_nobody_can_follow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two states of its own: all goes well until a disk is lost after a message was accepted."""
     with caplog.at_level(logging.WARNING, "normec"):
-        story = Story(tmp_path, own("Averaging"), SECURE, policy=RULES)
+        federation = FaultyFederation(tmp_path, own("Averaging"), SECURE, policy=RULES)
     assert "does not define follow" in caplog.text
-    assert story.server.state.run.clients == {}
-    story.ask("a")
-    story.wipe("a")  # before any message of its was accepted
-    story.flying.clear()
+    assert federation.server.state.run.clients == {}
+    federation.ask("a")
+    federation.wipe("a")  # before any message of its was accepted
+    federation.flying.clear()
     for _ in range(3):
-        play(story)
+        play(federation)
     for node in NODES:
-        story.answer(node)
-        assert int(state_of_pending(story, node)["seen"]) == 4
-    story.close()
-    story.wipe("b")
-    story.answer("b")
-    assert story.server.refusals == {"b": "lost"}
-    (line,) = {line["exact"] for line in read_journal(story.home("b") / "events.jsonl") if line["event"] == "refused"}
+        federation.answer(node)
+        assert int(state_of_pending(federation, node)["seen"]) == 4
+    federation.close()
+    federation.wipe("b")
+    federation.answer("b")
+    assert federation.server.refusals == {"b": "lost"}
+    (line,) = {
+        line["exact"] for line in read_journal(federation.home("b") / "events.jsonl") if line["event"] == "refused"
+    }
     assert "lost its state of the run, and Averaging cannot restore it" in line
     # Its four messages are out, and perhaps one more: they count in other runs too.
-    assert read_releases(story.home("b")).recovered() == 5
-    play(story, [0, 2])  # the others go on
-    assert story.server.round == 5
-    story.server.close()
+    assert read_releases(federation.home("b")).recovered() == 5
+    play(federation, [0, 2])  # the others go on
+    assert federation.server.round == 5
+    federation.server.close()
 
 
-def state_of_pending(story: Story, node: str) -> dict[str, Tensor]:
-    kept = party_state.load(party_state.path_of(story.home(node), story.server.run, node))
+def state_of_pending(federation: FaultyFederation, node: str) -> dict[str, Tensor]:
+    kept = party_state.load(party_state.path_of(federation.home(node), federation.server.run, node))
     assert kept is not None
     assert kept.pending is not None
     return kept.pending.draft
@@ -444,14 +448,14 @@ def state_of_pending(story: Story, node: str) -> dict[str, Tensor]:
 
 def test_the_servers_step_runs_at_the_server_alone(tmp_path: Path) -> None:
     method = own("ServerMomentum", alpha=0.1, beta=0.5, server_norm=False)
-    story = Story(tmp_path, method, policy=RULES)
+    federation = FaultyFederation(tmp_path, method, policy=RULES)
     kind: Any = type(method)
     before = kind.steps
     for _ in range(3):
-        play(story)
+        play(federation)
     assert kind.steps == before + 3
-    story.restart()
-    assert float(story.server.state.run.server["rounds"]) == 3
+    federation.restart()
+    assert float(federation.server.state.run.server["rounds"]) == 3
     memory, estimate, velocity, x = np.zeros((3, DIMENSION)), 0.0, 0.0, np.zeros(DIMENSION)
     targets = ByHand().targets
     for _ in range(4):
@@ -461,10 +465,10 @@ def test_the_servers_step_runs_at_the_server_alone(tmp_path: Path) -> None:
         estimate = estimate + 0.5 * messages.mean(0)
         velocity = 0.9 * velocity + estimate
         x = x - LR * velocity
-    play(story)
-    np.testing.assert_allclose(story.server.state.run.x.numpy(), x, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(story.server.state.run.memory.numpy(), memory, rtol=1e-10, atol=1e-10)
-    story.server.close()
+    play(federation)
+    np.testing.assert_allclose(federation.server.state.run.x.numpy(), x, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(federation.server.state.run.memory.numpy(), memory, rtol=1e-10, atol=1e-10)
+    federation.server.close()
 
 
 def test_a_policy_names_a_file_beside_it(tmp_path: Path) -> None:

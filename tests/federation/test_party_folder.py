@@ -16,8 +16,8 @@ from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.spending import spending
 from normec.federation.protocol.wire import Refusal, Reply
 
+from .faulty_network import DIMENSION, Quadratic
 from .hostile import HostileServer, zeros
-from .stories import DIMENSION, Quadratic
 
 POLICY = Policy(epsilon=8.0)
 

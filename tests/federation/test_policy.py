@@ -15,8 +15,8 @@ from torch import Tensor
 
 from normec import DPSGD, GD, Clip21, Method, NormEC, Privacy, SmoothedNorm, UsageError
 from normec.federation.protocol.account import FILE, read_releases
-from normec.federation.protocol.client_work import Work
 from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.gradient_oracle import GradientOracle
 from normec.federation.protocol.journal import read_journal
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy, load_policy
@@ -25,8 +25,8 @@ from normec.federation.protocol.terms import MethodTerms, PlanTerms
 from normec.federation.protocol.wire import REASONS, Refusal, Reply, Request, run_name, to_fields
 from normec.privacy import gaussian
 
-from .stories import DIMENSION, Quadratic
-from .village import plan
+from .faulty_network import DIMENSION, Quadratic
+from .in_process import plan
 
 SECURE = Privacy(sigma=2.0, noise="secure", memory="noisy")
 CAREFUL = Policy(epsilon=8.0)
@@ -39,7 +39,7 @@ def server(method: Method, privacy: Privacy | None, run: str = "trial", rounds: 
 
 
 def asked(party: Party, coordinator: Coordinator) -> Reply | Refusal:
-    """The party's answer to the round's request, after the hello."""
+    """The party's answer to the round's request, after the handshake."""
     answer = party.answer(to_fields(coordinator.requests()["a"]))
     if isinstance(answer, Refusal) and answer.reason == "state":
         coordinator.receive("a", answer)
@@ -207,30 +207,32 @@ def test_a_damaged_ledger_stops_the_party(tmp_path: Path) -> None:
         spending(tmp_path, CAREFUL)
 
 
-class Broken(Work):
+class Broken(GradientOracle):
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
         raise KeyError("patient 4711")
 
 
-class Leaving(Work):
+class Leaving(GradientOracle):
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
         raise SystemExit(4711)
 
 
-class Endless(Work):
+class Endless(GradientOracle):
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
         return x * math.nan, math.nan
 
 
-class Misshapen(Work):
+class Misshapen(GradientOracle):
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
         return x[:-1], 0.0
 
 
-@pytest.mark.parametrize("work", [Broken(), Leaving(), Endless(), Misshapen()], ids=lambda work: type(work).__name__)
-def test_a_failed_computation_looks_like_any_other(work: Work, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "oracle", [Broken(), Leaving(), Endless(), Misshapen()], ids=lambda oracle: type(oracle).__name__
+)
+def test_a_failed_computation_looks_like_any_other(oracle: GradientOracle, tmp_path: Path) -> None:
     answers = []
-    for name, own in (("failing", work), ("working", Quadratic())):
+    for name, own in (("failing", oracle), ("working", Quadratic())):
         party, coordinator = Party(tmp_path / name, CAREFUL, own, node="a"), server(NormEC(0.1, 0.5), SECURE)
         for _ in range(2):
             answer = asked(party, coordinator)
@@ -302,7 +304,7 @@ def test_a_damaged_state_is_a_lost_one(tmp_path: Path) -> None:
     raw[-3] ^= 1
     path.write_bytes(bytes(raw))
     assert isinstance(asked(party, coordinator), Reply)
-    assert coordinator.state.seats["a"].tokens[1:]
+    assert coordinator.state.parties["a"].tokens[1:]
     assert "damaged" in {line["event"] for line in read_journal(tmp_path / "events.jsonl")}
 
 
@@ -311,4 +313,4 @@ def test_a_request_object_and_its_fields_are_the_same(tmp_path: Path) -> None:
     assert isinstance(request, Request)
     first = Party(tmp_path, CAREFUL, Quadratic(), node="a").answer(request)
     again = Party(tmp_path, CAREFUL, Quadratic(), node="a").answer(to_fields(request))
-    assert first == again  # the same hello, with the same token
+    assert first == again  # the same handshake, with the same token

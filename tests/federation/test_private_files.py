@@ -11,7 +11,7 @@ import pytest
 
 from normec.federation.local.certificates import make_key, make_server
 
-from .stories import settled
+from .faulty_network import settled
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +28,23 @@ def open_to_others(folder: Path) -> set[str]:
 
 
 def test_a_partys_folder(tmp_path: Path) -> None:
-    story = settled(tmp_path)
-    story.server.close()
-    names = {path.name for path in story.home("a").rglob("*")}
-    assert {"ledger.jsonl", "ledger.jsonl.head", "events.jsonl", "runs", story.server.run, "a.safetensors"} <= names
-    assert open_to_others(story.home("a")) == set()
+    federation = settled(tmp_path)
+    federation.server.close()
+    names = {path.name for path in federation.home("a").rglob("*")}
+    assert {
+        "ledger.jsonl",
+        "ledger.jsonl.head",
+        "events.jsonl",
+        "runs",
+        federation.server.run,
+        "a.safetensors",
+    } <= names
+    assert open_to_others(federation.home("a")) == set()
 
 
 def test_a_servers_memories_and_ledger(tmp_path: Path) -> None:
-    story = settled(tmp_path)
-    story.server.close()
+    federation = settled(tmp_path)
+    federation.server.close()
     assert open_to_others(tmp_path / "server" / "checkpoint") == set()
     public = {"server", ".lock", "metrics.jsonl"}
     assert open_to_others(tmp_path / "server") <= public

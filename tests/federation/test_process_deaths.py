@@ -68,9 +68,9 @@ def test_it_is_said_how_a_process_ended(tmp_path: Path) -> None:
         processes.start("failed", [sys.executable, "-c", "print('no data'); raise SystemExit(3)"])
         while processes.ended("killed") is None or processes.ended("failed") is None:
             processes.wait(HANG)
-        assert "killed was killed by SIGKILL; its log" in processes.epitaph("killed")
-        assert "failed ended with exit code 3; its log" in processes.epitaph("failed")
-        assert processes.epitaph("failed").endswith("no data")
+        assert "killed was killed by SIGKILL; its log" in processes.describe_exit("killed")
+        assert "failed ended with exit code 3; its log" in processes.describe_exit("failed")
+        assert processes.describe_exit("failed").endswith("no data")
 
 
 def test_a_descendant_is_found_by_its_program_and_its_end_is_an_event(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_descendant_is_found_by_its_program_and_its_end_is_an_event(tmp_path: 
 
 def test_nothing_is_left_of_the_keeper(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        keeper = processes._keeper
-        assert keeper is not None
-        assert keeper.poll() is None
-    assert keeper.poll() == 0
+        watchdog = processes._watchdog
+        assert watchdog is not None
+        assert watchdog.poll() is None
+    assert watchdog.poll() == 0

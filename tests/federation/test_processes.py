@@ -59,7 +59,7 @@ def test_what_a_process_says_and_how_it_ends(tmp_path: Path) -> None:
         processes.start("speaker", [sys.executable, "-c", "import os; print(os.environ['WORD']); raise SystemExit(3)"])
         wait_for(lambda: processes.ended("speaker") is not None, "the speaker's end")
         assert processes.ended("speaker") == 3
-        assert processes.last_words("speaker") == "hello"
+        assert processes.log_tail("speaker") == "hello"
 
 
 def test_free_ports_can_be_bound() -> None:

@@ -36,7 +36,7 @@ def test_parties_are_known_by_their_keys_in_the_order_of_registration(tmp_path: 
     link.nodes = [node(3), node(1), node(2)]
     roster = gather(link, tmp_path, 2, 1.0, print)  # type: ignore[arg-type]
     assert roster.names == [name_of(b"1"), name_of(b"2")]
-    assert roster.present().keys() == set(roster.names)
+    assert roster.online().keys() == set(roster.names)
     assert roster.name(1) == name_of(b"1")
     assert roster.name(3) == "?"
     assert gather(link, tmp_path, 2, 1.0, print).names == roster.names  # type: ignore[arg-type]
@@ -57,12 +57,12 @@ def test_a_superlink_that_is_silent_is_borne_with_for_a_while_and_then_given_up(
     link = Link()
     link.nodes = [node(1)]
     roster = Roster(link, [name_of(b"1")])  # type: ignore[arg-type]
-    before = roster.present()
+    before = roster.online()
     link.error = httpx.ConnectError("refused")
-    assert roster.present() == before
+    assert roster.online() == before
     roster._answered -= SILENCE + 1
     with pytest.raises(UsageError, match="has not answered for 300 s"):
-        roster.present()
+        roster.online()
 
 
 def test_at_the_start_a_silent_superlink_is_one_line(tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_a_run_that_was_stopped_says_so() -> None:
     link = Link()
     link.error = stopped()
     with pytest.raises(UsageError, match="stopped at the SuperLink"):
-        Roster(link, []).present()  # type: ignore[arg-type]
+        Roster(link, []).online()  # type: ignore[arg-type]

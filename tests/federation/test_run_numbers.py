@@ -16,9 +16,9 @@ from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.wire import Refusal, Reply, to_fields
 
+from .faulty_network import DIMENSION, Quadratic
 from .hostile import HostileServer, zeros
-from .stories import DIMENSION, Quadratic
-from .village import plan
+from .in_process import plan
 
 POLICY = Policy(epsilon=500.0, least_sigma=1e-3)
 LEDGER = (FILE, FILE + ".head")
@@ -86,7 +86,7 @@ def test_a_far_round_of_one_server_shuts_no_other_out(tmp_path: Path) -> None:
     assert isinstance(honest.ask(), Reply)
 
 
-def test_a_record_of_another_chain_leads_to_a_hello(tmp_path: Path) -> None:
+def test_a_record_of_another_chain_leads_to_a_handshake(tmp_path: Path) -> None:
     asking = HostileServer(Party(tmp_path, POLICY, Quadratic(), node="a"), zeros(DIMENSION))
     assert isinstance(asking.ask(round=900), Reply)
     for record in ({"accepted": 0, "digest": "1" * 64}, {"accepted": 1, "digest": "1" * 64, "since": 1}):
@@ -116,5 +116,5 @@ def test_a_model_that_is_too_large_is_a_refusal_and_no_fault(tmp_path: Path) -> 
     answer = party.answer(to_fields(server.requests()["a"]))
     assert server.receive("a", to_fields(answer)) == "refused"
     assert server.refusals == {"a": "malformed"}
-    assert server.state.seats["a"].faults == 0
+    assert server.state.parties["a"].faults == 0
     server.close()

@@ -15,13 +15,12 @@ from scipy import stats
 from normec import DPSGD, GD, Clip, Method, NormEC, Privacy
 from normec.algorithms.method import Steps
 from normec.federation.protocol.coordinator import Coordinator
-from normec.federation.protocol.digests import chained
 from normec.federation.protocol.journal import read_journal
 from normec.federation.protocol.screening import CHANCE, LARGEST_LOSS, Limits
 from normec.federation.protocol.server_state import TOKENS, ServerState
-from normec.federation.protocol.wire import Refusal, Reply, to_fields
+from normec.federation.protocol.wire import Refusal, Reply, chained, to_fields
 
-from .village import plan
+from .in_process import plan
 
 METHOD = NormEC(0.1, 0.5, server_norm=False)
 TIGHT = [(1, 1.0), (10, 0.5), (650, 7.3), (650, 0.01), (100_000, 2.0), (10_000_000, 20.0)]
@@ -33,9 +32,9 @@ def coordinator(sigma: float, dimension: int = 650, method: Method = METHOD, **m
 
 
 def reply(server: Coordinator, message: np.ndarray[Any, Any], node: str = "a", **changes: Any) -> dict[str, Any]:
-    seat, step = server.state.seats[node], server.state.seats[node].accepted + 1
+    party, step = server.state.parties[node], server.state.parties[node].accepted + 1
     message = message.astype(np.float32)
-    sent = Reply(server.run, node, server.round, step, chained(seat.digest, step, message), message)
+    sent = Reply(server.run, node, server.round, step, chained(party.digest, step, message), message)
     return {**to_fields(sent), **changes}
 
 
@@ -106,7 +105,7 @@ def test_what_a_party_can_add_up_to_is_what_the_documentation_says() -> None:
     """The strongest steady push that all tests allow, for K rounds: at most √K lengths and K parts along the row."""
     sigma, rounds, dimension = 5.0, 40, 650
     server = coordinator(sigma)
-    limits, goal = server.intake.limits, np.full(dimension, dimension**-0.5)
+    limits, goal = server.collector.limits, np.full(dimension, dimension**-0.5)
     rng = np.random.default_rng(2)
     row = np.zeros(dimension)
     for _ in range(rounds):
@@ -167,36 +166,36 @@ def test_answers_to_rounds_that_have_not_begun_are_dropped() -> None:
 
 def test_an_answer_under_anothers_name_or_token_changes_nothing_for_the_other() -> None:
     server = coordinator(0.0, dimension=4)
-    assert server.receive("a", Refusal(server.run, "a", 0, "state", "0" * 32)) == "hello"
+    assert server.receive("a", Refusal(server.run, "a", 0, "state", "0" * 32)) == "handshake"
     assert server.receive("b", Refusal(server.run, "a", 0, "state", "0" * 32)) == "dropped"
-    assert server.receive("b", Refusal(server.run, "b", 0, "state", "0" * 32)) == "hello"
-    assert server.state.seats["a"].lives == 1
+    assert server.receive("b", Refusal(server.run, "b", 0, "state", "0" * 32)) == "handshake"
+    assert server.state.parties["a"].handshakes == 1
     assert server.receive("b", reply(server, np.zeros(4), "a")) == "dropped"
     assert server.answered == 0
     server.close()
 
 
-def test_tokens_do_not_pile_up_and_every_life_is_counted() -> None:
+def test_tokens_do_not_pile_up_and_every_handshake_is_counted() -> None:
     server = coordinator(0.0, dimension=4)
-    for life in range(1000):
-        assert server.receive("a", Refusal(server.run, "a", 0, "state", f"{life:032x}")) == "hello"
-    seat = server.state.seats["a"]
-    assert (len(seat.tokens), seat.lives, seat.record(None).lost) == (TOKENS, 1000, 999)
-    assert seat.record(None).token == f"{999:032x}"
-    server.receive("a", Refusal(server.run, "a", 0, "state", f"{998:032x}"))  # known: no new life
-    assert (seat.lives, seat.tokens[-1]) == (1000, f"{998:032x}")
+    for number in range(1000):
+        assert server.receive("a", Refusal(server.run, "a", 0, "state", f"{number:032x}")) == "handshake"
+    party = server.state.parties["a"]
+    assert (len(party.tokens), party.handshakes, party.to_wire(None).lost) == (TOKENS, 1000, 999)
+    assert party.to_wire(None).token == f"{999:032x}"
+    server.receive("a", Refusal(server.run, "a", 0, "state", f"{998:032x}"))  # known: no new handshake
+    assert (party.handshakes, party.tokens[-1]) == (1000, f"{998:032x}")
     server.close()
 
 
 def test_a_restored_server_knows_the_lives_of_its_parties() -> None:
     method, x = DPSGD(Clip(1.0)), torch.zeros(4)
     state = ServerState.fresh(Steps(method, x), x, ["a", "b"])
-    state.seats["a"].greet("0" * 32)
-    state.seats["a"].greet("1" * 32)
+    state.parties["a"].note_handshake("0" * 32)
+    state.parties["a"].note_handshake("1" * 32)
     facts = {"round": 0, **json.loads(json.dumps(state.facts()))}
     restored = ServerState.restored(Steps(method, x), {"x": x, "server.estimate": x}, facts)
     assert restored.number == state.number
-    assert [restored.seats[name].record(None).lost for name in ("a", "b")] == [1, 0]
+    assert [restored.parties[name].to_wire(None).lost for name in ("a", "b")] == [1, 0]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.05, 0.3])

@@ -13,24 +13,24 @@ from torch.utils.data import TensorDataset
 
 from normec import GD, Diverged, NormEC, Privacy, Problem, UsageError
 from normec.experiments.runs import summarise
-from normec.federation.protocol.client_work import ProblemWork
 from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms
 from normec.report import page
-from normec.report.reading import read_run
+from normec.report.run_view import read_run
 from normec.settings.config import RunConfig
 
-from .stories import Quadratic
-from .village import NODES, Village, plan, shares, softmax
+from .faulty_network import Quadratic
+from .in_process import NODES, InProcessFederation, plan, shares, softmax
 
 METHOD = NormEC(0.1, 0.5)
 SECURE = Privacy(epsilon=20.0, noise="secure", memory="noisy")
 
 
-def village(folder: Path, **changes: Any) -> Village:
+def federation(folder: Path, **changes: Any) -> InProcessFederation:
     policy = Policy(epsilon=100.0, least_sigma=0.01, allow_without_noise=True)
-    return Village(folder, METHOD, plan(4), policy=policy, works=[Quadratic()] * len(NODES), **changes)
+    return InProcessFederation(folder, METHOD, plan(4), policy=policy, oracles=[Quadratic()] * len(NODES), **changes)
 
 
 def test_a_federated_run_reads_like_any_other(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_federated_run_reads_like_any_other(tmp_path: Path) -> None:
         return problem.to(torch.device("cpu"), x.dtype).evaluate(x, {})
 
     policy = Policy(epsilon=100.0, least_sigma=0.01)
-    found = Village(tmp_path, METHOD, plan(3), policy=policy, privacy=SECURE, evaluate=evaluate)
+    found = InProcessFederation(tmp_path, METHOD, plan(3), policy=policy, privacy=SECURE, evaluate=evaluate)
     found.run()
     run = found.server.finish()
     assert run.finished
@@ -67,7 +67,7 @@ def test_a_federated_run_reads_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_killed_server_goes_on(tmp_path: Path) -> None:
-    plain, broken = village(tmp_path / "plain"), village(tmp_path / "broken")
+    plain, broken = federation(tmp_path / "plain"), federation(tmp_path / "broken")
     expected = plain.run()
     while not broken.server.finished:
         broken.restart_server()
@@ -87,7 +87,7 @@ def test_a_killed_server_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_run_and_one_in_use(tmp_path: Path) -> None:
-    found = village(tmp_path)
+    found = federation(tmp_path)
     with pytest.raises(UsageError, match="another process is training"):
         Coordinator(**found.arguments)
     found.server.close()
@@ -117,17 +117,17 @@ def test_what_cannot_be_a_federation(changes: dict[str, Any], says: str) -> None
 def test_a_party_works_on_one_clients_data_without_statistics() -> None:
     images = TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
     with pytest.raises(UsageError, match="one client; the problem has 2"):
-        ProblemWork(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [images, images]))
+        ProblemOracle(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [images, images]))
     normed = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
     with pytest.raises(UsageError, match="use GroupNorm"):
-        ProblemWork(Problem(normed, nn.functional.cross_entropy, [images]))
-    work = ProblemWork(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [images]))
+        ProblemOracle(Problem(normed, nn.functional.cross_entropy, [images]))
+    oracle = ProblemOracle(Problem(nn.Linear(3, 2), nn.functional.cross_entropy, [images]))
     with pytest.raises(UsageError, match="has 8 parameters, x has 7"):
-        work.gradient(torch.zeros(7), 0, 0, PlanTerms(0, 0, 1))
+        oracle.gradient(torch.zeros(7), 0, 0, PlanTerms(0, 0, 1))
 
 
 def test_a_step_to_infinity_is_said_and_not_saved(tmp_path: Path) -> None:
-    found = Village(tmp_path, GD(), plan(4, lr=1e308), works=[Quadratic()] * len(NODES))
+    found = InProcessFederation(tmp_path, GD(), plan(4, lr=1e308), oracles=[Quadratic()] * len(NODES))
     with pytest.raises(Diverged, match="x is not finite"):
         found.run()
     assert found.server.round < 4

@@ -19,13 +19,13 @@ from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.spending import spending
 from normec.federation.protocol.wire import Refusal, Reply, to_fields
 from normec.privacy.accounting import Account, Event
-from normec.privacy.verify import verified
+from normec.privacy.ledger_verification import verified
 from normec.report import guarantee
 from normec.report.html import Html
-from normec.report.reading import read_run
+from normec.report.run_view import read_run
 
-from .stories import DIMENSION, Quadratic
-from .village import plan
+from .faulty_network import DIMENSION, Quadratic
+from .in_process import plan
 
 POLICY = Policy(epsilon=50.0, least_sigma=1e-3)
 TARGET = Privacy(epsilon=2, delta=1e-5, trust="local", memory="noisy")
@@ -51,7 +51,7 @@ def exchange(server: Coordinator, folder: Path, node: str) -> Reply | Refusal:
 
 def test_a_run_that_stops_before_its_first_round_closes_has_released_messages(tmp_path: Path) -> None:
     server = open_server(tmp_path)
-    assert isinstance(exchange(server, tmp_path, "a"), Refusal)  # its hello
+    assert isinstance(exchange(server, tmp_path, "a"), Refusal)  # its handshake
     assert isinstance(exchange(server, tmp_path, "a"), Reply)
     server.stop("b refuses")
     spent = server.finish().privacy

@@ -13,7 +13,7 @@ from normec.errors import UsageError
 from normec.experiments import methods
 from normec.federation.flower.scaffold import app_name, write_app
 from normec.federation.flower.settings import NAMES, RECORDED, located, read
-from normec.federation.local.run import Asked, Federation, agreeing, app_config
+from normec.federation.local.federation import Federation, LocalOptions, agreeing, app_config
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.terms import MethodTerms
 from normec.settings.config import FEDERATED, RunConfig, load, to_toml
@@ -114,7 +114,7 @@ def test_a_method_in_a_file_of_the_app(tmp_path: Path) -> None:
 
     def federation(**changes: str) -> Federation:
         config_ = {**config, "lr": 0.1, **changes}
-        return Federation(Asked(tmp_path / "app", tmp_path / "out", 2, config_))
+        return Federation(LocalOptions(tmp_path / "app", tmp_path / "out", 2, config_))
 
     assert federation().method == f"{(tmp_path / 'app' / 'my_method.py').resolve()}:Clip21SGDM"
     with pytest.raises(UsageError, match="has no setting 'taus', did you mean 'tau'"):

@@ -27,7 +27,7 @@ from normec import (
     train,
 )
 
-from .village import NODES, Village, convolution, plan, softmax, whole
+from .in_process import NODES, InProcessFederation, convolution, plan, softmax, whole
 
 METHODS: dict[str, Method] = {
     "normec": NormEC(alpha=0.01, beta=0.1),
@@ -44,8 +44,8 @@ METHODS: dict[str, Method] = {
 
 def compared(folder: Path, method: Method, model: Callable[[], nn.Module], **how: Any) -> None:
     rounds = how.pop("rounds", 5)
-    village = Village(folder, method, plan(rounds, **how), model=model)
-    x = village.run()
+    federation = InProcessFederation(folder, method, plan(rounds, **how), model=model)
+    x = federation.run()
     reference = train(
         whole(model),
         method,
@@ -57,17 +57,17 @@ def compared(folder: Path, method: Method, model: Callable[[], nn.Module], **how
         **how,
     )
     torch.testing.assert_close(x, reference.x, rtol=1e-9, atol=1e-12)
-    history = village.server.storage.history
+    history = federation.server.storage.history
     assert [row["round"] for row in history] == [row["round"] for row in reference.history]
     torch.testing.assert_close(history["loss"], reference.history["loss"][: len(history["loss"])], rtol=1e-6, atol=1e-9)
     assert history["messages"] == reference.history["messages"]
     assert history["bytes"] == reference.history["bytes"]
-    state = village.server.state.run
+    state = federation.server.state.run
     assert state.clients.keys() == reference.state.clients.keys()
     if state.clients:
         torch.testing.assert_close(state.memory, reference.state.memory, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(state.estimate, state.memory.mean(0), rtol=1e-9, atol=1e-12)
-    village.server.close()
+    federation.server.close()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -82,8 +82,8 @@ def test_a_small_cnn_on_batches(name: str, tmp_path: Path) -> None:
 
 def test_sampled_parties_with_forgetting(tmp_path: Path) -> None:
     method = METHODS["normec, no server norm, forgetting"]
-    village = Village(tmp_path, method, plan(8, participation=FixedSize(2)))
-    x = village.run()
+    federation = InProcessFederation(tmp_path, method, plan(8, participation=FixedSize(2)))
+    x = federation.run()
     reference = train(
         whole(softmax),
         *(method,),
@@ -95,5 +95,5 @@ def test_sampled_parties_with_forgetting(tmp_path: Path) -> None:
     )
     torch.testing.assert_close(x, reference.x, rtol=1e-9, atol=1e-12)
     assert len(NODES) == len(reference.state.memory)
-    torch.testing.assert_close(village.server.state.run.memory, reference.state.memory, rtol=1e-9, atol=1e-12)
-    village.server.close()
+    torch.testing.assert_close(federation.server.state.run.memory, reference.state.memory, rtol=1e-9, atol=1e-12)
+    federation.server.close()

@@ -16,13 +16,22 @@ import torch
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, Privacy, RandK, SmoothedNorm, TopK, UsageError
 from normec.algorithms.registry import BUILT_IN
-from normec.federation.protocol.digests import chained
 from normec.federation.protocol.journal import read_journal
 from normec.federation.protocol.screening import Limits
 from normec.federation.protocol.terms import MethodTerms, PlanTerms, PrivacyTerms
-from normec.federation.protocol.wire import REASONS, Record, Refusal, Reply, Request, WireError, from_fields, to_fields
+from normec.federation.protocol.wire import (
+    REASONS,
+    Record,
+    Refusal,
+    Reply,
+    Request,
+    WireError,
+    chained,
+    from_fields,
+    to_fields,
+)
 
-from .stories import NODES, Story
+from .faulty_network import NODES, FaultyFederation
 
 METHODS: list[Method] = [
     NormEC(0.01, 0.1, decay=0.05),
@@ -275,57 +284,57 @@ def hostile(rng: random.Random, good: Reply) -> list[dict[str, Any]]:
 
 
 def test_two_hundred_malformed_messages_never_reach_x(tmp_path: Path) -> None:
-    story = Story(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
+    federation = FaultyFederation(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
     rng = random.Random(5)
-    story.settle()
-    request = story.server.requests()["a"]
-    story.ask("a")
-    good = from_fields(story.flying.pop()[1])
+    federation.settle()
+    request = federation.server.requests()["a"]
+    federation.ask("a")
+    good = from_fields(federation.flying.pop()[1])
     assert isinstance(good, Reply)
     sent = 0
     while sent < 200:
         for fields in hostile(rng, good):
-            assert story.server.receive("a", fields) == "dropped"
+            assert federation.server.receive("a", fields) == "dropped"
             sent += 1
     for fields in (None, [], 7, b"\x80\x04.", {}):
-        assert story.server.receive("a", fields) == "dropped"  # type: ignore[arg-type]
-    assert story.server.receive("mallory", to_fields(good)) == "dropped"
-    assert story.server.ready is False
-    assert np.array_equal(story.server.requests()["a"].x, request.x)
-    assert story.server.state.seats["a"].faults == sent + 5
+        assert federation.server.receive("a", fields) == "dropped"  # type: ignore[arg-type]
+    assert federation.server.receive("mallory", to_fields(good)) == "dropped"
+    assert federation.server.ready is False
+    assert np.array_equal(federation.server.requests()["a"].x, request.x)
+    assert federation.server.state.parties["a"].faults == sent + 5
     lines = [line for line in read_journal(tmp_path / "server" / "events.jsonl") if line["event"] == "dropped"]
     assert len(lines) == sent + 6
     assert all(line["why"] for line in lines)
     assert {line["party"] for line in lines} == {"a", "?"}
-    assert story.server.receive("a", to_fields(good)) == "taken"  # the honest one still counts
-    story.settle()
-    assert torch.isfinite(story.server.state.run.x).all()
-    story.server.close()
+    assert federation.server.receive("a", to_fields(good)) == "taken"  # the honest one still counts
+    federation.settle()
+    assert torch.isfinite(federation.server.state.run.x).all()
+    federation.server.close()
 
 
 def test_a_message_past_its_bound_is_dropped_and_replaced(tmp_path: Path) -> None:
     """A party whose noise came out impossible, or that cheats: it is told, and makes another message."""
-    story = Story(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
-    story.settle()
-    intake = story.server.intake
-    intake.limits, honest = Limits(1e-9, 1e-9, 1e-9), intake.limits
-    story.ask("a")
-    story.deliver(0)
-    assert story.server.state.seats["a"].drops == 1
-    intake.limits = honest
-    story.ask("a")
-    story.deliver(0)
-    assert "a" not in story.server.waiting
-    assert len(story.left["a"]) == 4
-    story.settle()
-    story.server.close()
+    federation = FaultyFederation(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
+    federation.settle()
+    collector = federation.server.collector
+    collector.limits, honest = Limits(1e-9, 1e-9, 1e-9), collector.limits
+    federation.ask("a")
+    federation.deliver(0)
+    assert federation.server.state.parties["a"].drops == 1
+    collector.limits = honest
+    federation.ask("a")
+    federation.deliver(0)
+    assert "a" not in federation.server.waiting
+    assert len(federation.left["a"]) == 4
+    federation.settle()
+    federation.server.close()
 
 
 def test_a_message_within_its_bound_is_taken_and_one_past_it_is_not(tmp_path: Path) -> None:
-    story = Story(tmp_path, NormEC(0.1, 0.5), None)
+    federation = FaultyFederation(tmp_path, NormEC(0.1, 0.5), None)
     unit = np.full(5, 1 / math.sqrt(5))
     for node, factor, outcome in zip(NODES, (0.99999, 1.01, 1e3), ("taken", "dropped", "dropped"), strict=True):
         message = unit * factor
-        reply = Reply(story.server.run, node, 0, 1, chained("", 1, message), message)
-        assert story.server.receive(node, to_fields(reply)) == outcome
-    story.server.close()
+        reply = Reply(federation.server.run, node, 0, 1, chained("", 1, message), message)
+        assert federation.server.receive(node, to_fields(reply)) == outcome
+    federation.server.close()

@@ -18,7 +18,7 @@ from normec import Problem, kernels
 from normec.gradients.precision import products
 from normec.gradients.shared import norms
 from normec.gradients.shared.rules import convert
-from normec.models.norms import norm_relu
+from normec.models.fused_norms import norm_relu
 from normec.models.resnet import Block
 
 from .nearness import LAST, by_autograd, framed, near, nodes, untouched

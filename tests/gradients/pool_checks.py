@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from normec import Problem, models
 from normec.gradients.precision import products
 from normec.gradients.shared.rules import convert
-from normec.models.norms import norm_relu_pool
+from normec.models.fused_norms import norm_relu_pool
 
 from .nearness import LAST, by_autograd, framed, near, nodes, untouched
 

@@ -119,20 +119,20 @@ class Fused(torch.nn.BatchNorm2d):
 def test_norm_relu_is_norm_shortcut_and_relu_unless_the_norm_does_it() -> None:
     x, shortcut = torch.randn(2, 3, 4, 4, 4)[:, :, :3]
     norm, fused = torch.nn.BatchNorm2d(3), Fused(3)
-    assert torch.equal(models.norms.norm_relu(norm, x), torch.relu(norm(x)))
+    assert torch.equal(models.fused_norms.norm_relu(norm, x), torch.relu(norm(x)))
     expected = torch.relu(norm(x) + shortcut)
-    assert torch.equal(models.norms.norm_relu(norm, x, shortcut), expected)
-    assert torch.equal(models.norms.norm_relu(fused, x, shortcut), expected)
-    assert bool((models.norms.norm_relu(fused, x) == 7).all())
+    assert torch.equal(models.fused_norms.norm_relu(norm, x, shortcut), expected)
+    assert torch.equal(models.fused_norms.norm_relu(fused, x, shortcut), expected)
+    assert bool((models.fused_norms.norm_relu(fused, x) == 7).all())
 
 
 def test_a_second_use_is_the_tensor_itself_unless_a_norm_made_one() -> None:
     x, other = torch.ones(3), torch.ones(3)
-    assert models.norms.second(x) is x
+    assert models.fused_norms.second(x) is x
     x.second = other  # type: ignore[attr-defined]
-    assert models.norms.second(x) is other
+    assert models.fused_norms.second(x) is other
     x += 1  # the other would not know
-    assert models.norms.second(x) is x
+    assert models.fused_norms.second(x) is x
 
 
 def test_a_shortcut_without_missing_channels_is_its_input_where_no_pixel_is_left_out() -> None:

@@ -28,7 +28,7 @@ from normec.privacy import (
     gaussian,
     release,
 )
-from normec.privacy.chain import Chain, read_chain
+from normec.privacy.hash_chain import Chain, read_chain
 
 from ..support.waiting import LIMIT
 from ..support.work import calls
@@ -427,7 +427,7 @@ def test_the_head_is_on_the_disk_before_the_second_line(path: Path, monkeypatch:
     path.with_name(path.name + ".head").unlink()
     chain = Chain(path)  # as after the first kill
     with monkeypatch.context() as dying:
-        dying.setattr("normec.privacy.chain._save_head", killed)
+        dying.setattr("normec.privacy.hash_chain._save_head", killed)
         with pytest.raises(Killed):
             chain.append({"kind": "release"})
     chain.close()

@@ -17,7 +17,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.privacy import BudgetSpent, Event, Ledger, LedgerDamaged, LedgerInUse, Privacy
-from normec.privacy.chain import Chain, read_chain
+from normec.privacy.hash_chain import Chain, read_chain
 from normec.storage.run_folder import RunStorage
 from normec.system.processes import process_identity
 

@@ -24,7 +24,7 @@ from normec.privacy import (
     release,
 )
 from normec.privacy.accounting import Event, epsilon_of
-from normec.privacy.records import Sensitivity
+from normec.privacy.record_sensitivity import Sensitivity
 
 NORMEC = Facts("NormEC", bound=1.0, feedback=True, lipschitz=100.0, beta=0.01)
 DPSGD = Facts("DPSGD", bound=1.0, feedback=False, lipschitz=1.0)

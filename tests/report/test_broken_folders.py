@@ -15,7 +15,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import results
-from normec.report import page, reading, run_page, several
+from normec.report import page, run_page, run_view, runs_page
 from normec.report.listing import Listing
 from normec.report.server import Server
 
@@ -106,9 +106,9 @@ def test_a_value_of_the_wrong_kind_is_left_out(name: str, value: str, library: P
         inner = changed if len(place) == 1 else changed[place[0]]
         inner[place[-1]] = WRONG[value]
         (folder / name).write_text(json.dumps(changed) + "\n")
-        view = reading.read_run(folder)
+        view = run_view.read_run(folder)
         assert "NormEC" in run_page.render(view), place
-        assert "Results" in several.render({"one": view, "two": view}, {}, title="two"), place
+        assert "Results" in runs_page.render({"one": view, "two": view}, {}, title="two"), place
         (entry,) = Listing(tmp_path / "runs").changes(None)["changed"]
         assert entry["status"] != "unreadable", place
         results.over_seeds(results.collect([folder, library / "plain"]).records)
@@ -123,7 +123,7 @@ def test_a_setting_of_the_wrong_kind_is_left_out(value: str, copied: Path) -> No
     for at, line in enumerate(lines):
         changed = [*lines[:at], f"{line.partition(' = ')[0]} = {value}", *lines[at + 1 :]]
         (folder / "config.toml").write_text("\n".join(changed) + "\n")
-        assert run_page.render(reading.read_run(folder))
+        assert run_page.render(run_view.read_run(folder))
         assert results.collect([folder, copied / "plain"]).records
 
 
@@ -136,7 +136,7 @@ def test_a_setting_of_the_wrong_kind_is_left_out(value: str, copied: Path) -> No
     ],
 )
 def test_a_ledger_that_verifies_but_makes_no_sense_is_not_believed(line: dict[str, Any], copied: Path) -> None:
-    from normec.privacy.chain import Chain
+    from normec.privacy.hash_chain import Chain
 
     for path in (copied / "private").glob("ledger.jsonl*"):
         path.unlink()
@@ -150,7 +150,7 @@ def test_a_ledger_that_verifies_but_makes_no_sense_is_not_believed(line: dict[st
 
 def test_large_files_are_not_read(copied: Path) -> None:
     with (copied / "private" / "metrics.jsonl").open("ab") as file:
-        file.truncate(reading.MOST_BYTES + 1)
+        file.truncate(run_view.MOST_BYTES + 1)
     text = read(page.write_run(copied / "private")).text
     assert "metrics.jsonl has 67,108,865 bytes; at most 67,108,864 are read" in text
 
@@ -180,7 +180,7 @@ def closed(library: Path, tmp_path: Path) -> Iterator[Path]:
 def test_what_may_not_be_read_is_said(closed: Path) -> None:
     entries = {entry["path"] for entry in Listing(closed).changes(None)["changed"]}
     assert {"read", "open"} <= entries
-    view = reading.read_run(closed / "read")
+    view = run_view.read_run(closed / "read")
     assert view.notes == ["summary.json cannot be read: Permission denied"]
     with pytest.raises(UsageError, match="cannot be read: Permission denied"):
         page.render(closed / "searched")
@@ -242,7 +242,7 @@ def test_broken_runs_do_not_empty_the_list_or_stop_the_server(server: Server) ->
     listed = {entry["path"]: entry for entry in changes(server)["changed"]}
     assert listed["private"]["status"] == "finished"
     assert listed["plain"]["accuracy"] is not None
-    present = {path.name for path in server.listing.root.iterdir() if reading.is_run(path)}
+    present = {path.name for path in server.listing.root.iterdir() if run_view.is_run(path)}
     assert present == set(listed)
     assert len(present) > len(DAMAGE) * (len(FILES) - 1)
     for name in listed:

@@ -16,9 +16,9 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import compare, resolve
-from normec.report import charts, comparison, document, guarantee, page, run_page, words
+from normec.report import charts, comparison_page, document, formatting, guarantee, page, run_page
 from normec.report.html import data_block, e
-from normec.report.reading import being_written, read_run
+from normec.report.run_view import being_written, read_run
 from normec.settings import config
 from normec.storage.history import History
 
@@ -232,8 +232,8 @@ def test_the_plain_words_are_within_the_guarantee(library: Path) -> None:
     [(7.999999999999986, "8"), (8.00000000000001, "8"), (1.23401, "1.235"), (0.031249, "0.03125"), (1234.1, "1235")],
 )
 def test_epsilon_is_never_said_to_be_smaller(value: float, shown: str) -> None:
-    assert words.epsilon(value) == shown
-    assert float(words.epsilon(value)) >= value * (1 - 1e-9)
+    assert formatting.epsilon(value) == shown
+    assert float(formatting.epsilon(value)) >= value * (1 - 1e-9)
 
 
 # Several runs.
@@ -241,7 +241,7 @@ def test_epsilon_is_never_said_to_be_smaller(value: float, shown: str) -> None:
 
 def test_a_comparison_can_be_run_again_from_its_page(library: Path, tmp_path: Path) -> None:
     """The command and the settings on the page ask for the very runs that are in the folder."""
-    text = comparison.render(library / "comparison")
+    text = comparison_page.render(library / "comparison")
     blocks = [Reader(block).text for block in re.findall(r'<section id="rerun">.*?</section>', text, re.DOTALL)]
     code = re.findall(r"<code>(.*?)</code>", re.findall(r'<section id="rerun">.*', text, re.DOTALL)[0], re.DOTALL)
     shared, command = (Reader(one).words for one in code)

@@ -10,7 +10,7 @@ import pytest
 from normec.experiments import runs
 from normec.report import page
 from normec.report.listing import Listing
-from normec.report.reading import SIMULATION, read_run
+from normec.report.run_view import SIMULATION, read_run
 from normec.settings import config
 
 from ..cli.command import normec

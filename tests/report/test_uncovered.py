@@ -8,7 +8,7 @@ from pathlib import Path
 from normec.experiments import compare, runs
 from normec.report import charts, page, run_page
 from normec.report.listing import Listing
-from normec.report.reading import read_run
+from normec.report.run_view import read_run
 from normec.settings import config
 from normec.storage.history import NOT_COVERED, UNNOISED
 

@@ -78,7 +78,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """One line a method."""
-    from ..report.words import epsilon
+    from ..report.formatting import epsilon
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show
 

@@ -57,7 +57,7 @@ def local(
     """
     _require_flower()
     from ..experiments.build import PRIVATE_SETTINGS
-    from ..federation.local import run as machine
+    from ..federation.local.federation import LocalOptions, run
     from ..settings.config import FEDERATED
     from .progress import progress_display
     from .train import show_result
@@ -65,11 +65,11 @@ def local(
     config = o.overrides(set_, flags)
     if config.get("private") is False:  # the app's own privacy settings mean nothing then
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
-    asked = machine.Asked(app_, out, parties, config, policy, flower_nodes)
+    options = LocalOptions(app_, out, parties, config, policy, flower_nodes)
     display = progress_display("federation", quiet)
     try:
         with _StopFlag() as stop_flag:
-            result = machine.run(asked, [display], lambda: stop_flag.unset)
+            result = run(options, [display], lambda: stop_flag.unset)
     finally:
         display.close()
     if as_json:
@@ -86,9 +86,9 @@ def local(
 def superlink(context: typer.Context) -> int:
     """Flower's SuperLink, which nobody commands but its owner on this machine; the options are flower-superlink's."""
     _require_flower()
-    from ..federation.flower.gate import serve
+    from ..federation.flower.access_control import run_superlink
 
-    serve(context.args)
+    run_superlink(context.args)
     return 0
 
 
@@ -107,12 +107,12 @@ def party(
 ) -> int:
     """Take part as one party, with one's own copy of the app; the server's is not even fetched."""
     _require_flower()
-    from ..federation.flower.node import load_client, serve
+    from ..federation.flower.supernode import load_client, run_supernode
     from ..federation.protocol.policy import load_policy
 
     load_policy(policy)  # a mistake in it shows now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
-    serve(load_client(app_), superlink, root_certificates, key, config, poll, patience)
+    run_supernode(load_client(app_), superlink, root_certificates, key, config, poll, patience)
     return 0
 
 
@@ -127,7 +127,7 @@ def ledger(
     """What a party has spent: ε, δ and messages, in all and by run."""
     from ..federation.protocol.policy import load_policy
     from ..federation.protocol.spending import spending
-    from ..report.words import epsilon
+    from ..report.formatting import epsilon
     from .output import show
 
     found = spending(folder, load_policy(policy if policy is not None else folder / "policy.toml"))

@@ -106,11 +106,12 @@ def table(
     if as_json:
         print(json.dumps({"rounds": found.rounds, "epsilon": found.columns, "picture": str(out)}))
         return
-    from ..report import words
+    from ..report import formatting
     from .output import show
 
     rows = [
-        [str(k), *(words.epsilon(values[i]) for values in found.columns.values())] for i, k in enumerate(found.rounds)
+        [str(k), *(formatting.epsilon(values[i]) for values in found.columns.values())]
+        for i, k in enumerate(found.rounds)
     ]
     show(rows, (">rounds", *(f">{name}" for name in found.columns)), title=found.title)
     print(f"picture: {out}")
@@ -198,7 +199,7 @@ def _answer(as_json: bool, composed: Release, **facts: float) -> None:
     if as_json:
         print(json.dumps({**facts, "notes": list(composed.notes)}))
         return
-    from ..report.words import epsilon as rounded_up  # with less noise than the smallest the target is not kept
+    from ..report.formatting import epsilon as rounded_up  # with less noise than the smallest the target is not kept
 
     spent, sigma = rounded_up(facts["epsilon"], 6), rounded_up(facts["sigma"], 6)
     print(f"epsilon = {spent} at delta = {facts['delta']:g}, sigma = {sigma} a client")

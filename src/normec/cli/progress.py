@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ..report.words import epsilon
+from ..report.formatting import epsilon
 from ..storage.history import NOT_COVERED, Row, uncovered
 from ..training.callbacks import Callback
 from .output import printable

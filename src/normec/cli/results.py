@@ -167,7 +167,7 @@ def _setting(value: Any) -> str:
 
 
 def _measured(row: dict[str, Any], name: str) -> str:
-    from ..report.words import epsilon
+    from ..report.formatting import epsilon
 
     mean, spread = row[name], row.get(f"{name}_spread")
     if mean is None:

@@ -115,7 +115,7 @@ def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -
 
 def privacy_line(spent: dict[str, Any]) -> str:
     """ε, δ and σ in one line; an ε that was no target says so."""
-    from ..report.words import epsilon
+    from ..report.formatting import epsilon
 
     kind = "" if spent["is_target"] else " (reported, not a target)"
     return f"ε = {epsilon(spent['epsilon'])} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} a client"
@@ -137,7 +137,7 @@ def _compare_baselines(result: Result, quiet: bool) -> None:
 
 def show_result(result: Result) -> None:
     """The summary as a table."""
-    from ..report.reading import SIMULATION, simulated
+    from ..report.run_view import SIMULATION, simulated
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show
 

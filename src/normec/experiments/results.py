@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, nearest
-from ..privacy.verify import verified
-from ..report import shapes
+from ..privacy.ledger_verification import verified
+from ..report import schema
 from ..settings import config as configs
 from ..settings.config import IDENTITY, RunConfig
 from ..storage.history import STARTED_BY, History
@@ -237,7 +237,7 @@ def _read(folder: Path) -> Record:
         summary = runs.read(folder).summary
         if not isinstance(summary.get("config"), dict) or not isinstance(summary.get("final"), dict):
             raise UsageError(f"{folder / 'summary.json'} is damaged: it lacks the run's settings or its final row")
-        wrong = shapes.fitting(summary, shapes.SUMMARY, None)[1]
+        wrong = schema.fitting(summary, schema.SUMMARY, None)[1]
         if wrong:
             raise UsageError(f"{folder / 'summary.json'} is damaged: {wrong[0]} is not what a run writes")
         record = of(summary, folder)
@@ -250,7 +250,7 @@ def _read(folder: Path) -> Record:
     history = History(folder / "metrics.jsonl")
     history.reread()
     last = history.rows[-1] if len(history) else {}
-    if not shapes.ROW(last):
+    if not schema.ROW(last):
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     summary = {"round": last.get("round", 0), "final": last}
     if started_from_python and last and last.get("round") == held.get("rounds"):  # such a run writes no summary
@@ -261,7 +261,7 @@ def _read(folder: Path) -> Record:
 def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that was started from Python; lists and tables, as of its method, become text."""
     plain = {
-        name: value if shapes.scalar(value) else json.dumps(value, default=str, sort_keys=True)
+        name: value if schema.scalar(value) else json.dumps(value, default=str, sort_keys=True)
         for name, value in held.items()
     }
     return {**dict.fromkeys(IDENTITY), **plain}

@@ -23,7 +23,7 @@ import torch
 
 from .. import __version__, data
 from ..errors import Diverged, UsageError
-from ..privacy.verify import verified
+from ..privacy.ledger_verification import verified
 from ..problems.problem import Problem
 from ..report import page
 from ..settings.config import IDENTITY, RunConfig, load, to_toml

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from .norms import norm_relu_pool
+from .fused_norms import norm_relu_pool
 
 
 class SmallCNN(nn.Sequential):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import one_of
-from .norms import norm_relu, second
+from .fused_norms import norm_relu, second
 
 Norm = Callable[[int], nn.Module]
 

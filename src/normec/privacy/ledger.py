@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 from ..errors import BudgetSpent, UsageError, at_least, positive
 from .accounting import Account, Event
-from .chain import Chain, Head, LedgerDamaged, LedgerInUse
+from .hash_chain import Chain, Head, LedgerDamaged, LedgerInUse
 from .statement import Privacy
 
 __all__ = ["Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]

@@ -29,11 +29,11 @@ from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, claim_covers, h
 from ..errors import UsageError
 from ..system.files import read_if_present, writing
 from .accounting import Account, Event, mu_for
-from .chain import read_chain
-from .grid import from_grid, grid_step, snap
+from .hash_chain import read_chain
 from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable
 from .noise import GridNoise, noise_source, privatise
 from .release import calibrate
+from .rounding_grid import from_grid, grid_step, snap
 from .rules import release
 from .setting import Facts, Setting
 from .statement import Privacy

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, at_least, needed, one_of, positive
-from .grid import from_grid, grid_step, snap
 from .keystream import Keystream, rounded_gaussians
+from .rounding_grid import from_grid, grid_step, snap
 
 Shape = int | tuple[int, ...] | torch.Size
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import UsageError, at_least, positive
 from .accounting import Account, Event, sigma_for
-from .records import Sensitivity
+from .record_sensitivity import Sensitivity
 from .statement import Privacy
 
 

@@ -39,9 +39,9 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
-from .grid import GRID_BITS
-from .records import Sensitivity
+from .record_sensitivity import Sensitivity
 from .release import Release
+from .rounding_grid import GRID_BITS
 from .setting import Facts, Refused, Setting
 from .statement import Privacy
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..settings import config
 from ..storage.history import NOT_COVERED
-from . import words
-from .reading import RunView
+from . import formatting
+from .run_view import RunView
 
 ENDED = ("finished", "stopped")  # how a run ends that has a result
 
@@ -54,7 +54,8 @@ class Cell:
     @property
     def label(self) -> str:
         parts = [
-            str(value) if key == "method" else f"{key} {words.number(value)}" for key, value in self.settings.items()
+            str(value) if key == "method" else f"{key} {formatting.number(value)}"
+            for key, value in self.settings.items()
         ]
         return ", ".join(parts) or "the only cell"
 
@@ -138,7 +139,7 @@ def shown(cell: Cell, metric: Metric) -> str:
     if mean is None:
         return ""
     if metric.column == "epsilon":
-        return words.epsilon(mean)
+        return formatting.epsilon(mean)
     if metric.percent:
         return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "") + " %"
-    return words.number(mean, 3) + (f" ± {words.number(spread, 2)}" if spread is not None else "")
+    return formatting.number(mean, 3) + (f" ± {formatting.number(spread, 2)}" if spread is not None else "")

@@ -11,10 +11,10 @@ from typing import Any
 from ..errors import UsageError
 from ..storage.history import NOT_COVERED
 from ..system.files import read_bytes
-from . import shapes, words
+from . import formatting, schema
 from .document import Section, cards
 from .html import Html, e, join, table
-from .reading import MOST_BYTES, SIMULATION, RunView
+from .run_view import MOST_BYTES, SIMULATION, RunView
 
 WATCHERS = {
     "local": "a server that sees every message",
@@ -35,7 +35,8 @@ def phrase(view: RunView) -> str:
     if view.epsilon is None:
         return f"{how} differential privacy {whom}"
     # No line break inside: no-break space and hyphen.
-    return f"{how} ({words.epsilon(view.epsilon)},\u00a0{_power(terms.get('delta'))})\u2011differential privacy {whom}"
+    strength = f"({formatting.epsilon(view.epsilon)},\u00a0{_power(terms.get('delta'))})"
+    return f"{how} {strength}\u2011differential privacy {whom}"
 
 
 def badge(views: Sequence[RunView]) -> Html | None:
@@ -85,7 +86,7 @@ def promised(view: RunView) -> dict[str, Any]:
 
 def ledger_lines(view: RunView) -> tuple[Lines, str | None]:
     """The ledger's lines, checked hash by hash; or why they cannot be trusted."""
-    from ..privacy.chain import LedgerDamaged, read_chain
+    from ..privacy.hash_chain import LedgerDamaged, read_chain
 
     path = view.folder / "ledger.jsonl"
     try:
@@ -100,7 +101,7 @@ def ledger_lines(view: RunView) -> tuple[Lines, str | None]:
     except (LedgerDamaged, UsageError, OSError, ValueError) as error:
         return [], str(error)
     for number, line in enumerate(lines, 1):
-        if line.get("kind") == "release" and not shapes.RELEASE(line):
+        if line.get("kind") == "release" and not schema.RELEASE(line):
             return [], f"{path}: line {number} is not what a ledger writes"
     return lines, None
 
@@ -147,8 +148,8 @@ def _statement(view: RunView, lines: Lines, chart: Html) -> Html:
         ("In plain words", _plain_words(view, counted) if view.distrust is None else ""),
         ("Noise", _noise(view, lines)),
     ]
-    gaps = [e("li", words.sentence(str(gap))) for gap in spent.get("not_covered", [])]
-    notes = [e("li", words.sentence(str(note))) for note in spent.get("notes", [])]
+    gaps = [e("li", formatting.sentence(str(gap))) for gap in spent.get("not_covered", [])]
+    notes = [e("li", formatting.sentence(str(note))) for note in spent.get("notes", [])]
     said = e("dl", [join(e("dt", name), e("dd", text)) for name, text in rows if text], class_="statement")
     return join(
         e("div", said, chart, class_="beside"),
@@ -161,13 +162,13 @@ def _strength(view: RunView) -> str:
     epsilon, delta = view.epsilon, view.terms.get("delta")
     if epsilon is None:
         return ""
-    exact = f"ε = {words.epsilon(epsilon)} at δ = {_power(delta)}"
+    exact = f"ε = {formatting.epsilon(epsilon)} at δ = {_power(delta)}"
     if view.budget is None:
         return f"{exact}, for the noise that was used; it was reported afterwards and is not a target"
     left = "all of the budget" if epsilon >= view.budget * (1 - 1e-6) else "within the budget"
     if epsilon > view.budget * (1 + 1e-6):
         left = "above the budget"
-    return f"{exact}, {left} of ε = {words.number(view.budget)}"
+    return f"{exact}, {left} of ε = {formatting.number(view.budget)}"
 
 
 def _plain_words(view: RunView, lines: Lines) -> str:
@@ -176,7 +177,7 @@ def _plain_words(view: RunView, lines: Lines) -> str:
     if one is None or many is None or terms.get("noise") == "exact":  # a discrete Gaussian is not quite one
         if view.epsilon is None:
             return ""
-        factor = words.number(math.exp(view.epsilon), 3) if view.epsilon < 500 else "beyond all use"
+        factor = formatting.number(math.exp(view.epsilon), 3) if view.epsilon < 500 else "beyond all use"
         return (
             f"Whatever is seen, the odds that it gives about one {unit} change by a factor of at most {factor}, "
             f"but for a chance of {_power(terms.get('delta'))}."
@@ -201,26 +202,28 @@ def _noise(view: RunView, lines: Lines) -> str:
         "secure": "drawn from the system's randomness",
         "exact": "discrete, drawn from the system's randomness",
     }.get(str(view.terms.get("noise")), "")
-    return f"standard deviation σ = {words.number(sigma)} in each coordinate of a client's message, {kind}".rstrip(", ")
+    return f"standard deviation σ = {formatting.number(sigma)} in each coordinate of a client's message, {kind}".rstrip(
+        ", "
+    )
 
 
 def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:
     releases = [line for line in lines if line.get("kind") == "release"]
     if fault:
-        return e("p", e("strong", words.sentence(fault)), class_="callout bad")
+        return e("p", e("strong", formatting.sentence(fault)), class_="callout bad")
     last = releases[-1] if releases else {}
     rates = {line["rate"] for line in releases}
     facts = [
-        ("Releases paid for", words.number(last.get("releases")), f"in {len(releases)} lines"),
+        ("Releases paid for", formatting.number(last.get("releases")), f"in {len(releases)} lines"),
         (
             "ε in the ledger",
-            words.epsilon(last.get("epsilon")),
+            formatting.epsilon(last.get("epsilon")),
             f"without the {beyond} messages more that a party may have released"
             if beyond
             else "never below the exact one",
         ),
-        ("Noise multiplier", words.number(last.get("multiplier")), "σ over sensitivity, as observed"),
-        ("Sampling", words.listed([words.percent(rate, 2) for rate in sorted(rates)]), "of the units a round")
+        ("Noise multiplier", formatting.number(last.get("multiplier")), "σ over sensitivity, as observed"),
+        ("Sampling", formatting.listed([formatting.percent(rate, 2) for rate in sorted(rates)]), "of the units a round")
         if rates - {1.0}
         else ("Sampling", "none" if releases else "", "claimed"),
         ("Chain of hashes", "whole", f"{len(lines)} lines checked"),
@@ -229,11 +232,11 @@ def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:
     rows = [
         [
             _rounds(line),
-            words.number(line["count"]),
-            words.number(line["sigma"]),
-            words.number(line["multiplier"]),
-            words.epsilon(line["epsilon"]),
-            words.number(line["attempt"]),
+            formatting.number(line["count"]),
+            formatting.number(line["sigma"]),
+            formatting.number(line["multiplier"]),
+            formatting.epsilon(line["epsilon"]),
+            formatting.number(line["attempt"]),
             e("code", str(line.get("hash", ""))[:12]),
         ]
         for line in shown
@@ -279,7 +282,7 @@ def _parts(statement: str) -> dict[str, str]:
 
 
 def _power(delta: Any) -> str:
-    return words.number(float(delta)).replace("-", "\u2011") if isinstance(delta, int | float) else "δ"
+    return formatting.number(float(delta)).replace("-", "\u2011") if isinstance(delta, int | float) else "δ"
 
 
 def _up(share: float) -> str:

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from .charts import thinned
 from .html import plain
 from .page import kind_of
-from .reading import PARTS, RunView, being_written, read_run
+from .run_view import PARTS, RunView, being_written, read_run
 
 SPARK_POINTS = 60
 Signature = tuple[Any, ...]

@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import UsageError
 from ..system.files import write_atomic
-from . import comparison, run_page, several, sweep_page, theory_page
+from . import comparison_page, run_page, runs_page, sweep_page, theory_page
 from .html import Html
-from .reading import is_file, is_run, trusted_run
+from .run_view import is_file, is_run, trusted_run
 
 NAME = "report.html"
 Link = Callable[[Path], str]
@@ -21,7 +21,7 @@ def kind_of(folder: Path) -> str | None:
     """What a folder holds: "sweep", "comparison", "theory" or "run"; None for anything else."""
     if is_run(folder):
         return "run"
-    for kind, mark in (("sweep", "sweep.toml"), ("comparison", comparison.FILE), ("theory", theory_page.FILE)):
+    for kind, mark in (("sweep", "sweep.toml"), ("comparison", comparison_page.FILE), ("theory", theory_page.FILE)):
         if is_file(folder / mark):
             return kind
     return "sweep" if os.path.isdir(folder / "cells") else None  # noqa: PTH112  (Path.is_dir may raise)
@@ -33,7 +33,7 @@ def render(folder: Path, served: str | None = None, link: Link | None = None) ->
         case "sweep":
             return sweep_page.render(folder, served, link)
         case "comparison":
-            return comparison.render(folder, served, link)
+            return comparison_page.render(folder, served, link)
         case "theory":
             return theory_page.render(folder, served)
     if not folder.is_dir():
@@ -51,7 +51,7 @@ def write(folder: Path, path: Path | None = None) -> Path:
     if is_run(folder):
         return write_run(folder, path=path)
     path = folder / NAME if path is None else path
-    return _write(path, render(folder, link=lambda run: several.link_to(run, path)))
+    return _write(path, render(folder, link=lambda run: runs_page.link_to(run, path)))
 
 
 def write_run(folder: Path, summary: dict[str, Any] | None = None, path: Path | None = None) -> Path:
@@ -60,7 +60,7 @@ def write_run(folder: Path, summary: dict[str, Any] | None = None, path: Path | 
 
 
 def write_comparison(folder: Path) -> Path:
-    return _write(folder / NAME, comparison.render(folder))
+    return _write(folder / NAME, comparison_page.render(folder))
 
 
 def write_sweep(folder: Path) -> Path:
@@ -69,8 +69,8 @@ def write_sweep(folder: Path) -> Path:
 
 def write_many(folders: Sequence[Path], path: Path) -> Path:
     """One page about several runs."""
-    command = several.many_command(folders, path)
-    return _write(path, render_many(folders, lambda run: several.link_to(run, path), command))
+    command = runs_page.many_command(folders, path)
+    return _write(path, render_many(folders, lambda run: runs_page.link_to(run, path), command))
 
 
 def render_many(folders: Sequence[Path], link: Link, rerun: Html | None = None, served: str | None = None) -> str:
@@ -78,7 +78,7 @@ def render_many(folders: Sequence[Path], link: Link, rerun: Html | None = None, 
     if not views:
         raise UsageError("name at least one run")
     links = {name: link(view.folder) for name, view in views.items()}
-    return several.render(views, links, title=f"{len(views)} runs", rerun=rerun, served=served)
+    return runs_page.render(views, links, title=f"{len(views)} runs", rerun=rerun, served=served)
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:

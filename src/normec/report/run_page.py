@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..storage.history import NOT_COVERED, STARTED_BY
-from . import charts, guarantee, words
+from . import charts, formatting, guarantee
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table
-from .reading import STATUS, RunView
+from .run_view import STATUS, RunView
 
 NOT_SHOWN = ("data_dir", "checkpoint_seconds")
 OF_THE_RECORDS = ("data", "value at the start")  # of a checkpoint's identity: functions of the clients' records
@@ -69,29 +69,29 @@ def heading(view: RunView) -> Html:
 
 def headline(view: RunView) -> str:
     """What came out, in one sentence."""
-    method, protected = words.method(view.method), guarantee.phrase(view)
+    method, protected = formatting.method(view.method), guarantee.phrase(view)
     final, k, of = view.final, view.round, view.rounds
     if view.status in ("diverged", "failed"):
         why = str(view.summary.get("error") or "it left no word of why")
-        return words.sentence(f"{method} {STATUS[view.status]}: {why}")
+        return formatting.sentence(f"{method} {STATUS[view.status]}: {why}")
     reached = _reached(final, view.uncovered)
     if view.status == "training":
         there = f"{reached} so far" if reached else "nothing measured yet"
-        return words.sentence(f"{method} is training: round {k}{f' of {of}' if of else ''}, {there}, {protected}")
+        return formatting.sentence(f"{method} is training: round {k}{f' of {of}' if of else ''}, {there}, {protected}")
     if not reached:
-        return words.sentence(f"{method} {STATUS.get(view.status, view.status)} with nothing measured")
+        return formatting.sentence(f"{method} {STATUS.get(view.status, view.status)} with nothing measured")
     after = f"after {k} rounds"
     if view.status != "finished":
         after = f"after {k}{f' of {of}' if of else ''} rounds, when it {STATUS.get(view.status, view.status)},"
-    return words.sentence(f"{method} reached {reached} {after} {protected}")
+    return formatting.sentence(f"{method} reached {reached} {after} {protected}")
 
 
 def _reached(final: dict[str, Any], uncovered: Sequence[str]) -> str:
     for column, text in (
-        ("accuracy", f"{words.percent(final.get('accuracy'))} test accuracy"),
-        ("validation_accuracy", f"{words.percent(final.get('validation_accuracy'))} validation accuracy"),
-        ("grad_norm", f"a gradient norm of {words.number(final.get('grad_norm'))}"),
-        ("loss", f"a training loss of {words.number(final.get('loss'))}"),
+        ("accuracy", f"{formatting.percent(final.get('accuracy'))} test accuracy"),
+        ("validation_accuracy", f"{formatting.percent(final.get('validation_accuracy'))} validation accuracy"),
+        ("grad_norm", f"a gradient norm of {formatting.number(final.get('grad_norm'))}"),
+        ("loss", f"a training loss of {formatting.number(final.get('loss'))}"),
     ):
         if final.get(column) is not None:
             return f"{text} ({NOT_COVERED})" if column in uncovered else text
@@ -105,8 +105,8 @@ def what(view: RunView) -> str:
     size = summary.get("dimension") or view.identity.get("dimension")
     parts = [
         f"{s['data']}, {s.get('model')}" if "data" in s else "",
-        f"{words.number(clients)} clients ({s['split']})" if clients and "split" in s else "",
-        f"{words.number(size)} parameters" if size else "",
+        f"{formatting.number(clients)} clients ({s['split']})" if clients and "split" in s else "",
+        f"{formatting.number(size)} parameters" if size else "",
         f"lr {_lr(view)}",
         f"seed {s['seed']}" if "seed" in s else "",
     ]
@@ -115,7 +115,7 @@ def what(view: RunView) -> str:
 
 def _lr(view: RunView) -> str:
     lr = view.identity.get("lr", view.settings.get("lr"))
-    return "of the method" if lr is None else words.number(lr)
+    return "of the method" if lr is None else formatting.number(lr)
 
 
 def card_facts(view: RunView) -> list[tuple[str, str, str]]:
@@ -123,16 +123,20 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
     best = max(view.history["accuracy"], default=None)
     at = view.history.rounds("accuracy")[view.history["accuracy"].index(best)] if best is not None else None
     total = (summary.get("timings") or {}).get("total") if view.status != "training" else None
-    budget = f"of {words.number(view.budget)}" if view.budget is not None else "reported, no target"
-    of = f"of {words.number(view.rounds)}" if view.rounds else ""
+    budget = f"of {formatting.number(view.budget)}" if view.budget is not None else "reported, no target"
+    of = f"of {formatting.number(view.rounds)}" if view.rounds else ""
     return [
-        ("Test accuracy", words.percent(final.get("accuracy")), f"best {words.percent(best)} in round {at}"),
-        ("Training loss", words.number(final.get("loss")), NOT_COVERED if view.private else ""),
-        ("Gradient norm", words.number(final.get("grad_norm"), 3), NOT_COVERED if view.private else ""),
-        ("ε spent", words.epsilon(view.epsilon) if view.private else "∞", budget if view.private else "no privacy"),
-        ("Rounds", words.number(view.round), of),
-        ("Sent by a client", words.size(final.get("bytes")), ""),
-        ("Time", words.seconds(total), str(summary.get("device", ""))),
+        ("Test accuracy", formatting.percent(final.get("accuracy")), f"best {formatting.percent(best)} in round {at}"),
+        ("Training loss", formatting.number(final.get("loss")), NOT_COVERED if view.private else ""),
+        ("Gradient norm", formatting.number(final.get("grad_norm"), 3), NOT_COVERED if view.private else ""),
+        (
+            "ε spent",
+            formatting.epsilon(view.epsilon) if view.private else "∞",
+            budget if view.private else "no privacy",
+        ),
+        ("Rounds", formatting.number(view.round), of),
+        ("Sent by a client", formatting.size(final.get("bytes")), ""),
+        ("Time", formatting.seconds(total), str(summary.get("device", ""))),
     ]
 
 
@@ -166,15 +170,17 @@ def _clients(view: RunView, curves: Html | None) -> Html:
     took = ""
     if rounds and clients and sent is not None:
         share = sent / (rounds * clients)
-        took = f"{words.number(sent)} messages in {rounds} rounds of {words.number(clients)} clients: "
-        took += "nobody was missing." if share >= 1 else f"{words.percent(1 - share)} were not drawn or dropped out."
+        took = f"{formatting.number(sent)} messages in {rounds} rounds of {formatting.number(clients)} clients: "
+        took += (
+            "nobody was missing." if share >= 1 else f"{formatting.percent(1 - share)} were not drawn or dropped out."
+        )
     held = view.clients
     listing = None
     if held is not None:
         columns = [str(name) for name in held["columns"]]
         numeric = [all(not isinstance(row[k], str) for row in held["rows"]) for k in range(len(columns))]
         heads = [f">{name}" if number else name for name, number in zip(columns, numeric, strict=True)]
-        rows = [[words.number(cell) for cell in row] for row in held["rows"]]
+        rows = [[formatting.number(cell) for cell in row] for row in held["rows"]]
         listing = join(
             e("h3", "Client by client"), table(heads, rows, class_="sortable", aria_label="Client by client")
         )
@@ -206,15 +212,15 @@ def _timing(view: RunView) -> Html:
     known = {PARTS.get(key, key): spent for key, spent in timings.items() if key != "total"}
     known["everything else"] = max(0.0, total - sum(known.values()))
     rows = [
-        [name, _bar(spent / total), words.seconds(spent), words.percent(spent / total)]
+        [name, _bar(spent / total), formatting.seconds(spent), formatting.percent(spent / total)]
         for name, spent in sorted(known.items(), key=lambda item: -item[1])
     ]
-    each = f", {words.seconds(total / rounds)} a round" if rounds else ""
+    each = f", {formatting.seconds(total / rounds)} a round" if rounds else ""
     where = " on ".join(
         filter(None, (view.summary.get("engine") and f"engine {view.summary['engine']}", view.summary.get("device")))
     )
     return join(
-        e("p", f"{words.seconds(total)} in all{each}{'; ' + where if where else ''}."),
+        e("p", f"{formatting.seconds(total)} in all{each}{'; ' + where if where else ''}."),
         None if written else e("p", f"As of the last checkpoint, after round {rounds}.", class_="quiet"),
         table(("part", "", ">time", ">share"), rows, aria_label="Timing"),
     )

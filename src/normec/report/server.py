@@ -18,7 +18,7 @@ from . import document, page, run_page
 from .charts import thinned
 from .html import e, plain
 from .listing import Listing, address
-from .reading import is_run, read_run
+from .run_view import is_run, read_run
 
 ASSETS = {
     "style.css": "text/css; charset=utf-8",

@@ -10,13 +10,13 @@ from typing import Any
 
 from ..errors import UsageError
 from ..system.files import read_text, read_toml
-from . import charts, guarantee, several, words
+from . import charts, formatting, guarantee, runs_page
 from .cells import ENDED, METRICS, Cell, Metric, best, grouped, measured, order, shown, varied
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table
-from .reading import MOST_BYTES, RunView, is_run, read_runs
 from .run_page import axis_choice
 from .run_page import shown as place
+from .run_view import MOST_BYTES, RunView, is_run, read_runs
 
 DRAWN = 4
 ROWS_A_CELL = 160
@@ -27,7 +27,7 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
     views, notes = read_runs(sorted(path for path in (folder / "cells").glob("*") if is_run(path)))
     if not views:
         raise UsageError(f"{folder} holds no cell of a sweep yet{': ' + '; '.join(notes) if notes else ''}")
-    to = link or (lambda run: several.link_to(run, folder / "report.html"))
+    to = link or (lambda run: runs_page.link_to(run, folder / "report.html"))
     names = varied(views)
     cells = grouped(views, names)
     metrics = measured(cells)
@@ -35,7 +35,7 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
     winner = best(cells, by) if by else None
     ranked = _ranked(cells, by)
     histories = [view.history for view in views]
-    drawn = charts.compared(list(charts.ALL.values()), histories, several.uncovered_of(views))
+    drawn = charts.compared(list(charts.ALL.values()), histories, runs_page.uncovered_of(views))
     data = charts.payload(drawn, [])
     data["sweep"] = {
         "settings": [{"name": name, "values": _values(cells, name)} for name in names],
@@ -48,7 +48,7 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
         Section("map", "Heat map", _map(names, metrics)),
         Section("cells", "Cells", _cells(cells, names, metrics, winner, to)),
         Section("curves", "Curves", _curves(views, drawn)),
-        Section("privacy", "Privacy", several.privacy([(view.name, view) for view in views])),
+        Section("privacy", "Privacy", runs_page.privacy([(view.name, view) for view in views])),
         Section("ledgers", "Ledgers", _ledgers(views)),
         Section("timing", "Timing", _timing(views)),
         Section("configuration", "Configuration", _configuration(folder, views)),
@@ -73,9 +73,9 @@ def headline(cells: Sequence[Cell], by: Metric | None, winner: Cell | None) -> s
     each = f" of {seeds[0]} seeds" if seeds == [seeds[0]] and seeds[0] > 1 else ""
     ended = [cell for cell in cells if cell.status in ENDED]
     if not ended:
-        return words.sentence(f"none of {len(cells)} cells{each} has come to an end yet")
+        return formatting.sentence(f"none of {len(cells)} cells{each} has come to an end yet")
     if by is None or winner is None:
-        return words.sentence(
+        return formatting.sentence(
             f"{len(ended)} of {len(cells)} cells{each} have come to an end; nothing that may choose between them was "
             "recorded, such as the accuracy on validation data (validation = 0.2)"
         )
@@ -83,7 +83,7 @@ def headline(cells: Sequence[Cell], by: Metric | None, winner: Cell | None) -> s
     text = f"of {len(cells)} cells{each}, {winner.label} did best by {name} ({shown(winner, by)})"
     accuracy = shown(winner, METRICS[0]) if by.column != "accuracy" else ""
     reached = f": {accuracy} test accuracy" if accuracy else ""
-    return words.sentence(f"{text}{reached}, {guarantee.phrase(winner.runs[0])}")
+    return formatting.sentence(f"{text}{reached}, {guarantee.phrase(winner.runs[0])}")
 
 
 def _by(folder: Path, metrics: Sequence[Metric]) -> Metric | None:
@@ -167,7 +167,7 @@ def _cells(
         pages = [join(e("a", f"seed {run.settings.get('seed', '?')}", href=to(run.folder)), " ") for run in cell.runs]
         status = [pill(cell.status)] + ([" best"] if cell is winner else [])
         values = (shown(cell, metric) for metric in metrics)
-        settings = ("default" if (v := cell.settings.get(name)) is None else words.number(v) for name in names)
+        settings = ("default" if (v := cell.settings.get(name)) is None else formatting.number(v) for name in names)
         rows.append([box, *settings, status, *values, pages])
     heads = ("draw", *names, "status", *(f">{metric.label.split(',')[0]}" for metric in metrics), "runs")
     said = "Mean ± one standard deviation over the seeds, once all have come to an end. Ticked cells are drawn below."
@@ -211,11 +211,11 @@ def _ledgers(views: Sequence[RunView]) -> Html:
 def _timing(views: Sequence[RunView]) -> Html:
     totals = sorted((view.summary.get("timings") or {}).get("total") or 0.0 for view in views)
     middle = totals[len(totals) // 2]
-    devices = words.listed(sorted({str(view.summary["device"]) for view in views if view.summary.get("device")}))
+    devices = formatting.listed(sorted({str(view.summary["device"]) for view in views if view.summary.get("device")}))
     return e(
         "p",
-        f"{words.seconds(sum(totals))} of training in {len(views)} runs; from {words.seconds(totals[0])} to "
-        f"{words.seconds(totals[-1])} a run, half of them below {words.seconds(middle)}"
+        f"{formatting.seconds(sum(totals))} of training in {len(views)} runs; from {formatting.seconds(totals[0])} to "
+        f"{formatting.seconds(totals[-1])} a run, half of them below {formatting.seconds(middle)}"
         f"{', on ' + devices if devices else ''}.",
     )
 
@@ -225,11 +225,11 @@ def _configuration(folder: Path, views: Sequence[RunView]) -> Html:
     try:
         text = read_text(folder / "sweep.toml", MOST_BYTES).strip()
     except (FileNotFoundError, UsageError):
-        return several.configuration(named)
+        return runs_page.configuration(named)
     return join(
         copyable(text, "sweep.toml"),
         e("h3", "What all cells share"),
-        copyable(several.toml(several.shared_settings(named)), "shared settings"),
+        copyable(runs_page.toml(runs_page.shared_settings(named)), "shared settings"),
     )
 
 
@@ -249,10 +249,10 @@ def _cards(cells: Sequence[Cell], views: Sequence[RunView], metrics: Sequence[Me
     counts = Counter(view.status for view in views)
     broken = counts["diverged"] + counts["failed"]
     facts = [
-        ("Cells", words.number(len(cells)), ""),
-        ("Runs", words.number(len(views)), f"{counts['finished']} finished"),
-        ("Broken", words.number(broken), f"{counts['diverged']} diverged, {counts['failed']} failed"),
-        ("Training", words.number(counts["training"]) if counts["training"] else "", "now"),
+        ("Cells", formatting.number(len(cells)), ""),
+        ("Runs", formatting.number(len(views)), f"{counts['finished']} finished"),
+        ("Broken", formatting.number(broken), f"{counts['diverged']} diverged, {counts['failed']} failed"),
+        ("Training", formatting.number(counts["training"]) if counts["training"] else "", "now"),
     ]
     if winner is not None:
         facts += [(f"Best: {m.label.split(',')[0]}", shown(winner, m), winner.label) for m in metrics[:2]]

@@ -8,25 +8,25 @@ from typing import Any
 
 from ..errors import UsageError
 from ..system.files import read_json
-from . import shapes, words
+from . import formatting, schema
 from .document import Section, cards, copyable, document, notes_of
 from .html import Html, e, join, table
-from .reading import MOST_BYTES
 from .run_page import shown
+from .run_view import MOST_BYTES
 
 FILE = "theory.json"
-CHECK = shapes.record(
+CHECK = schema.record(
     {
-        **dict.fromkeys(("problem", "bound"), shapes.text),
-        **dict.fromkeys(("holds", "expected"), shapes.truth),
-        **dict.fromkeys(("rounds", "measured", "value", "tightness"), shapes.number),
+        **dict.fromkeys(("problem", "bound"), schema.text),
+        **dict.fromkeys(("holds", "expected"), schema.truth),
+        **dict.fromkeys(("rounds", "measured", "value", "tightness"), schema.number),
     }
 )
-VERIFICATION = shapes.record(
+VERIFICATION = schema.record(
     {
-        "checks": shapes.list_of(CHECK),
-        "slopes": shapes.table_of(shapes.optional(shapes.number)),
-        "notes": shapes.list_of(shapes.text),
+        "checks": schema.list_of(CHECK),
+        "slopes": schema.table_of(schema.optional(schema.number)),
+        "notes": schema.list_of(schema.text),
     }
 )
 
@@ -44,7 +44,9 @@ def render(folder: Path, served: str | None = None) -> str:
     broken = [check for check in checks if not check["holds"]]
     unexpected = [check for check in broken if check["expected"]]
     data = {"charts": [], "series": [], "bounds": _series(checks)}
-    slopes = [f"Slope of {name} over K, log-log: {words.number(value)}." for name, value in facts["slopes"].items()]
+    slopes = [
+        f"Slope of {name} over K, log-log: {formatting.number(value)}." for name, value in facts["slopes"].items()
+    ]
     parts = [
         Section("against", "Bound against measured", join(_chart(), e("ul", [e("li", line) for line in slopes]))),
         Section("checks", "Every check", _table(checks)),
@@ -53,11 +55,11 @@ def render(folder: Path, served: str | None = None) -> str:
     tight = min((check["tightness"] for check in checks if check["holds"]), default=math.nan)
     numbers = cards(
         [
-            ("Checks", words.number(len(checks)), ""),
-            ("Hold", words.number(len(checks) - len(broken)), ""),
-            ("Broken as expected", words.number(len(broken) - len(unexpected)), "the errata say why"),
-            ("Broken", words.number(len(unexpected)), "must be none"),
-            ("Tightest", words.number(tight, 3), "bound over measured"),
+            ("Checks", formatting.number(len(checks)), ""),
+            ("Hold", formatting.number(len(checks) - len(broken)), ""),
+            ("Broken as expected", formatting.number(len(broken) - len(unexpected)), "the errata say why"),
+            ("Broken", formatting.number(len(unexpected)), "must be none"),
+            ("Tightest", formatting.number(tight, 3), "bound over measured"),
         ]
     )
     lead = e(
@@ -74,9 +76,9 @@ def render(folder: Path, served: str | None = None) -> str:
 def _headline(checks: list[dict[str, Any]], unexpected: list[dict[str, Any]]) -> str:
     stated = [check for check in checks if check["expected"]]
     if unexpected:
-        names = words.listed(sorted({f"{check['bound']} on {check['problem']}" for check in unexpected}))
-        return words.sentence(f"{len(unexpected)} of {len(stated)} bounds that must hold were broken: {names}")
-    return words.sentence(f"all {len(stated)} bounds that must hold did, in every run that was measured")
+        names = formatting.listed(sorted({f"{check['bound']} on {check['problem']}" for check in unexpected}))
+        return formatting.sentence(f"{len(unexpected)} of {len(stated)} bounds that must hold were broken: {names}")
+    return formatting.sentence(f"all {len(stated)} bounds that must hold did, in every run that was measured")
 
 
 def _series(checks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,7 +111,7 @@ def _table(checks: list[dict[str, Any]]) -> Html:
     rows = []
     for check in checks:
         word = "holds" if check["holds"] else "broken" if check["expected"] else "broken, as the errata say"
-        numbers = (words.number(check[key]) for key in ("rounds", "measured", "value", "tightness"))
+        numbers = (formatting.number(check[key]) for key in ("rounds", "measured", "value", "tightness"))
         rows.append([check["problem"], check["bound"], *numbers, word])
     columns = ("problem", "bound", ">K + 1", ">measured", ">bound", ">bound / measured", "")
     return table(columns, rows, class_="sortable", aria_label="Every check")

@@ -34,11 +34,11 @@ from .nonprivate import (
     smallest_D,
     theorem1,
 )
+from .other_methods import clip21, clip21_tau, ef21, ef21_gamma, gradient_descent
 from .planning import Proposal, propose
 from .private import best_beta0, corollary2, largest_signal, noise_per_message, signal, smallest_clients, theorem2
 from .problem_constants import constants_of
-from .relatives import clip21, clip21_tau, ef21, ef21_gamma, gradient_descent
-from .steps import step_size
+from .step_sizes import step_size
 
 __all__ = [
     "Constants",

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UsageError
-from .numbers import Array
+from .argument_checks import Array
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import UsageError, one_of
 from . import memory
-from .numbers import Numbers, Value, below, non_negative, plain, positive, root, whole
+from .argument_checks import Numbers, Value, below, non_negative, plain, positive, root, whole
 
 
 def gradient_bound(*, grad_max: Numbers, L_max: Numbers, gamma: Numbers, rounds: Numbers) -> Value:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .numbers import Numbers, Value, below, non_negative, plain, positive, root, whole
+from .argument_checks import Numbers, Value, below, non_negative, plain, positive, root, whole
 
 LONGEST_WARMUP = 10_000_000
 

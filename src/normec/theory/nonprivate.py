@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import one_of
 from . import memory
-from .numbers import Numbers, Value, below, non_negative, plain, positive, root, whole
+from .argument_checks import Numbers, Value, below, non_negative, plain, positive, root, whole
 
 FORMS = ("paper", "corrected", "sharper", "tracked")
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from ..errors import UsageError, at_least
 from . import memory
+from .argument_checks import Array, positive
 from .constants import Constants
 from .forgetting import noise_factor
-from .numbers import Array, positive
-from .promises import promises, warmed_up
+from .guarantees import promises, warmed_up
 
 STAGES, FIRST, LATER, LOOKED_AT = 6, 3000, 1200, 3  # of the search
 FOLLOW = 100.0  # α/(γL_max) without noise: the memory error is then about 1 % of a step's drift

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import UsageError, one_of
 from . import memory
+from .argument_checks import Numbers, Value, below, non_negative, plain, positive, root, whole
 from .nonprivate import theorem1
-from .numbers import Numbers, Value, below, non_negative, plain, positive, root, whole
 
 FORMS = ("paper", "corrected", "sharper", "tracked")
 

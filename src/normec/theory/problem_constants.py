@@ -28,8 +28,8 @@ from ..models import Logistic, NonconvexPenalty, binary_loss
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Objective
 from ..problems.problem import Problem
+from .argument_checks import Array
 from .constants import Constants
-from .numbers import Array
 
 WIDEST = 4000  # features up to which L is an eigenvalue of one matrix; beyond, the mean of the L_i
 STEEPEST = 3 * np.sqrt(3) / 8  # the largest slope of x²/(1+x²)

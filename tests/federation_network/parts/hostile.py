@@ -20,11 +20,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 
-from normec.federation.flower.node import _private_key, _push
 from normec.federation.flower.records import to_records
 from normec.federation.flower.roster import name_of
-from normec.federation.protocol.digests import chained
-from normec.federation.protocol.wire import Refusal, Reply, to_fields
+from normec.federation.flower.supernode import _private_key, _push
+from normec.federation.protocol.wire import Refusal, Reply, chained, to_fields
 
 Fields = dict[str, Any]
 
@@ -81,7 +80,7 @@ KINDS: dict[str, Callable[[Fields], Any]] = {
     "a large array": lambda r: with_message(r, np.random.default_rng(0).normal(size=8_000_000)),
     "two thousand arrays": lambda r: to_records({**honest(r), **{f"v{i}": np.ones(1) * i for i in range(2000)}}),
     "many fields": lambda r: to_records({**honest(r), **{f"f{i}": i for i in range(50_000)}}),
-    "hello after hello": lambda r: to_records(
+    "handshake after handshake": lambda r: to_records(
         to_fields(Refusal(r["run"], r["node"], r["round"], "state", secrets.token_hex(16)))
     ),
 }

@@ -25,5 +25,5 @@ def test() -> Dataset[Any] | None:
 
 
 def _kept(name: str) -> Tensor:
-    with np.load(Path(os.environ["NORMEC_TEST_STAGE"]) / "digits.npz") as arrays:
+    with np.load(Path(os.environ["NORMEC_TEST_FOLDER"]) / "digits.npz") as arrays:
         return torch.from_numpy(arrays[name])

@@ -1,7 +1,7 @@
 """A party's end with places where a test can stop it, and a list of what left.
 
-A file STAGE/stop-I.json names a phase and a round. The party reaches it, renames the file to stopped-I.json and waits
-there to be killed. STAGE/left-I.txt gets the digest of every message before it is sent.
+A file FOLDER/stop-I.json names a phase and a round. The party reaches it, renames the file to stopped-I.json and waits
+there to be killed. FOLDER/left-I.txt gets the digest of every message before it is sent.
 """
 
 import json
@@ -12,24 +12,24 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from normec.federation.flower import node
+from normec.federation.flower import supernode
 from normec.federation.flower.app import client_app
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import PartyAccount
-from normec.federation.protocol.client_work import ProblemWork
+from normec.federation.protocol.gradient_oracle import ProblemOracle
 
 from . import task
 
-STAGE = Path(os.environ.get("NORMEC_TEST_STAGE", "."))
+FOLDER = Path(os.environ.get("NORMEC_TEST_FOLDER", "."))
 now = {"party": -1, "round": -1}
 inner, app = client_app(task), ClientApp()
 
 
 def reached(phase: str) -> None:
-    path = STAGE / f"stop-{now['party']}.json"
+    path = FOLDER / f"stop-{now['party']}.json"
     if not path.exists() or json.loads(path.read_text()) != {"phase": phase, "round": now["round"]}:
         return
-    path.rename(STAGE / f"stopped-{now['party']}.json")
+    path.rename(FOLDER / f"stopped-{now['party']}.json")
     time.sleep(3600)
 
 
@@ -39,7 +39,7 @@ def train(message: Message, context: Context) -> Message:
     reached("received")
     reply = inner(message, context)
     if "digest" in reply.content["fields"]:
-        with (STAGE / f"left-{now['party']}.txt").open("a") as file:
+        with (FOLDER / f"left-{now['party']}.txt").open("a") as file:
             fields = reply.content["fields"]
             file.write(f"{fields['run']} {fields['digest']}\n")
     return reply
@@ -57,7 +57,7 @@ def _after(owner: object, name: str, phase: str, matters=lambda *_: True) -> Non
     setattr(owner, name, replaced)
 
 
-_after(ProblemWork, "gradient", "computed")
+_after(ProblemOracle, "gradient", "computed")
 _after(PartyAccount, "pay", "paid")
 _after(party_state, "save", "written", lambda _, state: state.pending is not None)
-_after(node, "_push", "sent")
+_after(supernode, "_push", "sent")

@@ -28,8 +28,8 @@ from ...sampling.participation import Everyone
 from ...settings.config import RunConfig, to_toml
 from ...system.files import write_atomic
 from ...training.run import Plan, default_evaluate_every
-from ..protocol.client_work import ProblemWork, Work
 from ..protocol.coordinator import Coordinator, disk_failure
+from ..protocol.gradient_oracle import GradientOracle, ProblemOracle
 from ..protocol.party import Party
 from ..protocol.policy import load_policy
 from ..protocol.terms import PlanTerms
@@ -38,7 +38,7 @@ from . import settings as settings_of_run
 from .mailbox import Mailbox
 from .records import from_records, to_records
 from .roster import SILENCE, gather
-from .serving import Patience, serve
+from .server_loop import Timeouts, run_rounds
 from .settings import Settings, located
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ def client_app(task: Task) -> ClientApp:
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
-    app, works = ClientApp(), dict[tuple[int, int], _Work]()
+    app, oracles = ClientApp(), dict[tuple[int, int], _LazyOracle]()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         try:
             which = _partition(context.node_config)
-            party = _party(context.node_config, works.setdefault(which, _Work(task, *which)))
+            party = _party(context.node_config, oracles.setdefault(which, _LazyOracle(task, *which)))
             answer = _answer(party, message)
         except Exception as error:  # Flower would send its text to the server
             logging.getLogger("normec").error("a request could not be answered: %s", error)
@@ -144,7 +144,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
     try:
         with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
-            serve(coordinator, mailbox, roster, Patience(settings.round_seconds, settings.wait_seconds), _say)
+            run_rounds(coordinator, mailbox, roster, Timeouts(settings.round_seconds, settings.wait_seconds), _say)
         runs.write_summary(out, runs.summarise(coordinator.finish(), config.record(settings_of_run.RECORDED)))
         _say(coordinator.stopped or f"finished; the run is in {out}")
     except Diverged as error:
@@ -210,12 +210,12 @@ def _problem(task: Task, records: Dataset[Any], model: nn.Module | None = None) 
     return Problem(task.model() if model is None else model, task.loss, [records], test, **extra)
 
 
-class _Work(Work):
+class _LazyOracle(GradientOracle):
     """A party's data and model, loaded at the first request and kept while the process lives."""
 
     def __init__(self, task: Task, partition: int, partitions: int) -> None:
         self._task, self._which = task, (partition, partitions)
-        self._made: ProblemWork | None = None
+        self._made: ProblemOracle | None = None
 
     def check(self, x: Tensor) -> None:
         self._loaded().check(x)
@@ -223,13 +223,13 @@ class _Work(Work):
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
         return self._loaded().gradient(x, index, round, plan)
 
-    def _loaded(self) -> ProblemWork:
+    def _loaded(self) -> ProblemOracle:
         if self._made is None:
-            self._made = ProblemWork(_problem(self._task, self._task.data(*self._which)))
+            self._made = ProblemOracle(_problem(self._task, self._task.data(*self._which)))
         return self._made
 
 
-def _party(node_config: Mapping[str, Any], work: _Work) -> Party:
+def _party(node_config: Mapping[str, Any], oracle: _LazyOracle) -> Party:
     """The party that this node's own configuration describes; its policy is read anew for every request."""
     for name in ("folder", "policy"):
         if not isinstance(node_config.get(name), str):
@@ -237,7 +237,7 @@ def _party(node_config: Mapping[str, Any], work: _Work) -> Party:
                 f"a party needs {name} in its own --node-config, e.g. "
                 '\'partition-id=0 num-partitions=5 folder="/srv/party" policy="/srv/party/policy.toml"\''
             )
-    return Party(node_config["folder"], load_policy(node_config["policy"]), work)
+    return Party(node_config["folder"], load_policy(node_config["policy"]), oracle)
 
 
 def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:

@@ -28,7 +28,7 @@ AHEAD = 4  # requests to a node after which the answer to an older one is no lon
 
 
 @dataclass(frozen=True)
-class Letter:
+class Incoming:
     """What came from a node: the fields of a message, or what was wrong with it; or word that nothing will come."""
 
     node: int
@@ -43,7 +43,7 @@ class Mailbox:
 
     def __init__(self, grid: Grid, poll_seconds: float, largest: int) -> None:
         self._grid, self._poll, self._largest = grid, poll_seconds, largest
-        self._letters: queue.Queue[Letter] = queue.Queue()
+        self._incoming: queue.Queue[Incoming] = queue.Queue()
         self._closed = threading.Event()
         self._downloads = Downloads(grid, Allowance.of(largest), self._closed)
         self._newest: dict[int, int] = {}  # how many requests a node was sent
@@ -62,10 +62,10 @@ class Mailbox:
             number = self._newest[node] = self._newest.get(node, 0) + 1
             threading.Thread(target=self._exchange, args=(node, request, number, ttl), daemon=True).start()
 
-    def next(self, seconds: float) -> Letter | None:
-        """The next letter, None if none comes in time."""
+    def next(self, seconds: float) -> Incoming | None:
+        """The next incoming, None if none comes in time."""
         try:
-            return self._letters.get(timeout=seconds)
+            return self._incoming.get(timeout=seconds)
         except queue.Empty:
             return None
 
@@ -83,40 +83,40 @@ class Mailbox:
                 message = Message(to_records(to_fields(request)), node, "train", group_id=str(round), ttl=ttl)
                 (identifier,) = self._grid.push_messages([message])
             if not identifier:
-                self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+                self._incoming.put(Incoming(node, round, None, "Flower did not take the request", lost=True))
                 return
             # The more are waited for, the less often each is looked for: the SuperLink has one process.
             while not self._closed.wait(self._poll * max(1.0, self._watching / CROWD)) and time.monotonic() < until:
                 with suppress(httpx.HTTPError):  # a SuperLink out of breath; Flower has tried again already
                     answer = self._downloads.fetch(identifier)
                     if answer is not None:
-                        self._letters.put(self._opened(node, round, answer))
+                        self._incoming.put(self._opened(node, round, answer))
                         return
                 if self._newest[node] >= number + AHEAD:
                     return
         except httpx.HTTPError:
-            self._letters.put(Letter(node, round, None, "Flower did not take the request", lost=True))
+            self._incoming.put(Incoming(node, round, None, "Flower did not take the request", lost=True))
         except RunNotRunningException:  # nobody's fault; the roster says so
-            self._letters.put(Letter(node, round, None, "the run was stopped", lost=True))
+            self._incoming.put(Incoming(node, round, None, "the run was stopped", lost=True))
         except PartsMissing as missing:
-            self._letters.put(Letter(node, round, None, str(missing), lost=True))
+            self._incoming.put(Incoming(node, round, None, str(missing), lost=True))
         except WireError as error:
-            self._letters.put(Letter(node, round, None, str(error)))
+            self._incoming.put(Incoming(node, round, None, str(error)))
         except Exception as error:  # Flower's own reader met what a stranger sent
-            self._letters.put(Letter(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
+            self._incoming.put(Incoming(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
         finally:
             with self._counting:
                 self._watching -= 1
 
-    def _opened(self, node: int, round: int, answer: Answer) -> Letter:
+    def _opened(self, node: int, round: int, answer: Answer) -> Incoming:
         message = answer.message
         if answer.node is None:  # Flower's own word, not the node's: it went away, or the request became too old
-            return Letter(node, round, None, "Flower has no answer", lost=True)
+            return Incoming(node, round, None, "Flower has no answer", lost=True)
         if answer.node != node:
-            return Letter(node, round, None, "it comes from another node than the one that was asked")
+            return Incoming(node, round, None, "it comes from another node than the one that was asked")
         if message.has_error():
-            return Letter(node, round, None, f"the party's error {int(message.error.code)}")
+            return Incoming(node, round, None, f"the party's error {int(message.error.code)}")
         try:
-            return Letter(node, round, from_records(message.content, self._largest))
+            return Incoming(node, round, from_records(message.content, self._largest))
         except WireError as error:
-            return Letter(node, round, None, str(error))
+            return Incoming(node, round, None, str(error))

@@ -26,7 +26,7 @@ SILENCE = 300.0  # seconds without an answer after which a SuperLink is given up
 
 
 @dataclass(frozen=True)
-class Present:
+class OnlineParty:
     """A party that is there: its node's number now, and since when."""
 
     node: int
@@ -43,10 +43,10 @@ class Roster:
     def __init__(self, grid: Grid, names: list[str]) -> None:
         self._grid, self.names = grid, names
         self._nodes: dict[int, str] = {}
-        self._present: dict[str, Present] = {}
+        self._online: dict[str, OnlineParty] = {}
         self._answered = time.monotonic()
 
-    def present(self) -> dict[str, Present]:
+    def online(self) -> dict[str, OnlineParty]:
         """The parties that Flower counts as online; as before where the SuperLink cannot say, for a while."""
         import httpx
 
@@ -55,15 +55,15 @@ class Roster:
         except httpx.HTTPError as error:
             if time.monotonic() - self._answered > SILENCE:
                 raise _unanswered(error) from None
-            return self._present
+            return self._online
         self._answered = time.monotonic()
         found = {}
         for node in nodes:
             name = name_of(node.public_key)
             if name in self.names:
-                found[name] = Present(int(node.node_id), str(node.last_activated_at))
+                found[name] = OnlineParty(int(node.node_id), str(node.last_activated_at))
                 self._nodes[int(node.node_id)] = name
-        self._present = found
+        self._online = found
         return found
 
     def name(self, node: int) -> str:

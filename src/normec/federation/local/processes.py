@@ -21,7 +21,7 @@ from pathlib import Path
 
 MARK = "NORMEC_FEDERATION_PROCESSES"
 # Asks for SIGKILL at the parent's death (prctl 1 is PR_SET_PDEATHSIG; Linux only), then becomes the command.
-TETHER = """
+DIE_WITH_PARENT = """
 import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
@@ -32,7 +32,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 # Waits until its standard input closes, which happens when its parent dies, however that dies; then kills every process
 # that bears the mark, until there is none. Two empty looks in a row: a process may have forked during the first.
-KEEPER = """
+WATCHDOG = """
 import os, signal, sys, time
 sys.stdin.buffer.read()
 mark, empty, until = sys.argv[1].encode(), 0, time.monotonic() + 60
@@ -78,12 +78,12 @@ class Processes:
         self._logs, self._mark = logs, secrets.token_hex(8)
         self._environment = {**os.environ, **(environment or {}), MARK: self._mark}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Processes:
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", KEEPER, f"{MARK}={self._mark}"],
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", WATCHDOG, f"{MARK}={self._mark}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -93,13 +93,13 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.close()
-            self._keeper.wait(2 * _AFTER_KILL)  # it gives up by itself before that
+        if self._watchdog is not None and self._watchdog.stdin is not None:
+            self._watchdog.stdin.close()
+            self._watchdog.wait(2 * _AFTER_KILL)  # it gives up by itself before that
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
         """Start `command` under a name of its own; its output goes to NAME.log. Returns the process id."""
-        tethered = [sys.executable, "-I", "-S", "-c", TETHER, str(os.getpid()), *command]
+        tethered = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
                 tethered,
@@ -115,24 +115,24 @@ class Processes:
     def log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
 
-    def last_words(self, name: str, lines: int = 5) -> str:
+    def log_tail(self, name: str, lines: int = 5) -> str:
         """The end of a process's log, on one line."""
         path = self.log(name)
         held = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
         whole = " / ".join(line.strip() for line in held[-lines:])
-        return "".join(letter if letter.isprintable() else " " for letter in whole)  # nothing that moves a terminal
+        return "".join(c if c.isprintable() else " " for c in whole)  # no control characters reach the terminal
 
     def ended(self, name: str) -> int | None:
         """The exit code of a process that has ended, None while it runs."""
         return self._started[name].poll()
 
-    def epitaph(self, name: str) -> str:
+    def describe_exit(self, name: str) -> str:
         """How a process that has ended did so, and the end of its log, on one line."""
         code = self.ended(name)
         how = (
             f"was killed by {_signal_name(-code)}" if code is not None and code < 0 else f"ended with exit code {code}"
         )
-        return f"{name} {how}; its log {self.log(name)} ends with: {self.last_words(name) or '(nothing)'}"
+        return f"{name} {how}; its log {self.log(name)} ends with: {self.log_tail(name) or '(nothing)'}"
 
     def kill(self, name: str) -> None:
         """SIGKILL for a process and its group, as a crash would do."""

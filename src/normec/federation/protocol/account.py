@@ -19,7 +19,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...privacy.accounting import Account, Event
-from ...privacy.chain import Chain, Head, LedgerDamaged, LedgerInUse, read_chain
+from ...privacy.hash_chain import Chain, Head, LedgerDamaged, LedgerInUse, read_chain
 from ...system.files import write_atomic
 from . import party_state
 from .wire import Request, run_name
@@ -35,7 +35,7 @@ class Releases:
     def __init__(self, path: Path, lines: list[dict[str, Any]]) -> None:
         self._path, self._header = path, lines[:1]
         self._lines = [line for line in lines[1:] if line["kind"] == "release"]
-        self._bare = [line for line in lines[1:] if line["kind"] == "bare"]
+        self._without_noise = [line for line in lines[1:] if line["kind"] == "bare"]
 
     def check(self, unit: str, relation: str) -> None:
         """Raise `UsageError` where the account was begun for another unit or relation: its ε is not theirs."""
@@ -58,14 +58,14 @@ class Releases:
         return Account(delta, events).epsilon() if events else 0.0
 
     def runs(self) -> list[str]:
-        return sorted({line["run"] for line in self._lines + self._bare})
+        return sorted({line["run"] for line in self._lines + self._without_noise})
 
     def recovered(self) -> int:
         return sum(line["count"] for line in self._lines if line["recovered"])
 
-    def bare(self, run: str | None = None) -> int:
+    def without_noise(self, run: str | None = None) -> int:
         """Messages of runs without noise."""
-        return len(_of(self._bare, run, None))
+        return len(_of(self._without_noise, run, None))
 
     def central(self) -> int:
         """Messages that left the party without noise, for a trusted server to add it."""
@@ -115,7 +115,7 @@ class PartyAccount:
         """On return the line is on the disk; only now may anything be computed, and the message leave."""
         self._release(request, step, event, recovered=False)
 
-    def note_bare(self, request: Request, step: int) -> None:
+    def note_without_noise(self, request: Request, step: int) -> None:
         """Write down a message of a run without noise; it may leave on return."""
         self._append({"kind": "bare", "run": request.run, "node": request.node, "step": step})
 

@@ -37,12 +37,12 @@ from ...sampling.participation import drawn_clients
 from ...storage.history import UNNOISED, Row
 from ...storage.run_folder import RunStorage
 from ...training.run import Plan, Run
-from .intake import Intake, Outcome
+from .collector import Collector, Outcome
 from .journal import Journal
-from .mechanism import mechanism_of
 from .method_checks import check_client_functions, check_server_functions, restorable
-from .metrics import due, observed
 from .screening import Limits
+from .server_mechanism import mechanism_of
+from .server_metrics import due, observed
 from .server_state import ServerState
 from .terms import MethodTerms, PlanTerms, PrivacyTerms
 from .wire import NAME, Array, Refusal, Reply, Request
@@ -150,7 +150,7 @@ class Coordinator:
         """The state, fresh or from the folder, on the disk before anybody is asked."""
         steps, parties, saved = self._steps, self.parties, self.storage.load()
         self.state = ServerState.restored(steps, *saved) if saved else ServerState.fresh(steps, x0, parties)
-        self.intake = Intake(self.run, self.state.seats, limits, self.journal)
+        self.collector = Collector(self.run, self.state.parties, limits, self.journal)
         if saved:
             self.timings |= saved[1]["timings"]
             self.journal.note("resumed", round=self.round)
@@ -176,32 +176,32 @@ class Coordinator:
     @property
     def waiting(self) -> set[str]:
         """Who was asked and has neither answered nor refused."""
-        return self.intake.waiting
+        return self.collector.waiting
 
     @property
-    def greeting(self) -> set[str]:
+    def joining(self) -> set[str]:
         """Who said hello and waits for the server's record: worth asking again at once."""
-        return self.intake.greeting & self.intake.waiting
+        return self.collector.joining & self.collector.waiting
 
     @property
     def needed(self) -> int:
         """How many answers this round may close with."""
-        return min(self.minimum, len(self.intake.asked))
+        return min(self.minimum, len(self.collector.asked))
 
     @property
     def ready(self) -> bool:
         """Whether enough have answered for the round to close."""
-        return not self.finished and len(self.intake.taken) >= self.needed
+        return not self.finished and len(self.collector.taken) >= self.needed
 
     @property
     def answered(self) -> int:
         """How many messages were taken in this round."""
-        return len(self.intake.taken)
+        return len(self.collector.taken)
 
     @property
     def refusals(self) -> dict[str, str]:
         """Who refused in this round, and with which word."""
-        return dict(self.intake.refusals)
+        return dict(self.collector.refusals)
 
     @_writes
     def requests(self) -> dict[str, Request]:
@@ -210,7 +210,7 @@ class Coordinator:
             return {}
         if self._local and not self._pay_for_round():
             return {}
-        if self.intake.unsaved:  # what a party is told of hellos and drops must outlive the server
+        if self.collector.unsaved:  # what a party is facts of handshakes and drops must outlive the server
             self._save()
         x = self.state.run.x.numpy().copy()
         method, privacy, plan = self._terms
@@ -225,26 +225,26 @@ class Coordinator:
                 method=method,
                 privacy=privacy,
                 plan=plan,
-                record=self.state.seats[node].record(self._row_to_restore(node)),
+                record=self.state.parties[node].to_wire(self._row_to_restore(node)),
             )
-            for node in self.intake.asked
+            for node in self.collector.asked
             if node in self.waiting
         }
 
     @_writes
     def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
         """A message that came from `node`. Whatever is wrong with it is named in the journal, and never reaches x."""
-        return self.intake.receive(node, given, self.state.run.x.numpy(), self._row(node))
+        return self.collector.receive(node, given, self.state.run.x.numpy(), self._row(node))
 
     @_writes
     def fault(self, node: str, why: str) -> Outcome:
         """Something came from `node` that was no message at all."""
-        return self.intake.fault(node, why)
+        return self.collector.fault(node, why)
 
     @_writes
-    def note_aside(self, node: str, seconds: float, why: str) -> None:
+    def note_suspension(self, node: str, seconds: float, why: str) -> None:
         """Write down that a party is neither asked nor waited for, for a while."""
-        self.journal.note("aside", round=self.round, party=node, seconds=round(seconds, 1), why=why)
+        self.journal.note("suspended", round=self.round, party=node, seconds=round(seconds, 1), why=why)
 
     @_writes
     def stop(self, reason: str) -> None:
@@ -255,14 +255,14 @@ class Coordinator:
     @_writes
     def repeat_round(self) -> None:
         """Ask those who refused once more: for a round that too few have answered."""
-        refused = len(self.intake.refusals)
-        self.journal.note("repeated", round=self.round, answered=len(self.intake.taken), refused=refused)
-        self.intake.refusals.clear()
+        refused = len(self.collector.refusals)
+        self.journal.note("repeated", round=self.round, answered=len(self.collector.taken), refused=refused)
+        self.collector.refusals.clear()
 
     @_writes
     def close_round(self) -> None:
         """The server's step with what was taken; nothing of it counts before the checkpoint is written."""
-        k, taken, state = self.round, self.intake.taken, self.state.run
+        k, taken, state = self.round, self.collector.taken, self.state.run
         if not self.ready:
             raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait, or ask again")
         row = self._observed(taken) if due(self.plan, k) else None
@@ -281,7 +281,7 @@ class Coordinator:
         if row is not None:
             self._record(row)
         self._move(x, server, messages, numbers)
-        away = sorted(set(self.intake.asked) - taken.keys())
+        away = sorted(set(self.collector.asked) - taken.keys())
         if away:
             self.journal.note("away", round=k, parties=away)
         self._save()
@@ -322,7 +322,7 @@ class Coordinator:
     def _most_released(self, paid: int) -> tuple[int, str]:
         """The most messages that a party may have released, and which party; `paid`: rounds that were paid for."""
         opened = min(self.round + 1, paid)
-        return max((seat.made(opened), node) for node, seat in self.state.seats.items())
+        return max((party.made(opened), node) for node, party in self.state.parties.items())
 
     def _epsilon(self, mechanism: Mechanism) -> float:
         """ε of what was released so far; cheap, never below the truth."""
@@ -345,12 +345,12 @@ class Coordinator:
             f"{node} may have released {most} messages in {spent.releases} rounds, for disks were lost or messages "
             f"dropped: epsilon is {epsilon:.4g}"
         )
-        told: dict[str, Any] = {"epsilon": epsilon, "releases": most, "beyond_ledger": most - spent.releases}
+        facts: dict[str, Any] = {"epsilon": epsilon, "releases": most, "beyond_ledger": most - spent.releases}
         if epsilon > target:
             note += f", above the target of {target:g}"
             reached = dataclasses.replace(self.mechanism.privacy, epsilon=math.ceil(epsilon * 1000) / 1000)
-            told |= {"is_target": False, "statement": reached.promise(len(self.parties))}
-        return dataclasses.replace(spent, **told, notes=(*spent.notes, note))
+            facts |= {"is_target": False, "statement": reached.promise(len(self.parties))}
+        return dataclasses.replace(spent, **facts, notes=(*spent.notes, note))
 
     def _move(self, x: Tensor, server: Tables, messages: Tensor, numbers: list[int]) -> None:
         """The next round's state: rows take their messages, those of parties that are away do as absent clients."""
@@ -360,7 +360,7 @@ class Coordinator:
             rows[numbers] = steps.follow(state.memory[numbers], messages).to(rows)
             state.clients[MEMORY] = rows
         for i in numbers:
-            self.state.seats[self.parties[i]].accept(self.intake.taken[self.parties[i]].digest, self.round)
+            self.state.parties[self.parties[i]].accept(self.collector.taken[self.parties[i]].digest, self.round)
         state.x, state.server = x, server
         state.messages += len(numbers)
         state.round += 1
@@ -393,19 +393,19 @@ class Coordinator:
 
     def _open_round(self) -> None:
         drawn = drawn_clients(self.plan.participation, len(self.parties), self.round, self.plan.seed)
-        self.intake.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
+        self.collector.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
 
     def _row(self, node: str) -> Array | None:
         """What the party's accepted messages add up to; None where there are none or the method has no memory."""
-        seat = self.state.seats.get(node)
-        if seat is None or not seat.accepted or not self.state.run.clients:
+        party = self.state.parties.get(node)
+        if party is None or not party.accepted or not self.state.run.clients:
             return None
         row: Array = self.state.run.memory[self.parties.index(node)].numpy()
         return row
 
     def _row_to_restore(self, node: str) -> Array | None:
         """A party that lost its memory gets the server's; the others have their own."""
-        row = self._row(node) if node in self.intake.greeting else None
+        row = self._row(node) if node in self.collector.joining else None
         return row.copy() if row is not None else None
 
     def _observed(self, taken: Mapping[str, Reply]) -> Row:
@@ -437,7 +437,7 @@ class Coordinator:
         tensors |= {f"client.{name}": rows for name, rows in state.clients.items()}
         if self.storage.out is not None:
             self._write(tensors, facts)
-        self.intake.unsaved = False
+        self.collector.unsaved = False
 
     def _write(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         from safetensors import SafetensorError

@@ -43,14 +43,13 @@ from ...sampling.random_streams import Key, Stream
 from ...training.metrics import ROUNDING
 from . import party_state
 from .account import PartyAccount
-from .client_work import Work
-from .digests import chained
+from .gradient_oracle import GradientOracle
 from .journal import JOURNAL, Journal
 from .method_checks import as_used, check_client_functions, restorable
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
-from .reconciling import agree, grant, idled, overtaken
-from .wire import Refusal, Reply, Request, WireError, addressed, from_fields, run_name, to_fields
+from .reconciliation import after_absence, overtaken, reconcile, resume
+from .wire import Refusal, Reply, Request, WireError, addressed, chained, from_fields, run_name, to_fields
 
 
 class _Refused(Exception):  # noqa: N818  (a verdict on its way to the answer)
@@ -62,8 +61,8 @@ class _Refused(Exception):  # noqa: N818  (a verdict on its way to the answer)
 class Party:
     """One party at work in `folder`. `node` is its name in the federation; a request for another name is refused."""
 
-    def __init__(self, folder: str | Path, policy: Policy, work: Work, node: str | None = None) -> None:
-        self.folder, self.policy, self.work, self.node = Path(folder), policy, work, node
+    def __init__(self, folder: str | Path, policy: Policy, oracle: GradientOracle, node: str | None = None) -> None:
+        self.folder, self.policy, self.oracle, self.node = Path(folder), policy, oracle, node
         self.journal = Journal(self.folder / JOURNAL)
 
     def answer(self, request: Request | Mapping[str, Any]) -> Reply | Refusal:
@@ -74,7 +73,7 @@ class Party:
                 run, node, round = addressed(to_fields(request) if isinstance(request, Request) else request)
             asked = self._read(request)
             self._check_policy(asked)
-            with party_state.taken(self.folder):
+            with party_state.locked(self.folder):
                 return self._answer(asked)
         except Exception as error:  # a full disk, a damaged ledger: the server hears no details, the party goes on
             verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", _in_words(error))
@@ -106,7 +105,7 @@ class Party:
             steps = Steps(method, torch.zeros_like(torch.tensor(request.x)))
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
-        self.work.check(torch.tensor(request.x))
+        self.oracle.check(torch.tensor(request.x))
         with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
             state = self._reconciled(request, steps, account, price)
             if isinstance(state, Refusal):
@@ -142,13 +141,13 @@ class Party:
         if state is not None and state.client is None and record.token == state.token:
             if price is not None:  # also where the party cannot go on: what was sent was sent
                 self._recover(request, account, price)
-            granted = self._granted(state, request, steps)
-            if granted is not None:
-                return granted
+            resumed = self._resumed(state, request, steps)
+            if resumed is not None:
+                return resumed
         if state is not None and state.client is not None:
             if request.round < state.newest and overtaken(state, record):
                 raise _Refused(Verdict("late", f"a request of round {request.round} after one of {state.newest}"))
-            agreed = agree(state, request, steps)
+            agreed = reconcile(state, request, steps)
             if agreed is not None:
                 if state.pending is not None and agreed.pending is None and agreed.accepted == state.accepted:
                     self.journal.note("dropped", run=request.run, node=request.node, step=state.accepted + 1)
@@ -161,10 +160,10 @@ class Party:
                 party_state.make_room(self.folder)
             state = PartyState(secrets.token_hex(16), ledger=account.head)
             party_state.save(path, state)
-            self.journal.note("hello", run=request.run, node=request.node, round=request.round)
+            self.journal.note("handshake", run=request.run, node=request.node, round=request.round)
         return Refusal(request.run, request.node, request.round, "state", state.token)
 
-    def _granted(self, state: PartyState, request: Request, steps: Steps) -> PartyState | None:
+    def _resumed(self, state: PartyState, request: Request, steps: Steps) -> PartyState | None:
         """The state that goes on from the server's record; refuses a method that cannot restore it or cannot work."""
         if request.record.accepted and not restorable(steps):
             name = request.method.name
@@ -173,7 +172,7 @@ class Party:
             check_client_functions(steps, torch.tensor(request.x))
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
-        return grant(state, request, steps)
+        return resume(state, request, steps)
 
     def _loaded(self, path: Path, request: Request) -> PartyState | None:
         try:
@@ -198,7 +197,7 @@ class Party:
         account.pay(request, state.accepted + 1, price)
         client = state.client or {}
         try:
-            client = idled(steps, state, request.round, torch.tensor(request.x))
+            client = after_absence(steps, state, request.round, torch.tensor(request.x))
             message, draft, loss = self._message(request, steps, client)
         except (Exception, SystemExit) as error:  # whatever the party's own code does
             exact = _in_words(error)
@@ -217,11 +216,11 @@ class Party:
     def _without_noise(self, request: Request, steps: Steps, state: PartyState, account: PartyAccount) -> PartyState:
         """A message of a run that the policy lets in without noise: nothing is hidden, a failure neither."""
         try:
-            client = idled(steps, state, request.round, torch.tensor(request.x))
+            client = after_absence(steps, state, request.round, torch.tensor(request.x))
             message, draft, loss = self._message(request, steps, client)
         except Exception as error:  # whatever the party's own code says in its errors, it stays here
             raise _Refused(Verdict("failed", _in_words(error))) from error
-        account.note_bare(request, state.accepted + 1)
+        account.note_without_noise(request, state.accepted + 1)
         state = dataclasses.replace(state, client=client, ledger=account.head)
         return self._written(request, state, draft, message, message, loss)
 
@@ -231,7 +230,7 @@ class Party:
         Raises whatever the party's code raises, and `UsageError` where a message is not finite or past its bound.
         """
         x = torch.tensor(request.x)
-        grad, loss = self.work.gradient(x.clone(), request.index, request.round, request.plan)
+        grad, loss = self.oracle.gradient(x.clone(), request.index, request.round, request.plan)
         if grad.shape != x.shape:
             raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(x.shape)}")
         key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ...algorithms.method import Tables
 from ...errors import UsageError
-from ...privacy.chain import Head
+from ...privacy.hash_chain import Head
 from ...system.files import PRIVATE_FILE, private_folder, write_atomic
 
 MOST_RUNS = 100  # states of runs that a message was made for
@@ -181,8 +181,8 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
 
 
 @contextmanager
-def taken(folder: Path) -> Iterator[None]:
-    """The folder for oneself: one request is answered at a time, whichever process it reaches."""
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that one request is answered at a time, whichever process receives it."""
     private_folder(folder)
     handle, owner = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE), os.getpid()
     try:

@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...algorithms.method import Method
-from .digests import chained
-from .server_state import Seat
-from .wire import Array, Reply
+from .server_state import PartyRecord
+from .wire import Array, Reply, chained
 
 CHANCE = 1e-9  # with which an honest message fails one of the three tests
 LARGEST_LOSS = 1e38  # losses of float32 are smaller; the mean over any number of parties stays finite
@@ -82,16 +81,18 @@ class Limits:
         return None
 
 
-def screened(reply: Reply, seat: Seat, like: np.ndarray[Any, Any], row: Array | None, limits: Limits) -> Fault | None:
+def screened(
+    reply: Reply, party: PartyRecord, like: np.ndarray[Any, Any], row: Array | None, limits: Limits
+) -> Fault | None:
     """A reply that is next in its party's chain; what is wrong with it, or None."""
     message = reply.message
     if message.shape != like.shape:
         return Fault(f"the message has {message.size} numbers, the model {like.size}")
     if message.dtype != like.dtype:
         return Fault(f"the message is {message.dtype}, the model {like.dtype}")
-    if reply.step != seat.accepted + 1:
-        return Fault(f"it is step {reply.step}, {seat.accepted + 1} is next")
-    if reply.digest != chained(seat.digest, reply.step, message):
+    if reply.step != party.accepted + 1:
+        return Fault(f"it is step {reply.step}, {party.accepted + 1} is next")
+    if reply.digest != chained(party.digest, reply.step, message):
         return Fault("its digest does not continue the chain of what was accepted")
     if reply.loss is not None and not abs(reply.loss) <= LARGEST_LOSS:
         return Fault(f"its loss is beyond {LARGEST_LOSS:g}", known=True)

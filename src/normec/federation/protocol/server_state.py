@@ -1,12 +1,13 @@
-"""What the server keeps: x, ĝ, each party's row g_i, and its book about each party; with its way to the disk and back.
+"""The state of the server: x, ĝ, each party's row g_i, and a record of each party; and its form in the checkpoint.
 
-The row of a party is its memory as the server can follow it (`Method.follow`) from the messages it saw. With error
-feedback that is what the messages add up to, g_i ← (1−λ) g_i + β m̂_i, and hence ĝ = mean g_i exactly. A method without
-`follow` has no rows.
+The row of a party is the memory of that party as the server can follow it (`Method.follow`) from the messages it has
+received. With error feedback it is the sum of the messages, g_i ← (1−λ) g_i + β m̂_i, and hence ĝ = mean g_i exactly. A
+method without `follow` has no rows.
 
-Under "local" trust the server could compute the rows from what it saw in any case, so keeping them tells nobody
-anything; a party's own memory equals its row if it takes the noisy message, and differs from it by its own noise if it
-takes the clean one. Under "central" trust the rows are clean, as all that the server sees is.
+Under "local" trust the server could compute the rows from the messages in any case, so keeping them reveals nothing
+new. A party's own memory equals its row if it is updated with the noisy message, and differs from it by the party's
+own noise if it is updated with the clean one. Under "central" trust the rows contain no noise, like all messages that
+the server receives.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ from ...training.run import State
 from .method_checks import keeps_rows
 from .wire import Array, Record
 
-TOKENS = 8  # hellos that are kept by their tokens; an older one that comes again counts as one more life
+TOKENS = 8  # the newest handshakes are remembered by their tokens; an older one that is repeated counts as a new one
+# Names in the checkpoint, which must stay the same so that older runs can be continued.
+_PARTIES, _HANDSHAKES = "seats", "lives"
 
 
 @dataclass
-class Seat:
-    """The server's book about one party; see `wire.Record`. `tokens`: its newest hellos, the last heard last.
+class PartyRecord:
+    """What the server knows about one party; `wire.Record` is the part that the party is sent.
 
-    `lives`: how many hellos with tokens of their own there were. `drops`: messages that continued its chain and were
-    dropped all the same; `faults`: all its bad messages.
+    `tokens` are those of the newest handshakes, the most recent one last, and `handshakes` counts all handshakes with
+    different tokens. `drops` counts messages that continued the party's chain and were dropped nevertheless; `faults`
+    counts all invalid messages.
     """
 
     accepted: int = 0
@@ -40,47 +44,63 @@ class Seat:
     digest: str = ""
     dropped: str = ""
     tokens: list[str] = field(default_factory=list)
-    lives: int = 0
+    handshakes: int = 0
     drops: int = 0
     faults: int = 0
 
-    def record(self, row: Array | None) -> Record:
+    def to_wire(self, row: Array | None) -> Record:
         last = self.tokens[-1] if self.tokens else ""
         return Record(self.accepted, self.since, self.digest, self.dropped, self.lost, last, row)
 
     @property
     def lost(self) -> int:
-        """Messages that may have been made and were not accepted: one for each drop, and each life but the first."""
-        return self.drops + max(0, self.lives - 1)
+        """Messages that may have been made but were not accepted: one per drop, and one per handshake but the first."""
+        return self.drops + max(0, self.handshakes - 1)
 
     def made(self, opened: int) -> int:
-        """The most messages that the party may have made in the `opened` rounds that it was asked in.
+        """The most messages that the party may have made in the `opened` rounds in which it was asked.
 
-        One more than were accepted may be under way, unless one of every round was accepted.
+        One more than the accepted ones may be under way, unless the party's message of every round was accepted.
         """
         return min(self.accepted + 1, opened) + self.lost
 
-    def greet(self, token: str) -> None:
-        """A hello. An earlier life's may come last: whoever repeats its own is the one that is answered."""
+    def note_handshake(self, token: str) -> None:
+        """Make `token` the one that the next request answers.
+
+        A handshake that the party began before it lost its disk may arrive last. The party repeats its own handshake,
+        and the one that is repeated is answered.
+        """
         if token in self.tokens:
             self.tokens.remove(token)
         else:
-            self.lives += 1
+            self.handshakes += 1
         self.tokens = [*self.tokens[1 - TOKENS :], token]
 
     def accept(self, digest: str, round: int) -> None:
         self.accepted, self.since, self.digest, self.dropped = self.accepted + 1, round + 1, digest, ""
 
+    def to_facts(self) -> dict[str, Any]:
+        """The record as the checkpoint holds it."""
+        facts = dataclasses.asdict(self)
+        facts[_HANDSHAKES] = facts.pop("handshakes")
+        return facts
+
+    @staticmethod
+    def from_facts(facts: dict[str, Any]) -> PartyRecord:
+        others = {name: value for name, value in facts.items() if name != _HANDSHAKES}
+        return PartyRecord(**others, handshakes=facts.get(_HANDSHAKES, 0))
+
 
 @dataclass
 class ServerState:
-    """`run` is the state as any run has it: round, x, the rows as its memory, ĝ, and the count of messages.
+    """The state of a federated run at the server.
 
-    `number` is random, drawn when the run begins: parties know the run by its name and this number.
+    `run` is the state that any run has: round, x, the rows g_i as its memory, ĝ, and the count of messages. `number` is
+    random and drawn when the run begins; parties identify the run by its name and this number.
     """
 
     run: State
-    seats: dict[str, Seat]
+    parties: dict[str, PartyRecord]
     number: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @staticmethod
@@ -89,16 +109,17 @@ class ServerState:
         if keeps_rows(steps):
             rows[MEMORY] = rows_like(steps.initial_client_state[MEMORY].to(x0), len(parties)).clone()
         server = {name: value.clone() for name, value in steps.initial_server_state.items()}
-        return ServerState(State(0, x0.clone(), rows, server, {}), {node: Seat() for node in parties})
+        return ServerState(State(0, x0.clone(), rows, server, {}), {node: PartyRecord() for node in parties})
 
     @staticmethod
     def restored(steps: Steps, tensors: dict[str, Tensor], facts: dict[str, Any]) -> ServerState:
-        seats = {node: Seat(**kept) for node, kept in facts["seats"].items()}
+        parties = {node: PartyRecord.from_facts(kept) for node, kept in facts[_PARTIES].items()}
         rows = {MEMORY: tensors[f"client.{MEMORY}"]} if keeps_rows(steps) else {}
         server = {name: tensors[f"server.{name}"] for name in steps.initial_server_state}
         run = State(facts["round"], tensors["x"], rows, server, {}, facts["messages"])
-        return ServerState(run, seats, facts["number"])
+        return ServerState(run, parties, facts["number"])
 
     def facts(self) -> dict[str, Any]:
-        seats = {node: dataclasses.asdict(seat) for node, seat in self.seats.items()}
-        return {"messages": self.run.messages, "seats": seats, "number": self.number}
+        """What the checkpoint holds beside the tensors."""
+        parties = {node: party.to_facts() for node, party in self.parties.items()}
+        return {"messages": self.run.messages, _PARTIES: parties, "number": self.number}

@@ -37,7 +37,7 @@ def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
         "recovered": releases.recovered(),
         "central": releases.central(),
         "seeded": releases.seeded(),
-        "without_noise": releases.bare(),
+        "without_noise": releases.without_noise(),
         "failed": sum(line.get("event") == "failed" for line in events),
         "journal_full": any(line.get("event") == FULL for line in events),
         "ledger": str(folder / FILE),
@@ -46,7 +46,7 @@ def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
             run: {
                 "epsilon": releases.epsilon(policy.delta, run),
                 "releases": releases.count(run),
-                "without_noise": releases.bare(run),
+                "without_noise": releases.without_noise(run),
             }
             for run in releases.runs()
         },

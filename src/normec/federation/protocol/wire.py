@@ -9,6 +9,7 @@ a secure sum over a network will need.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -195,6 +196,16 @@ def from_fields(table: Mapping[str, Any], largest: int = LARGEST) -> Message:
 def run_name(run: str) -> str:
     """The name that people know a run by, without its random number."""
     return run.partition("~")[0]
+
+
+def chained(previous: str, step: int, message: Array) -> str:
+    """The digest of a party's messages up to `step`: SHA-256 of the digest so far, the step and the message's bytes.
+
+    Server and party compare it to make sure that they refer to the same messages.
+    """
+    digest = hashlib.sha256(f"{previous}/{step}/{message.dtype.str}/".encode())
+    digest.update(message.tobytes())
+    return digest.hexdigest()
 
 
 def addressed(table: Any) -> tuple[str, str, int]:

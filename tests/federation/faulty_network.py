@@ -1,4 +1,4 @@
-"""A small federation to tell stories about: quadratics, a network that misbehaves, and processes that die.
+"""A small federation with faults: quadratics, a network that misbehaves, and processes that are killed.
 
 Every durable write passes `os.write`, `os.fsync` or `os.replace`; `dying` raises around the m-th of them, which is what
 a kill between two system calls leaves on the disk. `left` remembers every distinct message that ever left a party.
@@ -23,16 +23,16 @@ from normec.algorithms import registry
 from normec.algorithms.method import MEMORY, Steps
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import FILE, read_releases
-from normec.federation.protocol.client_work import Work
 from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.gradient_oracle import GradientOracle
 from normec.federation.protocol.method_checks import keeps_rows
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
-from normec.federation.protocol.reconciling import agree, idled
+from normec.federation.protocol.reconciliation import after_absence, reconcile
 from normec.federation.protocol.terms import PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply, Request, to_fields
 
-from .village import plan
+from .in_process import plan
 
 DIMENSION = 5
 NODES = ["a", "b", "c"]
@@ -89,7 +89,7 @@ def dying(point: int) -> Iterator[None]:
             patch.stop()
 
 
-class Quadratic(Work):
+class Quadratic(GradientOracle):
     """∇f_i(x) = x − b_i: parties that disagree."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
@@ -98,7 +98,7 @@ class Quadratic(Work):
 
 
 @dataclass
-class Story:
+class FaultyFederation:
     folder: Path
     method: Method
     privacy: Privacy | None = None
@@ -117,7 +117,7 @@ class Story:
             torch.zeros(DIMENSION, dtype=torch.float64),
             NODES,
             plan(10_000, lr=0.1),
-            run="story",
+            run="trial",
             privacy=self.privacy,
             folder=self.folder / "server",
             minimum=self.minimum,
@@ -197,7 +197,7 @@ class Story:
         self.check()
 
     def answer(self, node: str) -> None:
-        """One party's part of a round without a fault: a hello if it needs one, and its message."""
+        """One party's part of a round without a fault: a handshake if it needs one, and its message."""
         for _ in range(3):
             before = len(self.flying)
             self.ask(node)
@@ -217,11 +217,11 @@ class Story:
 
     def check(self) -> None:
         """What holds after every round: ĝ = mean g_i, every round has its row, every message is counted once."""
-        state, seats = self.server.state.run, self.server.state.seats
+        state, parties = self.server.state.run, self.server.state.parties
         if state.clients and (self.privacy is None or self.privacy.trust == "local"):
             torch.testing.assert_close(state.estimate, state.memory.mean(0), rtol=1e-9, atol=1e-9)
         assert [row["round"] for row in self.server.storage.history] == list(range(state.round))
-        assert sum(seat.accepted for seat in seats.values()) == state.messages
+        assert sum(party.accepted for party in parties.values()) == state.messages
 
     def check_parties(self) -> None:
         """Each party's memory is the server's row of it, and no account is short of what left."""
@@ -231,20 +231,20 @@ class Story:
         for number, (node, request) in enumerate(self.server.requests().items()):
             state = party_state.load(party_state.path_of(self.home(node), self.server.run, node))
             assert state is not None
-            agreed = agree(state, request, steps)
+            agreed = reconcile(state, request, steps)
             assert agreed is not None
-            assert agreed.accepted == self.server.state.seats[node].accepted
+            assert agreed.accepted == self.server.state.parties[node].accepted
             if rows and (self.privacy is None or self.privacy.memory == "noisy" or self.privacy.trust == "central"):
-                own = idled(steps, agreed, request.round, x)[MEMORY][0]
+                own = after_absence(steps, agreed, request.round, x)[MEMORY][0]
                 torch.testing.assert_close(
                     own, rows[MEMORY][number], rtol=0 if steps.ignores_absence else 1e-12, atol=0
                 )
             if self.privacy is not None:
-                assert read_releases(self.home(node)).count("story", node) >= len(self.left[node])
+                assert read_releases(self.home(node)).count("trial", node) >= len(self.left[node])
 
 
-def settled(folder: Path, name: str = "noisy memory", minimum: int = 1) -> Story:
+def settled(folder: Path, name: str = "noisy memory", minimum: int = 1) -> FaultyFederation:
     """A federation of one of the `SETTINGS`, in which everyone has a memory."""
-    story = Story(folder, *SETTINGS[name], minimum)
-    story.settle()
-    return story
+    federation = FaultyFederation(folder, *SETTINGS[name], minimum)
+    federation.settle()
+    return federation

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..storage.history import NOT_COVERED
-from . import charts, guarantee, words
+from . import charts, formatting, guarantee
 from .document import Section, copyable, document, notes_of, pill
 from .html import Html, e, join, table
-from .reading import RunView
 from .run_page import axis_choice, references_of, shown
+from .run_view import RunView
 
 BETTER = (
     ("accuracy", "highest test accuracy", max),
@@ -81,7 +81,7 @@ def headline(views: dict[str, RunView]) -> str:
         if private and best not in private:
             safe = choose(private, key=lambda name: private[name].final[column])
             text += f"; with privacy it was {safe}, {_told(private[safe], column)}"
-        return words.sentence(text)
+        return formatting.sentence(text)
     return "None of these runs has measured anything yet."
 
 
@@ -91,7 +91,7 @@ def _whole(view: RunView) -> bool:
 
 def _told(view: RunView, column: str) -> str:
     value = view.final[column]
-    shown = words.percent(value) if column == "accuracy" else words.number(value)
+    shown = formatting.percent(value) if column == "accuracy" else formatting.number(value)
     mark = f" ({NOT_COVERED})" if column in view.uncovered else ""
     return f"{shown}{mark}, {guarantee.phrase(view)}"
 
@@ -109,12 +109,12 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
             [
                 e("a", name, href=links[name]) if name in links else name,
                 pill(view.status),
-                words.epsilon(view.epsilon) if view.private else "∞",
-                words.number(view.identity.get("lr", view.settings.get("lr"))),
-                words.percent(final.get("accuracy")) if good else "",
-                *(words.number(final.get(column), 3) if good else "" for column in ("loss", "grad_norm")),
-                words.size(final.get("bytes")),
-                words.number(view.round),
+                formatting.epsilon(view.epsilon) if view.private else "∞",
+                formatting.number(view.identity.get("lr", view.settings.get("lr"))),
+                formatting.percent(final.get("accuracy")) if good else "",
+                *(formatting.number(final.get(column), 3) if good else "" for column in ("loss", "grad_norm")),
+                formatting.size(final.get("bytes")),
+                formatting.number(view.round),
             ]
         )
     uncovered = uncovered_of(views.values())
@@ -136,19 +136,19 @@ def privacy(named: Sequence[tuple[str, RunView]]) -> Html:
         groups.setdefault(key, []).append((name, view))
     parts: list[Html] = []
     for (phrase, statement, *notes), members in groups.items():
-        names = words.listed([name for name, _ in members]) if len(members) <= 8 else f"{len(members)} runs"
+        names = formatting.listed([name for name, _ in members]) if len(members) <= 8 else f"{len(members)} runs"
         parts += [
-            e("h3", words.sentence(phrase).rstrip(".")),
+            e("h3", formatting.sentence(phrase).rstrip(".")),
             e("p", names, class_="quiet"),
             e("p", statement or _said(members[0][1])),
-            *(e("p", words.sentence(f"note: {note}")) for note in notes),
+            *(e("p", formatting.sentence(f"note: {note}")) for note in notes),
         ]
     sums = [view.epsilon for _, view in named if view.private and view.epsilon is not None]
     if len(sums) > 1:
         text = (
             f"Together: these are {len(sums)} private runs. Where they used the same data, their ε and δ add up for "
-            f"whoever sees all of their messages, here to ε = {words.epsilon(sum(sums))} at most; choosing the best of "
-            "them looks at all."
+            f"whoever sees all of their messages, here to ε = {formatting.epsilon(sum(sums))} at most; choosing the "
+            "best of them looks at all."
         )
         parts.append(e("p", text, class_="callout"))
     gaps = list(
@@ -159,7 +159,7 @@ def privacy(named: Sequence[tuple[str, RunView]]) -> Html:
     if gaps:
         parts += [
             e("h3", "What is not covered"),
-            e("ul", [e("li", words.sentence(gap)) for gap in gaps], class_="gaps"),
+            e("ul", [e("li", formatting.sentence(gap)) for gap in gaps], class_="gaps"),
         ]
     return join(parts)
 
@@ -179,7 +179,9 @@ def _ledgers(views: dict[str, RunView]) -> Html:
         last = lines[-1] if len(lines) > 1 else {}
         state = fault or f"whole, {len(lines)} lines"
         held = (last.get("releases"), last.get("sigma"), last.get("multiplier"))
-        rows.append([name, *(words.number(value) for value in held), words.epsilon(last.get("epsilon")), state])
+        rows.append(
+            [name, *(formatting.number(value) for value in held), formatting.epsilon(last.get("epsilon")), state]
+        )
     if not rows:
         return e("p", "No run was private, so there is no ledger.")
     return table(
@@ -194,8 +196,10 @@ def _health(views: dict[str, RunView]) -> Html:
         final = view.final
         clients = view.summary.get("clients") or view.identity.get("clients")
         sent, rounds = final.get("messages"), final.get("round")
-        missing = words.percent(max(0.0, 1 - sent / (rounds * clients))) if sent and rounds and clients else ""
-        rows.append([name, words.number(clients), missing, *(words.number(final.get(column)) for column in known)])
+        missing = formatting.percent(max(0.0, 1 - sent / (rounds * clients))) if sent and rounds and clients else ""
+        rows.append(
+            [name, formatting.number(clients), missing, *(formatting.number(final.get(column)) for column in known)]
+        )
     heads = ("run", ">clients", ">not drawn or dropped", *(f">{HEALTH[column]}" for column in known))
     listing = table(heads, rows, class_="sortable", aria_label="Clients")
     return join(guarantee.warning(list(views.values())) if known else None, listing)
@@ -207,7 +211,7 @@ def _timing(views: dict[str, RunView]) -> Html:
         total = (view.summary.get("timings") or {}).get("total")
         each = total / view.round if total and view.round else None
         where = " on ".join(filter(None, (view.summary.get("engine"), view.summary.get("device"))))
-        rows.append([name, words.seconds(total), words.seconds(each), where])
+        rows.append([name, formatting.seconds(total), formatting.seconds(each), where])
     return table(("run", ">time", ">a round", "engine and device"), rows, aria_label="Timing")
 
 
@@ -221,7 +225,7 @@ def configuration(named: Sequence[tuple[str, RunView]]) -> Html:
     """What the runs share, to copy, and what tells them apart."""
     shared = shared_settings(named)
     apart = list(dict.fromkeys(key for _, view in named for key in view.settings if key not in shared))
-    rows = [[name, *(words.number(view.settings.get(key)) for key in apart)] for name, view in named]
+    rows = [[name, *(formatting.number(view.settings.get(key)) for key in apart)] for name, view in named]
     return join(
         e("h3", "What tells the runs apart") if apart else None,
         table(("run", *apart), rows, class_="sortable", aria_label="What tells the runs apart") if apart else None,

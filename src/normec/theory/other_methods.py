@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .numbers import Numbers, Value, below, non_negative, plain, positive, root, whole
+from .argument_checks import Numbers, Value, below, non_negative, plain, positive, root, whole
 
 
 def clip21(*, L: Numbers, L_max: Numbers, F0: Numbers, tau: Numbers, grad_max: Numbers, rounds: Numbers) -> Value:

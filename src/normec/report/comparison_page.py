@@ -11,11 +11,11 @@ from ..errors import UsageError
 from ..settings import config
 from ..storage.history import NOT_COVERED, UNNOISED
 from ..system.files import read_json
-from . import several, shapes, words
+from . import formatting, runs_page, schema
 from .document import Section, copyable
 from .html import Html, e, join, table
-from .reading import MOST_BYTES, RunView, read_runs, trusted_run
 from .run_page import shown
+from .run_view import MOST_BYTES, RunView, read_runs, trusted_run
 
 FILE = "comparison.json"
 CRITERIA = {
@@ -46,9 +46,9 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
     if not views:
         raise UsageError(f"{folder} holds no run of its comparison: {'; '.join(notes) or FILE + ' is empty'}")
     by = criterion(rows, views)
-    to = link or (lambda run: several.link_to(run, folder / "report.html"))
+    to = link or (lambda run: runs_page.link_to(run, folder / "report.html"))
     links = {name: to(view.folder) for name, view in views.items()}
-    return several.render(
+    return runs_page.render(
         views,
         links,
         title=folder.resolve().name,
@@ -65,14 +65,14 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         rows = read_json(path, MOST_BYTES)
     except FileNotFoundError:
         raise UsageError(f"{folder} holds no comparison (there is no {FILE})") from None
-    if not shapes.list_of(ROW)(rows):
+    if not schema.list_of(ROW)(rows):
         raise UsageError(f"{path} is not what a comparison writes")
     return list(rows)
 
 
 def _step_sizes(tried: Any) -> bool:
     """A table of step sizes, each with what became of it."""
-    if not shapes.table_of(shapes.optional(shapes.number))(tried):
+    if not schema.table_of(schema.optional(schema.number))(tried):
         return False
     try:
         return all(math.isfinite(float(size)) for size in tried)
@@ -80,9 +80,9 @@ def _step_sizes(tried: Any) -> bool:
         return False
 
 
-ROW = shapes.record(
-    {"method": shapes.text, "tried": _step_sizes},
-    {"folder": shapes.optional(shapes.text), "lr": shapes.optional(shapes.number), "status": shapes.text},
+ROW = schema.record(
+    {"method": schema.text, "tried": _step_sizes},
+    {"folder": schema.optional(schema.text), "lr": schema.optional(schema.number), "status": schema.text},
 )
 
 
@@ -109,7 +109,7 @@ def _tried(rows: list[dict[str, Any]], by: str, private: bool) -> list[Section]:
         cells: list[str | Html] = []
         for size in sizes:
             value = tried.get(size)
-            text = words.number(value)
+            text = formatting.number(value)
             if value is None and size in tried:
                 text = "diverged" if len(tried) > 1 or row.get("status") == "diverged" else "not compared"
             cells.append(e("strong", text) if size == row.get("lr") else text)
@@ -136,7 +136,7 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
     command += ["--out", f"{shown(folder)}-again"]
     return join(
         e("p", "Save what all methods share as shared.toml:"),
-        copyable(several.toml(shared), "shared.toml"),
+        copyable(runs_page.toml(shared), "shared.toml"),
         e("p", "and run"),
         copyable(shlex.join(command), "the command"),
     )

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from . import memory
+from .argument_checks import Array
 from .constants import Constants
 from .forgetting import forgetting
-from .numbers import Array
 from .private import theorem2
 
 

@@ -12,43 +12,42 @@ import pytest
 import torch
 
 from normec import NormEC
-from normec.federation.flower.conduct import CLEAN, DOUBLINGS, HELLOS, SHORTEST, Conduct
-from normec.federation.flower.mailbox import Letter
-from normec.federation.flower.roster import Present
-from normec.federation.flower.serving import ASKS, Patience, serve
+from normec.federation.flower.mailbox import Incoming
+from normec.federation.flower.roster import OnlineParty
+from normec.federation.flower.server_loop import ASKS, Timeouts, run_rounds
+from normec.federation.flower.suspension import CLEAN, DOUBLINGS, HANDSHAKES, SHORTEST, Suspensions
 from normec.federation.protocol.coordinator import Coordinator
-from normec.federation.protocol.digests import chained
-from normec.federation.protocol.wire import Refusal, Reply, Request, to_fields
+from normec.federation.protocol.wire import Refusal, Reply, Request, chained, to_fields
 
-from .village import plan
+from .in_process import plan
 
 NODES = ["a", "b", "mallory"]
 LIMIT = 600.0
-Behaviour = Callable[[Request], Letter | None]
-lives = itertools.count()
+Behaviour = Callable[[Request], Incoming | None]
+tokens = itertools.count()
 
 
-def honest(request: Request) -> Letter:
+def honest(request: Request) -> Incoming:
     step, message = request.record.accepted + 1, request.x * 0
     digest = chained(request.record.digest, step, message)
-    return letter(request, to_fields(Reply(request.run, request.node, request.round, step, digest, message)))
+    return incoming(request, to_fields(Reply(request.run, request.node, request.round, step, digest, message)))
 
 
-def letter(request: Request, fields: Mapping[str, Any] | None, **more: Any) -> Letter:
-    return Letter(NODES.index(request.node), request.round, dict(fields) if fields is not None else None, **more)
+def incoming(request: Request, fields: Mapping[str, Any] | None, **more: Any) -> Incoming:
+    return Incoming(NODES.index(request.node), request.round, dict(fields) if fields is not None else None, **more)
 
 
-def hello(request: Request) -> Letter:
-    token = f"{next(lives):032x}"
-    return letter(request, to_fields(Refusal(request.run, request.node, request.round, "state", token)))
+def handshake(request: Request) -> Incoming:
+    token = f"{next(tokens):032x}"
+    return incoming(request, to_fields(Refusal(request.run, request.node, request.round, "state", token)))
 
 
-def rubbish(request: Request) -> Letter:
-    return letter(request, None, fault="it cannot be read")
+def rubbish(request: Request) -> Incoming:
+    return incoming(request, None, fault="it cannot be read")
 
 
-def lost(request: Request) -> Letter:
-    return letter(request, None, lost=True)
+def lost(request: Request) -> Incoming:
+    return incoming(request, None, lost=True)
 
 
 def silent(_: Request) -> None:
@@ -62,7 +61,7 @@ class Play:
         self, folder: Path | None, mallory: Behaviour, rounds: int, minimum: int = 2, restless: bool = False
     ) -> None:
         self.now, self.asks, self.said = 0.0, Counter[str](), list[str]()
-        self._letters: list[Letter] = []
+        self._incoming: list[Incoming] = []
         self._behaviour: dict[str, Behaviour] = {"a": honest, "b": honest, "mallory": mallory}
         self._restless = restless
         self.server = Coordinator(
@@ -73,27 +72,31 @@ class Play:
         for request in requests.values():
             self.asks[request.node] += 1
             answer = self._behaviour[request.node](request)
-            self._letters += [answer] if answer is not None else []
+            self._incoming += [answer] if answer is not None else []
 
-    def next(self, seconds: float) -> Letter | None:
-        if self._letters:
-            return self._letters.pop(0)
+    def next(self, seconds: float) -> Incoming | None:
+        if self._incoming:
+            return self._incoming.pop(0)
         self.now += seconds
         return None
 
-    def present(self) -> dict[str, Present]:
+    def online(self) -> dict[str, OnlineParty]:
         since = str(self.now) if self._restless else "always"
-        return {name: Present(number, since if name == "mallory" else "always") for number, name in enumerate(NODES)}
+        return {
+            name: OnlineParty(number, since if name == "mallory" else "always") for number, name in enumerate(NODES)
+        }
 
     def name(self, node: int) -> str:
         return NODES[node]
 
     def run(self, wait: float = 1e9) -> None:
-        serve(self.server, self, self, Patience(LIMIT, wait), self.said.append, lambda: self.now)  # type: ignore[arg-type]
+        run_rounds(self.server, self, self, Timeouts(LIMIT, wait), self.said.append, lambda: self.now)  # type: ignore[arg-type]
         self.server.close()
 
 
-@pytest.mark.parametrize("mallory", [hello, rubbish, lost], ids=["hello after hello", "rubbish", "always lost"])
+@pytest.mark.parametrize(
+    "mallory", [handshake, rubbish, lost], ids=["handshake after handshake", "rubbish", "always lost"]
+)
 def test_a_party_that_talks_nonsense_does_not_hold_rounds_up(mallory: Behaviour, tmp_path: Path) -> None:
     rounds = 50
     play = Play(tmp_path, mallory, rounds)
@@ -110,7 +113,7 @@ def test_a_silent_party_holds_a_vanishing_part_of_the_rounds_up() -> None:
     play.run()
     assert play.server.round == rounds
     assert play.now < 2 * LIMIT  # the first round waits until its limit, the others do not wait
-    asides = [line for line in play.server.journal.lines if line["event"] == "aside"]
+    asides = [line for line in play.server.journal.lines if line["event"] == "suspended"]
     assert {line["party"] for line in asides} == {"mallory"}
     assert "silent" in asides[0]["why"]
 
@@ -127,13 +130,13 @@ def test_a_party_with_a_fault_on_its_book_is_asked_but_not_waited_for() -> None:
 def test_a_party_is_waited_for_again_after_good_messages() -> None:
     turns = itertools.count()
 
-    def mallory(request: Request) -> Letter | None:
+    def mallory(request: Request) -> Incoming | None:
         turn = next(turns)
         return rubbish(request) if turn < 1 else honest(request) if turn <= CLEAN else None
 
     play = Play(None, mallory, 300)
     play.run()
-    assert play.server.state.seats["mallory"].accepted == CLEAN
+    assert play.server.state.parties["mallory"].accepted == CLEAN
     assert LIMIT < play.now < 2 * LIMIT  # then it was silent, and one round waited for it
 
 
@@ -149,15 +152,17 @@ def test_a_party_that_mends_its_ways_is_asked_again_and_taken(tmp_path: Path) ->
     play = Play(tmp_path, lambda request: rubbish(request) if next(turns) < 3 else honest(request), 5, minimum=3)
     play.run()
     assert play.server.round == 5
-    assert play.server.state.seats["mallory"].accepted == 5
+    assert play.server.state.parties["mallory"].accepted == 5
     assert 7 * SHORTEST <= play.now < LIMIT  # set aside for 1, 2 and 4 times the shortest time
 
 
 def test_a_party_that_loses_its_disk_is_answered_at_once(tmp_path: Path) -> None:
     turns = itertools.count()
-    play = Play(tmp_path, lambda request: hello(request) if next(turns) < HELLOS else honest(request), 1, minimum=3)
+    play = Play(
+        tmp_path, lambda request: handshake(request) if next(turns) < HANDSHAKES else honest(request), 1, minimum=3
+    )
     play.run()
-    assert play.server.state.seats["mallory"].accepted == 1
+    assert play.server.state.parties["mallory"].accepted == 1
     assert play.now < SHORTEST
 
 
@@ -172,40 +177,40 @@ def test_a_round_that_nobody_completes_ends_and_says_why(tmp_path: Path) -> None
 
 
 def test_the_time_aside_doubles_up_to_a_limit_and_is_forgotten_after_clean_messages() -> None:
-    conduct, now = Conduct(), 100.0
+    suspensions, now = Suspensions(), 100.0
     for strike in range(DOUBLINGS + 3):
-        assert conduct.strike("m", 1.0, now) == SHORTEST * 2 ** min(strike, DOUBLINGS)
-    assert conduct.strike("m", 600.0, now) == 600.0 * 2**DOUBLINGS
-    assert conduct.aside("m", now)
-    assert not conduct.aside("m", now + 600.0 * 2**DOUBLINGS)
-    assert not conduct.aside("a", now)
+        assert suspensions.strike("m", 1.0, now) == SHORTEST * 2 ** min(strike, DOUBLINGS)
+    assert suspensions.strike("m", 600.0, now) == 600.0 * 2**DOUBLINGS
+    assert suspensions.suspended("m", now)
+    assert not suspensions.suspended("m", now + 600.0 * 2**DOUBLINGS)
+    assert not suspensions.suspended("a", now)
     for _ in range(CLEAN - 1):
-        conduct.clean("m")
-    assert conduct.strike("m", 1.0, now) == SHORTEST * 2**DOUBLINGS  # a fault in between: nothing is forgotten
+        suspensions.clean("m")
+    assert suspensions.strike("m", 1.0, now) == SHORTEST * 2**DOUBLINGS  # a fault in between: nothing is forgotten
     for _ in range(CLEAN * 2**DOUBLINGS):
-        conduct.clean("m")
-    assert conduct.strike("m", 1.0, now) == SHORTEST
+        suspensions.clean("m")
+    assert suspensions.strike("m", 1.0, now) == SHORTEST
 
 
 def test_a_party_holds_rounds_up_ever_more_seldom() -> None:
     """It is silent until the limit whenever it is waited for, and sends good messages otherwise."""
-    conduct, now, held = Conduct(), 0.0, 0
+    suspensions, now, held = Suspensions(), 0.0, 0
     for _ in range(2000):
-        if conduct.trusted("m"):
+        if suspensions.trusted("m"):
             now, held = now + LIMIT, held + 1
-            conduct.strike("m", LIMIT, now)
+            suspensions.strike("m", LIMIT, now)
         else:
             now += LIMIT * 2**DOUBLINGS  # it is no longer set aside
-            conduct.clean("m")
+            suspensions.clean("m")
     most = sum(CLEAN * 2**times + 1 <= 2000 for times in range(DOUBLINGS)) + 2000 // (CLEAN * 2**DOUBLINGS)
     assert 2 <= held <= most + 1
 
 
 def test_a_single_mistake_is_soon_forgotten() -> None:
-    conduct = Conduct()
-    conduct.strike("a", 1.0, 0.0)
+    suspensions = Suspensions()
+    suspensions.strike("a", 1.0, 0.0)
     for _ in range(CLEAN - 1):
-        conduct.clean("a")
-    assert not conduct.trusted("a")
-    conduct.clean("a")
-    assert conduct.trusted("a")
+        suspensions.clean("a")
+    assert not suspensions.trusted("a")
+    suspensions.clean("a")
+    assert suspensions.trusted("a")

@@ -9,20 +9,20 @@ import numpy as np
 
 from .journal import Journal
 from .screening import Limits, screened
-from .server_state import Seat
+from .server_state import PartyRecord
 from .wire import Array, Refusal, Reply, WireError, from_fields
 
-Outcome = Literal["taken", "duplicate", "dropped", "refused", "hello", "late"]
+Outcome = Literal["taken", "duplicate", "dropped", "refused", "handshake", "late"]
 
 
-class Intake:
-    """`taken`: the replies of the open round; `refusals`: reasons, by party; `greeting`: who said hello and waits.
+class Collector:
+    """`taken`: the replies of the open round; `refusals`: reasons, by party; `joining`: who said hello and waits.
 
-    `unsaved`: the seats know of hellos or drops that no checkpoint holds yet. `limits`: what no message may pass.
+    `unsaved`: the seats know of handshakes or drops that no checkpoint holds yet. `limits`: what no message may pass.
     """
 
-    def __init__(self, run: str, seats: dict[str, Seat], limits: Limits, journal: Journal) -> None:
-        self._run, self._seats, self._journal = run, seats, journal
+    def __init__(self, run: str, parties: dict[str, PartyRecord], limits: Limits, journal: Journal) -> None:
+        self._run, self._parties, self._journal = run, parties, journal
         self.limits = limits
         self.unsaved = False
         self.open(0, [])
@@ -32,7 +32,7 @@ class Intake:
         self._round, self.asked = round, asked
         self.taken: dict[str, Reply] = {}
         self.refusals: dict[str, str] = {}
-        self.greeting: set[str] = set()
+        self.joining: set[str] = set()
 
     @property
     def waiting(self) -> set[str]:
@@ -42,8 +42,8 @@ class Intake:
         self, node: str, given: Mapping[str, Any] | Reply | Refusal, like: np.ndarray[Any, Any], row: Array | None
     ) -> Outcome:
         """A message from `node`, whose messages are to look `like` x and add up to `row` so far."""
-        seat = self._seats.get(node)
-        if seat is None:
+        party = self._parties.get(node)
+        if party is None:
             return self.fault(node, "it comes from nobody of this federation")
         try:
             message = given if isinstance(given, Reply | Refusal) else from_fields(given, len(like))
@@ -56,38 +56,40 @@ class Intake:
         if message.round > self._round:
             return self.fault(node, f"it answers round {message.round}, which has not begun")
         if isinstance(message, Refusal):
-            return self._refusal(node, seat, message)
-        return self._reply(node, seat, message, like, row)
+            return self._refusal(node, party, message)
+        return self._reply(node, party, message, like, row)
 
-    def _reply(self, node: str, seat: Seat, reply: Reply, like: np.ndarray[Any, Any], row: Array | None) -> Outcome:
+    def _reply(
+        self, node: str, party: PartyRecord, reply: Reply, like: np.ndarray[Any, Any], row: Array | None
+    ) -> Outcome:
         if node in self.taken:
             if reply.digest == self.taken[node].digest:
                 return self._note("duplicate", node, step=reply.step)
             return self.fault(node, "it differs from the message already taken in this round")
-        if reply.step <= seat.accepted:
+        if reply.step <= party.accepted:
             return self._note("duplicate", node, step=reply.step)
-        fault = screened(reply, seat, like, row, self.limits)
+        fault = screened(reply, party, like, row, self.limits)
         if fault is not None:
-            if fault.known and seat.dropped != reply.digest:
-                seat.dropped, seat.drops, self.unsaved = reply.digest, seat.drops + 1, True
+            if fault.known and party.dropped != reply.digest:
+                party.dropped, party.drops, self.unsaved = reply.digest, party.drops + 1, True
             return self.fault(node, fault.reason)
         if reply.round != self._round:
             self._note("late", node, step=reply.step, computed=reply.round)
         self.taken[node] = reply
         self.refusals.pop(node, None)
-        self.greeting.discard(node)
+        self.joining.discard(node)
         return "taken"
 
-    def _refusal(self, node: str, seat: Seat, refusal: Refusal) -> Outcome:
+    def _refusal(self, node: str, party: PartyRecord, refusal: Refusal) -> Outcome:
         if refusal.reason == "state":
             if not refusal.token:
                 return self.fault(node, "a hello without a token")
-            if refusal.token not in seat.tokens:
+            if refusal.token not in party.tokens:
                 self.unsaved = True
-                self._note("hello", node, life=seat.lives + 1)
-            seat.greet(refusal.token)
-            self.greeting.add(node)
-            return "hello"
+                self._note("handshake", node, count=party.handshakes + 1)
+            party.note_handshake(refusal.token)
+            self.joining.add(node)
+            return "handshake"
         if refusal.round != self._round or node in self.taken:
             return self._note("late", node, reason=refusal.reason)
         self.refusals[node] = refusal.reason
@@ -99,7 +101,7 @@ class Intake:
 
     def fault(self, node: str, why: str) -> Outcome:
         """A bad message, named in the journal and counted; nothing else happens."""
-        seat = self._seats.get(node)
-        if seat is not None:
-            seat.faults += 1
-        return self._note("dropped", node if seat is not None else "?", why=why)
+        party = self._parties.get(node)
+        if party is not None:
+            party.faults += 1
+        return self._note("dropped", node if party is not None else "?", why=why)

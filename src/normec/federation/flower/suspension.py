@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 SHORTEST = 5.0  # seconds
 DOUBLINGS = 6  # at the most: 64 times as long as the party held the round up, 64 times as many good messages
-HELLOS = 2  # without a message between them; an honest party says hello once, and again if it dies before its message
+HANDSHAKES = (
+    2  # without a message between them; an honest party says hello once, and again if it dies before its message
+)
 CLEAN = 8  # messages in a row, without a fault between them, after which a party is waited for again
 
 
@@ -24,12 +26,12 @@ class _Book:
     strikes: int = 0
     ever: int = 0
     clean: int = 0
-    hellos: int = 0
+    handshakes: int = 0
     until: float = 0.0
 
 
-class Conduct:
-    """The parties' conduct by name. Times are seconds of any clock that only goes forward."""
+class Suspensions:
+    """The parties' suspensions by name. Times are seconds of any clock that only goes forward."""
 
     def __init__(self) -> None:
         self._books: dict[str, _Book] = {}
@@ -41,16 +43,16 @@ class Conduct:
         book.strikes, book.ever, book.clean, book.until = book.strikes + 1, book.ever + 1, 0, now + seconds
         return seconds
 
-    def hello(self, name: str) -> bool:
+    def handshake(self, name: str) -> bool:
         """A hello. Returns whether it is one too many."""
         book = self._books.setdefault(name, _Book())
-        book.hellos += 1
-        return book.hellos > HELLOS
+        book.handshakes += 1
+        return book.handshakes > HANDSHAKES
 
     def clean(self, name: str) -> None:
         """A message that was taken."""
         book = self._books.setdefault(name, _Book())
-        book.clean, book.hellos = book.clean + 1, 0
+        book.clean, book.handshakes = book.clean + 1, 0
         if book.clean >= CLEAN * 2 ** min(max(0, book.ever - 1), DOUBLINGS):
             book.strikes = 0
 
@@ -59,7 +61,7 @@ class Conduct:
         book = self._books.get(name)
         return book is None or book.strikes == 0
 
-    def aside(self, name: str, now: float) -> bool:
+    def suspended(self, name: str, now: float) -> bool:
         """Whether the party is not even asked."""
         book = self._books.get(name)
         return book is not None and now < book.until

@@ -23,7 +23,7 @@ from .terms import PlanTerms
 _TRIED = 32  # records of the gradient that is tried first
 
 
-class Work(Protocol):
+class GradientOracle(Protocol):
     """∇f_i(x) and f_i(x) on the records of a round.
 
     Whatever `gradient` does that the server can see would tell it something of the data. So a private message is paid
@@ -36,7 +36,7 @@ class Work(Protocol):
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]: ...
 
 
-class ProblemWork(Work):
+class ProblemOracle(GradientOracle):
     """A `Problem` of one client: the party's own. One gradient at the model's own start is tried when it is made.
 
     So code that cannot work is noticed before anything is paid for, by an error that no server has a hand in.
@@ -61,11 +61,11 @@ class ProblemWork(Work):
         problem = self._problem
         if problem.x0.dtype != x.dtype:
             problem = problem.to(x.device, x.dtype)
-        seat = _Seat(problem, index)
-        batches = _OwnBatches(seat.sizes, plan.batch_size, plan.seed) if plan.batch_size else None
-        buffers = seat.initial_buffers()
+        objective = _PartyObjective(problem, index)
+        batches = _OwnBatches(objective.sizes, plan.batch_size, plan.seed) if plan.batch_size else None
+        buffers = objective.initial_buffers()
         before = {name: rows[index].clone() for name, rows in buffers.items()}
-        loop = LoopEngine(seat, batches, plan.seed)  # type: ignore[arg-type]  # a seat is as much of an objective as a loop asks
+        loop = LoopEngine(objective, batches, plan.seed)  # type: ignore[arg-type]  # a seat is as much of an objective as a loop asks
         with torch.random.fork_rng(devices=[]):
             (block,) = loop.blocks(x, buffers, round, torch.tensor([index]))
         for name, row in before.items():
@@ -75,7 +75,7 @@ class ProblemWork(Work):
 
 
 @dataclass
-class _Seat:
+class _PartyObjective:
     """One client in its seat among the others: it answers to its number, nobody else is there."""
 
     problem: Problem

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..errors import UsageError
 from ..system.files import read_bytes, read_if_present
 from .accounting import Account, Event
-from .chain import Head, LedgerDamaged, read_chain
+from .hash_chain import Head, LedgerDamaged, read_chain
 
 MOST_BEYOND = 10**9  # releases beyond a ledger that a summary may speak of
 _LATEST = Path("checkpoint") / "latest.json"
@@ -78,16 +78,16 @@ def _rows_tell(final: object) -> bool:
 
 
 def _beyond(folder: Path, checkpoint: Mapping[str, Any], paid: int) -> int:
-    """By how many messages a party may be ahead of the `paid` rounds of its server (`federation.server_state.Seat`)."""
+    """By how many messages a party may be ahead of the `paid` rounds of its server (`server_state.PartyRecord`)."""
     if "seats" not in checkpoint:
         return 0
     try:
         opened = min(int(checkpoint["round"]) + 1, paid)
         made = [
-            min(int(seat["accepted"]) + 1, opened)
-            + int(seat.get("drops", 0))
-            + max(0, int(seat.get("lives", 0)) - 1, len(seat["tokens"]) - 1)
-            for seat in checkpoint["seats"].values()
+            min(int(party["accepted"]) + 1, opened)
+            + int(party.get("drops", 0))
+            + max(0, int(party.get("lives", 0)) - 1, len(party["tokens"]) - 1)
+            for party in checkpoint["seats"].values()
         ]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise UsageError(f"{folder / _LATEST} is not what a run writes; {CURE}") from None

@@ -26,17 +26,17 @@ from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, located, read
 from . import certificates, superlink
+from .follower import Follower
 from .processes import Processes, free_port
-from .watching import Follower
 
 STARTING = 300.0  # seconds for a SuperLink to answer, and for Flower to start the server's app
-LAST_WORD = 3.0  # seconds for the SuperLink to say how a run ended whose server has ended
+OUTCOME_SECONDS = 3.0  # seconds for the SuperLink to say how a run ended whose server has ended
 ATTEMPTS = 3
 SCRIPTS = Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
-class Asked:
+class LocalOptions:
     """What `normec federation local` was asked for. `flower_nodes`: Flower's own SuperNodes in place of our parties."""
 
     app: Path | None
@@ -50,13 +50,13 @@ class Asked:
 class Federation:
     """A federation on this machine while entered. Parties can be started, killed and started again."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.out, self.home = asked.out.resolve(), asked.out.resolve() / "federation"
-        self._asked = asked
-        self.app = asked.app.resolve() if asked.app is not None else self.home / "digits"
-        if asked.app is None and not self.app.exists():
+    def __init__(self, options: LocalOptions) -> None:
+        self.out, self.home = options.out.resolve(), options.out.resolve() / "federation"
+        self._options = options
+        self.app = options.app.resolve() if options.app is not None else self.home / "digits"
+        if options.app is None and not self.app.exists():
             write_app(self.app)
-        self.config = {**asked.config, "out": str(self.out), "parties": asked.parties}
+        self.config = {**options.config, "out": str(self.out), "parties": options.parties}
         self.settings = read({**app_config(self.app), **self.config})
         self.method = located(self.settings.run.method, self.app)
         if is_own(self.method):  # a mistake in it shows now, before anything is started
@@ -77,17 +77,19 @@ class Federation:
     def control(self) -> superlink.Control:
         return superlink.Control(self.address, self._tls.authority)
 
-    def start_superlink(self, patient: Callable[[], None], port: int | None = None, database: bool = False) -> None:
-        """Start a SuperLink on a free port, or on `port`, and wait until it answers. `patient` may end the waiting."""
+    def start_superlink(
+        self, check_wanted: Callable[[], None], port: int | None = None, database: bool = False
+    ) -> None:
+        """Start a SuperLink on a free port, or on `port`, and wait until it answers; `check_wanted` may raise."""
         for attempt in range(ATTEMPTS):  # somebody else may have taken the port meanwhile
             try:
-                self._start_superlink(patient, free_port() if port is None else port, database)
+                self._start_superlink(check_wanted, free_port() if port is None else port, database)
                 break
             except ChildProcessError:
                 if attempt == ATTEMPTS - 1:
                     raise
 
-    def _start_superlink(self, patient: Callable[[], None], port: int, database: bool) -> None:
+    def _start_superlink(self, check_wanted: Callable[[], None], port: int, database: bool) -> None:
         tls, kept = self._tls, self.home / "superlink.db" if database else None
         command = superlink.command(tls.certificate, tls.key, tls.authority, port, kept)
         self.processes.start("superlink", command)
@@ -95,7 +97,7 @@ class Federation:
         until = time.monotonic() + STARTING
         with self.control() as control:
             while not control.ready():
-                patient()
+                check_wanted()
                 self.check(["superlink"])
                 if time.monotonic() > until:
                     raise TimeoutError(f"the SuperLink did not answer within {STARTING:g} s")
@@ -104,19 +106,24 @@ class Federation:
     def register(self) -> None:
         """Every party gets a key and is let in, in the order of its number."""
         with self.control() as control:
-            keys = [certificates.make_key(self.key(i)) for i in range(self._asked.parties)]
+            keys = [certificates.make_key(self.key(i)) for i in range(self._options.parties)]
             self.nodes = [control.register(key) for key in keys]
 
     def start_party(self, i: int, environment: Mapping[str, str] | None = None) -> None:
-        folder, policy = self.folder(i), self._asked.policy
+        folder, policy = self.folder(i), self._options.policy
         if policy is None:
             policy = folder / "policy.toml"
             if not policy.exists():
                 private_folder(folder)
                 write_atomic(policy, tomli_w.dumps(agreeing(self.settings, self.method)))
-        named = {"partition-id": i, "num-partitions": self._asked.parties, "folder": str(folder), "policy": str(policy)}
+        named = {
+            "partition-id": i,
+            "num-partitions": self._options.parties,
+            "folder": str(folder),
+            "policy": str(policy),
+        }
         trusted = ["--superlink", self.address, "--root-certificates", str(self._tls.authority)]
-        if self._asked.flower_nodes:
+        if self._options.flower_nodes:
             written = " ".join(
                 f"{key}={value!r}" if type(value) is int else f'{key}="{value}"' for key, value in named.items()
             )
@@ -125,7 +132,7 @@ class Federation:
         else:
             command = [sys.executable, "-m", "normec", "federation", "party", *trusted, "--key", str(self.key(i))]
             command += ["--app", str(self.app), "--folder", str(folder), "--policy", str(policy)]
-            command += ["--partition", str(i), "--partitions", str(self._asked.parties)]
+            command += ["--partition", str(i), "--partitions", str(self._options.parties)]
         self.processes.start(self.name(i), command, environment)
 
     def start_run(self, **config: Any) -> int:
@@ -135,9 +142,9 @@ class Federation:
 
     def check(self, names: Sequence[str] | None = None) -> None:
         """Raise if one of the processes has ended."""
-        for name in names if names is not None else ["superlink", *map(self.name, range(self._asked.parties))]:
+        for name in names if names is not None else ["superlink", *map(self.name, range(self._options.parties))]:
             if self.processes.ended(name) is not None:
-                raise ChildProcessError(self.processes.epitaph(name))
+                raise ChildProcessError(self.processes.describe_exit(name))
 
     def name(self, i: int) -> str:
         return f"party-{i}"
@@ -149,7 +156,7 @@ class Federation:
         return self.home / "keys" / self.name(i)
 
     def _environment(self) -> dict[str, str]:
-        cores = max(1, (os.cpu_count() or 1) // (self._asked.parties + 1))
+        cores = max(1, (os.cpu_count() or 1) // (self._options.parties + 1))
         return {
             **superlink.QUIET,
             "FLWR_HOME": str(self.home / "flwr"),
@@ -158,31 +165,31 @@ class Federation:
         }
 
 
-def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool]) -> runs.Result:
-    """The run in `asked.out`, from the start or from where it stopped; stops when it is no longer `wanted`."""
+def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[], bool]) -> runs.Result:
+    """The run in `options.out`, from the start or from where it stopped; stops when it is no longer `wanted`."""
 
-    def patient() -> None:
+    def check_wanted() -> None:
         if not wanted():
             raise Interrupted
 
-    federation = Federation(asked)
+    federation = Federation(options)
     config = federation.settings.run
-    if (asked.out / "config.toml").exists():
-        model = load(asked.out / "config.toml").model  # known to the app alone
-        known = runs.existing(asked.out, config.model_copy(update={"model": model}), federation.method)
+    if (options.out / "config.toml").exists():
+        model = load(options.out / "config.toml").model  # known to the app alone
+        known = runs.existing(options.out, config.model_copy(update={"model": model}), federation.method)
         if known is not None and known.summary["status"] == "finished":
             return known
     try:
         with federation:
-            federation.start_superlink(patient)
+            federation.start_superlink(check_wanted)
             federation.register()
-            for i in range(asked.parties):
+            for i in range(options.parties):
                 federation.start_party(i)
             flower_run = federation.start_run()
-            follower = Follower(asked.out, methods.rounds(config) or 0, callbacks)
+            follower = Follower(options.out, methods.rounds(config) or 0, callbacks)
 
             def watch() -> None:
-                patient()
+                check_wanted()
                 federation.check()
                 follower.look()
 
@@ -191,9 +198,9 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
             if outcome:
                 raise ChildProcessError(f"the server {outcome}; see {federation.processes.log('superlink')}")
     except (Interrupted, ChildProcessError, TimeoutError):
-        _leave_word(asked.out)
+        _note_interruption(options.out)
         raise
-    return runs.read(asked.out)
+    return runs.read(options.out)
 
 
 def _outcome(federation: Federation, flower_run: int, watch: Callable[[], None]) -> str:
@@ -209,13 +216,13 @@ def _outcome(federation: Federation, flower_run: int, watch: Callable[[], None])
                     raise TimeoutError(f"Flower did not start the server's app within {STARTING:g} s")
             processes.wait(1.0, server)
             if server is not None and server.ended:
-                return _last_word(control, flower_run, server.pid)
+                return _outcome_after_exit(control, flower_run, server.pid)
         return outcome
 
 
-def _last_word(control: superlink.Control, flower_run: int, pid: int) -> str:
+def _outcome_after_exit(control: superlink.Control, flower_run: int, pid: int) -> str:
     """How a run ended whose server has ended: a server says it before it leaves, unless it was killed."""
-    until = time.monotonic() + LAST_WORD
+    until = time.monotonic() + OUTCOME_SECONDS
     while (outcome := control.outcome(flower_run)) is None:
         if time.monotonic() > until:
             raise ChildProcessError(
@@ -278,7 +285,7 @@ def _as_parties_know(method: str, server_norm: bool | str | None) -> str:
     return method.removesuffix("-norm").removesuffix("-clip")
 
 
-def _leave_word(out: Path) -> None:
+def _note_interruption(out: Path) -> None:
     """The server was stopped with everything else; its folder says so, and how far it came."""
     if not (out / "config.toml").exists():
         return

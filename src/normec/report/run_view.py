@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import UsageError
 from ..storage.history import STARTED_BY, UNNOISED, History
 from ..system.files import parse_toml, read_bytes, read_json, read_text
-from . import shapes
+from . import schema
 
 MOST_BYTES = 64 * 2**20  # of one file of a run; a page of more than that helps nobody
 SIMULATION = "Simulation: seeded noise protects nobody"
@@ -159,21 +159,21 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     if not is_run(folder):
         raise UsageError(f"{folder} holds no run: there is no {', '.join(PARTS[:-1])} or {PARTS[-1]} in it")
     view = RunView(folder)
-    view.summary = summary or _kept(view, "summary.json", _json(view, "summary.json"), shapes.SUMMARY, None)
+    view.summary = summary or _kept(view, "summary.json", _json(view, "summary.json"), schema.SUMMARY, None)
     try:
         view.toml = read_text(folder / "config.toml", MOST_BYTES)
         settings = _flat(parse_toml(view.toml, "config.toml"))
-        view.settings = _kept(view, "config.toml", settings, shapes.SETTINGS, shapes.scalar)
+        view.settings = _kept(view, "config.toml", settings, schema.SETTINGS, schema.scalar)
     except FileNotFoundError:
         pass
     except UsageError as error:
         view.notes.append(_within(view, error))
     if not view.settings:
         held = _flat(view.summary.get("config", {}))
-        view.settings = _kept(view, "summary.json", held, shapes.SETTINGS, shapes.optional(shapes.scalar))
+        view.settings = _kept(view, "summary.json", held, schema.SETTINGS, schema.optional(schema.scalar))
     latest = "checkpoint/latest.json"
-    view.checkpoint = _kept(view, latest, _json(view, latest), shapes.CHECKPOINT, None)
-    view.identity = _kept(view, latest, view.checkpoint.get("identity", {}), shapes.IDENTITY, shapes.anything)
+    view.checkpoint = _kept(view, latest, _json(view, latest), schema.CHECKPOINT, None)
+    view.identity = _kept(view, latest, view.checkpoint.get("identity", {}), schema.IDENTITY, schema.anything)
     view.paid = _paid(folder / "ledger.jsonl")
     view.clients = _clients(view)
     view.history = _history(view)
@@ -190,7 +190,7 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
 
 def _verify(view: RunView) -> None:
     """Hold what a run says it has spent against its ledger."""
-    from ..privacy.verify import verified
+    from ..privacy.ledger_verification import verified
 
     try:
         known = verified(view.folder, {**view.summary, "final": view.final})
@@ -202,7 +202,7 @@ def _verify(view: RunView) -> None:
 
 def _count_parties(view: RunView) -> None:
     """A party of a federation under way may have released more than its server's ledger knows of."""
-    from ..privacy.verify import verified
+    from ..privacy.ledger_verification import verified
 
     with suppress(UsageError):  # written to in this moment; the next look finds it whole
         known = verified(view.folder)
@@ -254,7 +254,7 @@ def _paid(path: Path) -> float:
         last = json.loads(lines[-1]) if lines else {}
     except (OSError, ValueError, RecursionError):
         return 0.0
-    return float(last["epsilon"]) if shapes.record({"epsilon": shapes.number})(last) else 0.0
+    return float(last["epsilon"]) if schema.record({"epsilon": schema.number})(last) else 0.0
 
 
 def _clients(view: RunView) -> dict[str, Any] | None:
@@ -262,8 +262,8 @@ def _clients(view: RunView) -> dict[str, Any] | None:
     held = _json(view, "clients.json")
     if not held:
         return None
-    cells = shapes.list_of(shapes.list_of(shapes.optional(shapes.scalar)))
-    whole = shapes.record({"columns": shapes.list_of(shapes.text), "rows": cells})(held)
+    cells = schema.list_of(schema.list_of(schema.optional(schema.scalar)))
+    whole = schema.record({"columns": schema.list_of(schema.text), "rows": cells})(held)
     if whole and all(len(row) == len(held["columns"]) for row in held["rows"]):
         return held
     view.notes.append("clients.json is not what a run writes, and is left out")
@@ -277,7 +277,7 @@ def _history(view: RunView) -> History:
     except UsageError as error:
         view.notes.append(_within(view, error))
         return History()
-    if all(shapes.ROW(row) and shapes.count(row.get("round")) for row in history):
+    if all(schema.ROW(row) and schema.count(row.get("round")) for row in history):
         return history
     view.notes.append("metrics.jsonl is not what a run writes, and is left out: a row has no round, or no numbers")
     return History()
@@ -303,7 +303,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(own, dict):
         return settings
     rest = {name: value for name, value in settings.items() if name != "method_settings"}
-    plain = {name: value if shapes.scalar(value) else json.dumps(value, default=str) for name, value in own.items()}
+    plain = {name: value if schema.scalar(value) else json.dumps(value, default=str) for name, value in own.items()}
     return {**plain, **rest}
 
 
@@ -313,10 +313,10 @@ def _within(view: RunView, error: UsageError) -> str:
 
 
 def _kept(
-    view: RunView, name: str, held: dict[str, Any], known: Mapping[str, shapes.Check], others: shapes.Check | None
+    view: RunView, name: str, held: dict[str, Any], known: Mapping[str, schema.Check], others: schema.Check | None
 ) -> dict[str, Any]:
     """What of a file's table has the form that a run writes; the rest is noted and left out."""
-    kept, wrong = shapes.fitting(held, known, others)
+    kept, wrong = schema.fitting(held, known, others)
     if wrong:
         view.notes.append(f"{name} is not what a run writes; left out: {', '.join(wrong[:5])}")
     return kept

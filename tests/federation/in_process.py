@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from normec import Method, Privacy, Problem, data
-from normec.federation.protocol.client_work import ProblemWork
 from normec.federation.protocol.coordinator import Coordinator, Evaluate
+from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.wire import Refusal, Reply, from_fields, to_fields
@@ -50,8 +50,8 @@ def whole(model: Callable[[], nn.Module]) -> Problem:
     return Problem(model(), nn.functional.cross_entropy, shares())
 
 
-def own(model: Callable[[], nn.Module], index: int) -> ProblemWork:
-    return ProblemWork(Problem(model(), nn.functional.cross_entropy, [shares()[index]]))
+def own(model: Callable[[], nn.Module], index: int) -> ProblemOracle:
+    return ProblemOracle(Problem(model(), nn.functional.cross_entropy, [shares()[index]]))
 
 
 def plan(rounds: int, lr: float = 0.5, batch_size: int | None = None, **changes: Any) -> Plan:
@@ -71,7 +71,7 @@ def plan(rounds: int, lr: float = 0.5, batch_size: int | None = None, **changes:
     )
 
 
-class Village:
+class InProcessFederation:
     """The parties and their folders; `ask` carries one request there and its answer back, by way of the wire."""
 
     def __init__(
@@ -85,17 +85,17 @@ class Village:
         privacy: Privacy | None = None,
         minimum: int = 1,
         dtype: torch.dtype = torch.float64,
-        works: list[Any] | None = None,
+        oracles: list[Any] | None = None,
         evaluate: Evaluate | None = None,
     ) -> None:
         self.folder, self.policy = folder, policy
-        self.works = works if works is not None else [own(model, i) for i in range(len(NODES))]
+        self.oracles = oracles if oracles is not None else [own(model, i) for i in range(len(NODES))]
         self.arguments: dict[str, Any] = {
             "method": method,
             "x0": whole(model).x0.to(dtype),
             "parties": NODES,
             "plan": plan,
-            "run": "story",
+            "run": "trial",
             "privacy": privacy,
             "folder": folder / "server",
             "minimum": minimum,
@@ -112,13 +112,13 @@ class Village:
 
     def party(self, node: str) -> Party:
         """As a fresh process would open it."""
-        return Party(self.home(node), self.policy, self.works[NODES.index(node)], node=node)
+        return Party(self.home(node), self.policy, self.oracles[NODES.index(node)], node=node)
 
     def ask(self, node: str, request: Any) -> Mapping[str, Any]:
         return to_fields(self.party(node).answer(to_fields(request)))
 
     def round(self) -> None:
-        """Everybody answers, hellos included; then the round closes."""
+        """Everybody answers, handshakes included; then the round closes."""
         while True:
             requests = self.server.requests()
             if not requests:

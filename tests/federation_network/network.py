@@ -20,11 +20,11 @@ from normec.algorithms.method import MEMORY, Steps, Tables
 from normec.experiments import methods
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.settings import located, read
-from normec.federation.local.run import Asked, Federation, app_config
+from normec.federation.local.federation import Federation, LocalOptions, app_config
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.party_state import PartyState
-from normec.federation.protocol.reconciling import idled
+from normec.federation.protocol.reconciliation import after_absence
 from normec.storage.history import History
 
 from ..support.waiting import wait_for
@@ -53,17 +53,17 @@ def keep_digits(path: Path) -> None:
     np.savez(path, **{name: tensor.numpy() for name, tensor in arrays})
 
 
-class Stage:
+class NetworkFederation:
     """`task`: "logistic" or "cnn". Enter it, and five parties wait for runs."""
 
     def __init__(self, folder: Path, task: str, database: bool = False) -> None:
         self.folder, self.task, self._database = folder, task, database
         write_test_app(folder / "app", task)
         keep_digits(folder / "digits.npz")
-        os.environ["NORMEC_TEST_STAGE"] = str(folder)  # for every process that is started from here
-        self.federation = Federation(Asked(folder / "app", folder / "home", PARTIES, {}))
+        os.environ["NORMEC_TEST_FOLDER"] = str(folder)  # for every process that is started from here
+        self.federation = Federation(LocalOptions(folder / "app", folder / "home", PARTIES, {}))
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> NetworkFederation:
         self.federation.__enter__()
         try:
             self.federation.start_superlink(lambda: None, database=self._database)
@@ -78,7 +78,7 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self.federation.__exit__()
-        os.environ.pop("NORMEC_TEST_STAGE", None)
+        os.environ.pop("NORMEC_TEST_FOLDER", None)
 
     def policy(self, i: int, epsilon: float = 1e6, **rules: object) -> None:
         """A party's own rules; for tests they allow all that a test does not look at."""
@@ -102,7 +102,7 @@ class Stage:
         self.federation.processes.kill(self.federation.name(i))
 
     def stop_at(self, i: int, phase: str, round: int) -> None:
-        (self.folder / f"stopped-{i}.json").unlink(missing_ok=True)  # of an earlier story
+        (self.folder / f"stopped-{i}.json").unlink(missing_ok=True)  # of an earlier test
         (self.folder / f"stop-{i}.json").write_text(json.dumps({"phase": phase, "round": round}))
 
     def stopped(self, i: int) -> bool:
@@ -156,33 +156,33 @@ class Stage:
         return methods.build(run.model_copy(update={"method": located(run.method, app)}), dimension)
 
     def check(self, name: str) -> None:
-        """What holds after every story: ĝ = mean g_i, memories that agree, accounts that count enough, all rounds."""
+        """What holds after every run: ĝ = mean g_i, memories that agree, accounts that count enough, all rounds."""
         kept, facts = self.server(name), self.facts(name)
         method = self.method(self.config, len(kept["x"]))
         if self.config.get("trust") != "central":  # there the server's own noise is in ĝ, and in nobody's memory
             torch.testing.assert_close(kept["client.memory"].mean(0), kept["server.estimate"], rtol=1e-4, atol=1e-6)
         assert [row["round"] for row in self.rows(name)] == list(range(len(self.rows(name))))
-        assert facts["messages"] == sum(seat["accepted"] for seat in facts["seats"].values())
+        assert facts["messages"] == sum(record["accepted"] for record in facts["seats"].values())
         for i in range(PARTIES):
-            party, seat = facts["identity"]["parties"][i], facts["seats"][facts["identity"]["parties"][i]]
+            party, record = facts["identity"]["parties"][i], facts["seats"][facts["identity"]["parties"][i]]
             own = party_state.load(party_state.path_of(self.federation.folder(i), f"{name}~{facts['number']}", party))
             assert own is not None, f"party {i} has no state of {name}"
             if own.client is not None:
-                state = self._at_the_end(method, own, seat, facts["round"], kept["x"])
+                state = self._at_the_end(method, own, record, facts["round"], kept["x"])
                 torch.testing.assert_close(state[MEMORY][0], kept["client.memory"][i], rtol=1e-4, atol=1e-6)
             if self.summary(name)["privacy"] is not None:
                 assert read_releases(self.federation.folder(i)).count(name) >= len(self.left(i, name))
 
     @staticmethod
-    def _at_the_end(method: normec.Method, own: PartyState, seat: dict[str, Any], end: int, x: Tensor) -> Tables:
+    def _at_the_end(method: normec.Method, own: PartyState, record: dict[str, Any], end: int, x: Tensor) -> Tables:
         """A party's state after the last round, by the method's own functions."""
         steps = Steps(method, torch.zeros_like(x))
-        if own.accepted == seat["accepted"]:
-            return idled(steps, own, end, x)
+        if own.accepted == record["accepted"]:
+            return after_absence(steps, own, end, x)
         assert own.pending is not None  # the server has taken it, the party has not heard of it yet
-        assert own.pending.digest == seat["digest"]
-        draft = steps.absent(own.pending.draft, seat["since"] - 1 - own.since)
-        return steps.absent(steps.commit(draft, own.pending.taken[None]), end - seat["since"])
+        assert own.pending.digest == record["digest"]
+        draft = steps.absent(own.pending.draft, record["since"] - 1 - own.since)
+        return steps.absent(steps.commit(draft, own.pending.taken[None]), end - record["since"])
 
     def left(self, i: int, name: str) -> set[str]:
         """Digests of all messages of a run that a party ever began to send."""

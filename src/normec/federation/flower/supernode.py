@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PULLING = 120.0  # seconds for the parts of a request to arrive
 
 
-def serve(
+def run_supernode(
     app: ClientApp,
     superlink: str,
     root_certificates: Path,
@@ -48,7 +48,7 @@ def serve(
     trusted = _read(root_certificates, "the authority's certificate")
     with (
         _Signals() as signals,
-        _arrived(superlink, trusted, private, key.with_name(key.name + ".node"), patience),
+        _admitted(superlink, trusted, private, key.with_name(key.name + ".node"), patience),
         http_request_response(superlink, False, trusted, (private, private.public_key())) as connection,
     ):
         print(f"node {connection[0]} waits for requests from {superlink}", flush=True)
@@ -95,7 +95,7 @@ def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], sign
 
 
 @contextmanager
-def _arrived(superlink: str, trusted: bytes, private: Any, number: Path, patience: float) -> Iterator[None]:
+def _admitted(superlink: str, trusted: bytes, private: Any, number: Path, patience: float) -> Iterator[None]:
     """Make sure that the server will let the party in.
 
     A party that was killed counts as present for another minute, and Flower lets nobody in twice. So the number that
@@ -111,7 +111,7 @@ def _arrived(superlink: str, trusted: bytes, private: Any, number: Path, patienc
 
     signed = NodeAuthHttpInterceptor(private, private.public_key())
     interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
-    hello = ActivateNodeRequest(
+    request = ActivateNodeRequest(
         public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
     until = time.monotonic() + patience
@@ -121,7 +121,7 @@ def _arrived(superlink: str, trusted: bytes, private: Any, number: Path, patienc
                 if number.exists():
                     with suppress(httpx.HTTPStatusError, ValueError):
                         client.DeactivateNode(DeactivateNodeRequest(node_id=int(number.read_text())))
-                found = client.ActivateNode(hello).node_id
+                found = client.ActivateNode(request).node_id
                 client.DeactivateNode(DeactivateNodeRequest(node_id=found))
                 with suppress(OSError):  # a folder of keys may well be read-only; the next start then takes a minute
                     number.write_text(f"{found}\n")

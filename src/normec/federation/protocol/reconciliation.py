@@ -16,7 +16,7 @@ from .party_state import PartyState
 from .wire import Record, Request
 
 
-def grant(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
+def resume(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
     """The server answered to our token: the state goes on from its record. None while the memory's row is missing.
 
     A party none of whose messages was accepted has the state of a client that was absent since round 0. One that lost
@@ -34,7 +34,7 @@ def grant(state: PartyState, request: Request, steps: Steps) -> PartyState | Non
     )
 
 
-def agree(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
+def reconcile(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
     """The state once the server's record is taken into account; None where the two do not fit together."""
     record, pending = request.record, state.pending
     if state.client is None or not _fits(state.client, steps):
@@ -75,7 +75,7 @@ def overtaken(state: PartyState, record: Record) -> bool:
     return record.accepted < state.accepted
 
 
-def idled(steps: Steps, state: PartyState, round: int, like: Tensor) -> Tables:
+def after_absence(steps: Steps, state: PartyState, round: int, like: Tensor) -> Tables:
     """The client state at the beginning of `round`, after the rounds without this party; `like` is x."""
     if state.client is None:
         raise TypeError("a party that waits for the server's record has no state")

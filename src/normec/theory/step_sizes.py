@@ -12,9 +12,9 @@ from ..algorithms.method import Method
 from ..errors import UsageError
 from ..problems.objective import Objective
 from .constants import Constants
+from .guarantees import promises, warmed_up
+from .other_methods import ef21_gamma
 from .problem_constants import constants_of
-from .promises import promises, warmed_up
-from .relatives import ef21_gamma
 
 
 def step_size(

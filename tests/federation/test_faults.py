@@ -1,4 +1,4 @@
-"""Lost, late and repeated messages, deaths at every write, wiped disks: the invariants hold after each story."""
+"""Lost, late and repeated messages, deaths at every write, wiped disks: the invariants hold after each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from normec.federation.protocol.account import read_releases
 
-from .stories import NODES, SETTINGS, Story, settled
+from .faulty_network import NODES, SETTINGS, FaultyFederation, settled
 
 node = st.sampled_from(NODES)
 some = st.integers(0, 5)
@@ -33,68 +33,68 @@ ACTIONS = st.one_of(
 )
 
 
-def play(story: Story, action: tuple[Any, ...]) -> None:
+def play(federation: FaultyFederation, action: tuple[Any, ...]) -> None:
     match action:
         case ("repeat", number):
-            story.deliver(number, keep=True)
+            federation.deliver(number, keep=True)
         case (name, *rest):
-            getattr(story, name)(*rest)
+            getattr(federation, name)(*rest)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(actions=st.lists(ACTIONS, min_size=5, max_size=40))
-def test_any_story(name: str, actions: list[tuple[Any, ...]]) -> None:
+def test_any_sequence_of_faults(name: str, actions: list[tuple[Any, ...]]) -> None:
     method, privacy = SETTINGS[name]
     with TemporaryDirectory() as folder:
-        story = Story(Path(folder), method, privacy)
-        story.settle()  # everyone has a memory to lose
+        federation = FaultyFederation(Path(folder), method, privacy)
+        federation.settle()  # everyone has a memory to lose
         for action in actions:
-            play(story, action)
-        story.settle()
-        story.server.close()
+            play(federation, action)
+        federation.settle()
+        federation.server.close()
 
 
 @pytest.mark.parametrize("name", ["noisy memory", "central"])
 def test_a_party_that_dies_at_every_write_of_a_round(name: str, tmp_path: Path) -> None:
-    story = settled(tmp_path, name)
+    federation = settled(tmp_path, name)
     for at in range(60):
-        before = len(story.left["b"])
-        story.ask("b", at)
-        if len(story.left["b"]) > before:  # it lived: there is no such write
+        before = len(federation.left["b"])
+        federation.ask("b", at)
+        if len(federation.left["b"]) > before:  # it lived: there is no such write
             break
-        story.settle()
+        federation.settle()
     else:
         pytest.fail("a party never got through its round")
     assert at > 10
-    story.settle()
-    paid = read_releases(story.home("b")).count()
-    assert len(story.left["b"]) < paid  # it died between paying and sending: paid for, never sent
-    story.server.close()
+    federation.settle()
+    paid = read_releases(federation.home("b")).count()
+    assert len(federation.left["b"]) < paid  # it died between paying and sending: paid for, never sent
+    federation.server.close()
 
 
 @pytest.mark.parametrize("name", ["noisy memory", "central"])
 def test_a_server_that_dies_at_every_write_of_a_round(name: str, tmp_path: Path) -> None:
     method, privacy = SETTINGS[name]
-    story = Story(tmp_path, method, privacy, minimum=len(NODES))
-    story.settle()
+    federation = FaultyFederation(tmp_path, method, privacy, minimum=len(NODES))
+    federation.settle()
     for at in range(80):
-        rounds = story.server.round
+        rounds = federation.server.round
         for one in NODES:
-            story.ask(one)
-            story.deliver(0)
-        sent = {one: len(story.left[one]) for one in NODES}
-        held = story.server
-        story.close(at)
-        if story.server is held:
+            federation.ask(one)
+            federation.deliver(0)
+        sent = {one: len(federation.left[one]) for one in NODES}
+        held = federation.server
+        federation.close(at)
+        if federation.server is held:
             break
         # Whatever was not counted is the same message again, not a new one.
-        for one in NODES if story.server.round == rounds else ():
-            story.ask(one)
-            story.deliver(0)
-            assert len(story.left[one]) == sent[one]
+        for one in NODES if federation.server.round == rounds else ():
+            federation.ask(one)
+            federation.deliver(0)
+            assert len(federation.left[one]) == sent[one]
     else:
         pytest.fail("the server never got through its round")
     assert at > 10
-    story.settle()
-    story.server.close()
+    federation.settle()
+    federation.server.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from normec.federation.local.run import Asked, Federation
+from normec.federation.local.federation import Federation, LocalOptions
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ CLAIM = {"x-forwarded-for": "10.1.2.3"}  # as if it came from another machine
 
 
 def test_a_stranger_starts_no_runs_and_registers_no_parties(tmp_path: Path) -> None:
-    federation = Federation(Asked(None, tmp_path / "home", 1, {}))
+    federation = Federation(LocalOptions(None, tmp_path / "home", 1, {}))
     with federation:
         federation.start_superlink(lambda: None, database=True)  # waits until it answers to its owner
         federation.register()

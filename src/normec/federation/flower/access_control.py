@@ -35,7 +35,7 @@ Send = Callable[[Any], Awaitable[None]]
 Address = tuple[str, int]
 
 
-class Gate:
+class OwnerOnly:
     """An ASGI application before another one, which hears only what it may."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
@@ -102,7 +102,7 @@ def _listed(text: str) -> tuple[bytes, int]:
     return _plain(str(ipaddress.ip_address(raw)), int(port, 16))
 
 
-def serve(arguments: list[str]) -> None:
+def run_superlink(arguments: list[str]) -> None:
     """Run Flower's SuperLink with the options of `flower-superlink`, behind a `Gate`."""
     if sys.platform == "linux" and not os.access(TABLES[0], os.R_OK):
         raise UsageError(f"cannot read {TABLES[0]}, which says whose connections are whose; allow this process to")
@@ -117,10 +117,10 @@ def serve(arguments: list[str]) -> None:
         os.environ.pop(name, None)  # further ports, without a gate
     made = main.create_app
 
-    def gated(*given: Any, **named: Any) -> Any:
-        return Gate(made(*given, **named))
+    def restricted(*given: Any, **named: Any) -> Any:
+        return OwnerOnly(made(*given, **named))
 
-    setattr(main, "create_app", gated)  # noqa: B010  (what Flower's command serves)
+    setattr(main, "create_app", restricted)  # noqa: B010  (what Flower's command serves)
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 

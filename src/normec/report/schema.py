@@ -118,15 +118,15 @@ RELEASE = record(
 
 
 def fitting(
-    held: Mapping[str, Any], shapes: Mapping[str, Check], others: Check | None
+    held: Mapping[str, Any], known: Mapping[str, Check], others: Check | None
 ) -> tuple[dict[str, Any], list[str]]:
     """What fits of `held`, and the names of what does not.
 
-    `others` judges names that `shapes` does not have; None drops them, and they are no mistake.
+    `others` judges names that `known` does not have; None drops them, and they are no mistake.
     """
     kept, wrong = {}, []
     for name, value in held.items():
-        check = shapes.get(name, others)
+        check = known.get(name, others)
         if check is not None and check(value):
             kept[name] = value
         elif check is not None:
