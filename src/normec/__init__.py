@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .algorithms.client_momentum import EF21SGDM, Clip21SGD2M, MomentumNormEC
     from .algorithms.direct import DPSGD, GD
     from .algorithms.error_feedback import EF21, Clip21, ErrorFeedback, NormEC
     from .algorithms.method import Method
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "algorithms.client_momentum": ("Clip21SGD2M", "EF21SGDM", "MomentumNormEC"),
     "algorithms.direct": ("DPSGD", "GD"),
     "algorithms.error_feedback": ("Clip21", "EF21", "ErrorFeedback", "NormEC"),
     "algorithms.method": ("Method",),
@@ -47,11 +49,13 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "DPSGD",
     "EF21",
+    "EF21SGDM",
     "GD",
     "BudgetSpent",
     "Callback",
     "Clip",
     "Clip21",
+    "Clip21SGD2M",
     "Compute",
     "Diverged",
     "ErrorFeedback",
@@ -62,6 +66,7 @@ __all__ = [
     "Logging",
     "Memory",
     "Method",
+    "MomentumNormEC",
     "NormEC",
     "Poisson",
     "Privacy",

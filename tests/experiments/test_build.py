@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from normec.algorithms.catalogue import CATALOGUE
 from normec.errors import UsageError
 from normec.experiments import build, methods
 from normec.problems.client_data import ResidentRecords
@@ -71,7 +72,7 @@ def test_assignments(text: str, expected: object) -> None:
 
 
 def test_every_method_has_settings_that_build(tmp_path: Path) -> None:  # noqa: ARG001
-    for name in methods.METHODS:
+    for name in CATALOGUE:
         for private in (True, False):
             config = make({"method": name, "private": private})
             built = methods.build(config, dim=650)

@@ -12,6 +12,7 @@ import torch
 
 import normec as n
 from normec import data, models
+from normec.algorithms.catalogue import CATALOGUE
 from normec.errors import UsageError
 from normec.experiments import build, methods, results, runs, settings_page
 from normec.experiments.resolve import resolved
@@ -65,7 +66,7 @@ def identity(folder: Path) -> dict[str, Any]:
 
 def test_values_that_are_offered_are_those_that_there_are() -> None:
     assert SETTINGS["model"].values == models.MODELS
-    assert SETTINGS["method"].values == methods.METHODS
+    assert SETTINGS["method"].values == tuple(CATALOGUE)
     assert SETTINGS["engine"].values == ENGINES
     assert set(SETTINGS["split"].choices) == set(data.SCHEMES)
     assert set(SETTINGS["precision"].choices) == set(PRECISIONS)
@@ -75,7 +76,7 @@ def test_values_that_are_offered_are_those_that_there_are() -> None:
     fields = n.Privacy(epsilon=1.0).to_dict()
     shared = build.PRIVATE_SETTINGS
     assert set(shared) - {"public_sizes"} == fields.keys() - {"sampling"}
-    assert set(methods.SETTINGS) == {key for own in methods.DEFAULTS.values() for key in own}
+    assert set(methods.SETTINGS) == {key for entry in CATALOGUE.values() for key in entry.settings}
 
 
 def test_every_setting_is_described() -> None:
@@ -123,7 +124,7 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
         assert held["method_settings"] == 'name_of_it="mine",tau=0.25'
         assert '"tau": 0.25' in known["method"]
     else:
-        assert set(methods.SETTINGS) & held.keys() == methods.DEFAULTS[held["method"]].keys()
+        assert set(methods.SETTINGS) & held.keys() == CATALOGUE[held["method"]].settings.keys()
         spec = json.dumps(methods.build(asked, summary["dimension"]).spec())
         assert all(json.dumps(held[key]) in spec for key in set(methods.SETTINGS) & held.keys() - {"compressor"})
 

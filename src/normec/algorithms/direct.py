@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import UsageError, positive
 from ..sampling.random_streams import Key
 from .method import OperatorMethod, ScaledDifference, State
-from .operators import Identity, Operator, defined_by_scale, proven_lipschitz, supports_cuda_graphs
+from .operators import Clip, Identity, Operator, SmoothedNorm, defined_by_scale, proven_lipschitz, supports_cuda_graphs
 
 
 class DirectScheme(OperatorMethod):
@@ -80,13 +80,20 @@ class DPSGD(DirectScheme):
         tensor([2.])
     """
 
+    name: ClassVar[str] = "dpsgd"
     operator: Operator
     beta: float = 1.0
     momentum: float = 0.0
 
-    @property
-    def name(self) -> str:
-        return "dpsgd"
+
+def dpsgd_norm(alpha: float, beta: float = 1.0, momentum: float = 0.0) -> DPSGD:
+    """DP-SGD with smoothed normalisation, by the names of configuration files."""
+    return DPSGD(SmoothedNorm(alpha), beta, momentum)
+
+
+def dpsgd_clip(tau: float, beta: float = 1.0, momentum: float = 0.0) -> DPSGD:
+    """DP-SGD with clipping, by the names of configuration files."""
+    return DPSGD(Clip(tau), beta, momentum)
 
 
 @dataclass(frozen=True)
@@ -98,12 +105,9 @@ class GD(DirectScheme):
         inf
     """
 
+    name: ClassVar[str] = "gd"
     beta: ClassVar[float] = 1.0  # type: ignore[misc]
     momentum: ClassVar[float] = 0.0  # type: ignore[misc]
-
-    @property
-    def name(self) -> str:
-        return "gd"
 
     @property
     def operator(self) -> Operator:  # type: ignore[override]

@@ -13,6 +13,7 @@ message on its way out; nothing here knows of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -20,10 +21,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, positive
+from ..errors import UsageError, one_of, positive
 from ..sampling.random_streams import Key
 from .method import OperatorMethod, ScaledDifference
-from .operators import Clip, Operator, SmoothedNorm, defined_by_scale, normalise, proven_lipschitz, supports_cuda_graphs
+from .operators import (
+    Clip,
+    Operator,
+    RandK,
+    SmoothedNorm,
+    TopK,
+    defined_by_scale,
+    normalise,
+    proven_lipschitz,
+    supports_cuda_graphs,
+)
 
 
 class ErrorFeedbackScheme(OperatorMethod):
@@ -108,6 +119,7 @@ class NormEC(ErrorFeedbackScheme):
         >>> direction, estimate = method.server_step(message, torch.zeros(2))
     """
 
+    name: ClassVar[str] = "normec"
     alpha: float
     beta: float
     server_norm: bool = True
@@ -116,10 +128,6 @@ class NormEC(ErrorFeedbackScheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.operator  # checks alpha
-
-    @property
-    def name(self) -> str:
-        return "normec"
 
     @cached_property
     def operator(self) -> Operator:  # type: ignore[override]
@@ -144,6 +152,7 @@ class Clip21(ErrorFeedbackScheme):
         tensor([0.6000, 0.8000])
     """
 
+    name: ClassVar[str] = "clip21"
     tau: float
     decay: float = 0.0
     beta: ClassVar[float] = 1.0  # type: ignore[misc]
@@ -152,10 +161,6 @@ class Clip21(ErrorFeedbackScheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.operator
-
-    @property
-    def name(self) -> str:
-        return "clip21"
 
     @cached_property
     def operator(self) -> Operator:  # type: ignore[override]
@@ -181,14 +186,11 @@ class ErrorFeedback(ErrorFeedbackScheme):
         0.5
     """
 
+    name: ClassVar[str] = "error-feedback"
     operator: Operator
     beta: float = 1.0
     server_norm: bool = False
     decay: float = 0.0
-
-    @property
-    def name(self) -> str:
-        return "error-feedback"
 
 
 @dataclass(frozen=True)
@@ -206,15 +208,28 @@ class EF21(ErrorFeedbackScheme):
         tensor([ 0., -4.])
     """
 
+    name: ClassVar[str] = "ef21"
     compressor: Operator
     beta: ClassVar[float] = 1.0  # type: ignore[misc]
     server_norm: ClassVar[bool] = False  # type: ignore[misc]
     decay: ClassVar[float] = 0.0  # type: ignore[misc]
 
     @property
-    def name(self) -> str:
-        return "ef21"
-
-    @property
     def operator(self) -> Operator:  # type: ignore[override]
         return self.compressor
+
+
+def ef21(compressor: str, k: int | None = None, sizes: Sequence[int] = ()) -> EF21:
+    """EF21 by the names of configuration files."""
+    return EF21(compressor_of(compressor, k, sizes))
+
+
+def compressor_of(name: str, k: int | None, sizes: Sequence[int]) -> Operator:
+    """The compressor "topk" or "randk" that keeps k coordinates, a tenth of the parameters by default."""
+    one_of(("topk", "randk"), compressor=name)
+    return (TopK if name == "topk" else RandK)(usual_kept(sum(sizes)) if k is None else k)
+
+
+def usual_kept(dimension: int) -> int:
+    """Coordinates that a compressor keeps, unless given."""
+    return max(1, dimension // 10)

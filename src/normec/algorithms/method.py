@@ -71,6 +71,9 @@ class Method:
         tensor([ 0.5000, -0.5000,  0.5000,  0.5000])
     """
 
+    name: ClassVar[str] = ""
+    """The name that reports and parties use; the class's own in small letters, unless given."""
+
     lipschitz: float | None = None
     """A constant L with ‖message(u) − message(u')‖ ≤ L‖u − u'‖ for every state, or None, which claims nothing."""
 
@@ -86,10 +89,12 @@ class Method:
     sent_between: ClassVar[Callable[..., Tensor] | None] = None
     """(memory before, memory after) → message: what a memory that was rounded has taken; for `memory_dtype`."""
 
-    @property
-    def name(self) -> str:
-        """The name that reports use."""
-        return type(self).__name__.lower()
+    initial_memory_sets: ClassVar[tuple[str, ...]] = (MEMORY,)
+    """The client states that `initial_memory` sets."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        cls.name = cls.name or cls.__name__.lower()
 
     @property
     def bound(self) -> float:

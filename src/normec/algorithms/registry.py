@@ -11,33 +11,37 @@ the code is another one.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, one_of
-from .direct import DPSGD, GD
-from .error_feedback import EF21, Clip21, ErrorFeedback, NormEC
+from .catalogue import CATALOGUE
 from .method import CLIENT_FUNCTIONS, SERVER_FUNCTIONS, Method, build_operator, text_of
 from .operators import Identity, supports_cuda_graphs
-from .tensor_norm import TensorNormEC
 
 GROUP = "normec.methods"
-BUILT_IN: dict[str, type[Method]] = {
-    "normec": NormEC,
-    "normec-by-tensor": TensorNormEC,
-    "clip21": Clip21,
-    "ef21": EF21,
-    "error-feedback": ErrorFeedback,
-    "dpsgd": DPSGD,
-    "gd": GD,
-}
+
+
+def _classes() -> Iterator[type[Method]]:
+    """The methods in the modules that the catalogue names."""
+    for name in dict.fromkeys(entry.factory.partition(":")[0] for entry in CATALOGUE.values()):
+        module = importlib.import_module(f".{name}", __package__)
+        for kind in vars(module).values():
+            concrete = isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)
+            if concrete and kind.__module__ == module.__name__:
+                yield kind
+
+
+BUILT_IN: dict[str, type[Method]] = {kind.name: kind for kind in _classes()}
 _DIGESTS: dict[type, str] = {}  # of classes that were found
 
 

@@ -8,13 +8,15 @@ paper's numbers, not to be recommended: no theorem covers them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import UsageError, one_of
 from .error_feedback import NormEC
 from .operators import SmoothedNorm
 
@@ -23,6 +25,7 @@ from .operators import SmoothedNorm
 class TensorNormEC(NormEC):
     """α-NormEC with its direction normalised on each run of `sizes` coordinates."""
 
+    name: ClassVar[str] = "normec-by-tensor"
     sizes: tuple[int, ...] = ()
     in_place: bool = False
 
@@ -38,6 +41,14 @@ class TensorNormEC(NormEC):
         lengths = torch.stack(torch._foreach_norm(list(estimate.split(self.sizes))))
         direction = estimate * SmoothedNorm(0.0).scale(lengths)[_owners(self.sizes, estimate.device)]
         return direction, direction if self.in_place else estimate
+
+
+def normec(alpha: float, beta: float, server_norm: bool | str, decay: float, sizes: Sequence[int]) -> NormEC:
+    """α-NormEC by the names of configuration files; `server_norm` may also be "by-tensor" or "in-place"."""
+    if isinstance(server_norm, str):
+        one_of(("by-tensor", "in-place"), server_norm=server_norm)
+        return TensorNormEC(alpha, beta, True, decay, tuple(sizes), server_norm == "in-place")
+    return NormEC(alpha, beta, server_norm, decay)
 
 
 @lru_cache(maxsize=4)

@@ -130,6 +130,7 @@ def audit(
     as_json: o.Json = False,
 ) -> int:
     """Try to refute the claimed ε: runs with and without a worst-case client. Exit code 1 if one is refuted."""
+    from ..algorithms.catalogue import PRIVATE_METHODS
     from ..errors import one_of
     from ..experiments import methods
     from ..experiments.audit import audit_method
@@ -137,7 +138,7 @@ def audit(
     from ..settings import config as configs
     from .output import number, show
 
-    bounded = ("normec", "normec-plain", "normec-forgetting", "clip21", "dpsgd-norm", "dpsgd-clip")
+    bounded = ("normec-plain", "normec-forgetting", *PRIVATE_METHODS)
     one_of(("all", *bounded), method=method)
     extra: dict[str, dict[str, Any]] = {
         "normec-plain": {"method": "normec", "server_norm": False},

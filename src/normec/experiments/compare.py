@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..algorithms.catalogue import PAPER_METHODS, PRIVATE_METHODS
 from ..errors import Diverged, Interrupted, UsageError, one_of
 from ..settings import config as configs
 from ..settings.config import RunConfig
@@ -52,7 +53,7 @@ def candidates(
     """What to run; `settings` that belong to some methods only are passed to those."""
     found = []
     private = settings.get("private", True)
-    for spec in specs or (methods.PRIVATE_STEP_NAMES if private else methods.METHODS):
+    for spec in specs or ([name for name in PAPER_METHODS if not private or name in PRIVATE_METHODS]):
         name, given = methods.split_name(spec)
         shared = {
             key: value for key, value in settings.items() if key not in methods.SETTINGS or methods.applies(name, key)

@@ -1,58 +1,19 @@
-"""Methods by name, each with the settings it has and their defaults."""
+"""The method of a configuration: its settings, its usual step size and its usual rounds."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..algorithms import registry
-from ..algorithms.direct import DPSGD, GD
-from ..algorithms.error_feedback import EF21, Clip21, NormEC
+from ..algorithms.catalogue import CATALOGUE, METHODS, ROUNDS, Entry
+from ..algorithms.error_feedback import usual_kept
 from ..algorithms.method import Method
-from ..algorithms.operators import Clip, RandK, SmoothedNorm, TopK
-from ..algorithms.tensor_norm import TensorNormEC
 from ..errors import UsageError, nearest, one_of
 from ..settings.config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
 
-# alpha is the paper's choice after its first experiment, beta its best value; the others follow.
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "normec": {"alpha": 0.01, "beta": 0.1, "server_norm": True, "decay": 0.0},
-    "clip21": {"tau": 0.1, "decay": 0.0},
-    "ef21": {"compressor": "topk", "k": None},
-    "dpsgd-norm": {"alpha": 0.01, "beta": 1.0, "momentum": 0.0},
-    "dpsgd-clip": {"tau": 0.1, "beta": 1.0, "momentum": 0.0},
-    "gd": {},
-}
-# What a private run does otherwise. The memory forgets, so that the noise in ĝ does not pile up. These settings, the
-# step sizes and the rounds below are the ones that won on validation data at ε = 8, IID, with 16 trials each
-# (`python -m benchmarks.privacy table`), rounded.
-PRIVATE: Mapping[str, Mapping[str, Any]] = {
-    "normec": {"beta": 0.011, "decay": 0.05},
-    "clip21": {"tau": 0.03},
-    "dpsgd-clip": {"tau": 0.47},
-}
-PRIVATE_ROUNDS: Mapping[str, int] = {"normec": 200, "clip21": 50, "dpsgd-norm": 50, "dpsgd-clip": 200}
-ROUNDS = 300
-METHODS = tuple(DEFAULTS)
-# Without noise: steps that suit the digits, about 1/L for the methods that follow the gradient.
-STEP_SIZES: Mapping[str, float] = {
-    "normec": 0.05,
-    "normec, no server norm": 1.0,
-    "clip21": 1.0,
-    "ef21": 1.0,
-    "dpsgd-norm": 0.2,
-    "dpsgd-clip": 1.0,
-    "gd": 1.0,
-}
-PRIVATE_STEP_SIZES: Mapping[str, float] = {
-    "normec": 0.09,
-    "normec, no server norm": 1.5,
-    "clip21": 0.3,
-    "dpsgd-norm": 0.73,
-    "dpsgd-clip": 0.5,
-}
-PRIVATE_STEP_NAMES = tuple(name for name in METHODS if name in PRIVATE_STEP_SIZES)  # the methods with a bound
 SETTINGS = tuple(name for name in in_groups("method") if name not in ("method", "method_settings"))
 
 
@@ -65,8 +26,7 @@ def settings_of(method: str) -> Sequence[str]:
     """The settings that a method has."""
     if is_own(method):
         return tuple(registry.settings_of(registry.find(method)))
-    one_of(METHODS, method=method)
-    return tuple(DEFAULTS[method])
+    return tuple(entry(method).settings)
 
 
 def split_name(text: str) -> tuple[str, dict[str, Any]]:
@@ -81,22 +41,20 @@ def split_name(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def step_size(config: RunConfig) -> float | Literal["theory"]:
-    """The configuration's step size, or the method's own; with momentum p its own is 1 − p times as long."""
+    """The configuration's step size, or the method's own."""
     if config.lr is not None:
         return config.lr
     if is_own(config.method):
         raise UsageError(f"lr must be given: {config.method} is not one of normec's methods and has no usual step size")
-    one_of(METHODS, method=config.method)
-    name = "normec, no server norm" if config.server_norm is False else config.method
-    size = (PRIVATE_STEP_SIZES if config.private else STEP_SIZES).get(name, STEP_SIZES[name])
-    return size * (1 - (config.momentum or 0.0))
+    return entry(config.method).step_size(settings_used(config), config.private)
 
 
 def rounds(config: RunConfig) -> int | None:
     """The configuration's rounds, or the method's own; None where epochs are given instead."""
     if config.rounds is not None or config.epochs is not None:
         return config.rounds
-    return PRIVATE_ROUNDS.get(config.method, ROUNDS) if config.private else ROUNDS
+    known = CATALOGUE.get(config.method)
+    return known.private_rounds if known is not None and config.private else ROUNDS
 
 
 def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Method:
@@ -107,22 +65,11 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
             raise UsageError(f"{setting} does not apply to {config.method}, which has {has}")
     if is_own(config.method):
         return _own(config)
-    own = settings_used(config, dim)
-    match config.method:
-        case "normec":
-            way = own.pop("server_norm")
-            if isinstance(way, str):
-                return TensorNormEC(**own, sizes=tuple(sizes or (dim,)), in_place=way == "in-place")
-            return NormEC(**own, server_norm=way)
-        case "clip21":
-            return Clip21(**own)
-        case "ef21":
-            return EF21((TopK if own["compressor"] == "topk" else RandK)(own["k"]))
-        case "dpsgd-norm":
-            return DPSGD(SmoothedNorm(own["alpha"]), own["beta"], own["momentum"])
-        case "dpsgd-clip":
-            return DPSGD(Clip(own["tau"]), own["beta"], own["momentum"])
-    return GD()
+    make, own = entry(config.method).make(), settings_used(config, dim)
+    if "sizes" in inspect.signature(make).parameters:
+        own["sizes"] = tuple(sizes or (dim,))
+    method: Method = make(**own)
+    return method
 
 
 def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
@@ -130,11 +77,21 @@ def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
 
     `dim` is the number of parameters; without it, a setting that depends on it is None unless it is given.
     """
-    one_of(METHODS, method=config.method)
-    defaults = {**DEFAULTS[config.method], **(PRIVATE.get(config.method, {}) if config.private else {})}
+    defaults = entry(config.method).defaults(config.private)
     if "k" in defaults and dim is not None:
-        defaults["k"] = max(1, dim // 10)
+        defaults["k"] = usual_kept(dim)
     return {key: value if getattr(config, key) is None else getattr(config, key) for key, value in defaults.items()}
+
+
+def needs_dimension(config: RunConfig) -> bool:
+    """Whether a setting that is not given depends on the number of parameters."""
+    return not is_own(config.method) and settings_used(config).get("k", 0) is None
+
+
+def entry(method: str) -> Entry:
+    """The catalogue's entry; raises `UsageError` where there is none."""
+    one_of(METHODS, method=method)
+    return CATALOGUE[method]
 
 
 def own_settings_given(config: RunConfig) -> dict[str, Any]:

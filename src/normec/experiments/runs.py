@@ -245,8 +245,7 @@ def _measured(folder: Path, config: RunConfig, stored: RunConfig) -> Measured:
 
 def _depends_on_data(config: RunConfig) -> bool:
     """Whether a default of the configuration depends on data."""
-    parameters = config.method == "ef21" and config.k is None
-    return parameters or build.number_of_clients(config) is None or methods.rounds(config) is None
+    return methods.needs_dimension(config) or build.number_of_clients(config) is None or methods.rounds(config) is None
 
 
 def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:

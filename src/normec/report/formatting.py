@@ -7,14 +7,7 @@ import re
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
-METHODS = {
-    "normec": "NormEC",
-    "clip21": "Clip21",
-    "ef21": "EF21",
-    "dpsgd-norm": "DP-SGD with normalisation",
-    "dpsgd-clip": "DP-SGD with clipping",
-    "gd": "gradient descent",
-}
+from ..algorithms.catalogue import CATALOGUE
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -63,7 +56,7 @@ def size(count: Any) -> str:
 
 
 def method(name: str) -> str:
-    return METHODS.get(name, name)
+    return CATALOGUE[name].title if name in CATALOGUE else name
 
 
 def sentence(text: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..algorithms.catalogue import CATALOGUE
 from ..errors import UsageError, nearest
 from ..system.files import read_toml
 
@@ -125,7 +126,7 @@ class RunConfig(BaseModel):
         "method",
         flag=True,
         federated=True,
-        values=("normec", "clip21", "ef21", "dpsgd-norm", "dpsgd-clip", "gd"),
+        values=tuple(CATALOGUE),
     )
     alpha: float | None = setting(
         None,
@@ -165,6 +166,14 @@ class RunConfig(BaseModel):
     momentum: float | None = setting(
         None, "Momentum of the server's step", "method", unset="the method's own", federated=True, follows=_METHOD
     )
+    client_momentum: float | None = setting(
+        None,
+        "Share of its old average that a client with momentum keeps in each round",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
+    )
     tau: float | None = setting(
         None,
         "Clipping threshold τ of a message",
@@ -175,11 +184,16 @@ class RunConfig(BaseModel):
         follows=_METHOD,
     )
     compressor: Literal["topk", "randk"] | None = setting(
-        None, "Compressor of EF21: {values}", "method", unset="the method's own", federated=True, follows=_METHOD
+        None,
+        "Compressor of EF21 and EF21-SGDM: {values}",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
     )
     k: int | None = setting(
         None,
-        "Coordinates that the compressor of EF21 keeps",
+        "Coordinates that the compressor keeps",
         "method",
         unset="a tenth of the parameters",
         federated=True,

@@ -37,14 +37,17 @@ def initial_state(
         return state
     if not steps.has_memory or ESTIMATE not in server:
         raise UsageError(f"{steps.method.name} has no memory; initial_memory must stay 'zero'")
+    started = [clients[name] for name in steps.method.initial_memory_sets]
     if isinstance(start, Tensor):
         if start.shape not in ((d,), (n, d)) or not bool(torch.isfinite(start).all()):
             raise UsageError(f"initial_memory must be finite, [{d}] or [{n}, {d}], got {list(start.shape)}")
-        state.memory.copy_(start if start.ndim == 1 else start[own.start : own.stop])
+        for held in started:
+            held.copy_(start if start.ndim == 1 else start[own.start : own.stop])
     else:
         one_of(("zero", "gradient"), initial_memory=start)
         for block in first:
-            state.memory[block.row_numbers.to(state.memory.device)] = block.grads.to(state.memory)
+            for held in started:
+                held[block.row_numbers.to(held.device)] = block.grads.to(held)
     server[ESTIMATE] = communicator.sum(state.memory.sum(0, dtype=x.dtype).to(x.device)) / n
     return state
 
