@@ -31,7 +31,7 @@ from ..system.files import read_if_present, writing
 from .accounting import Account, Event, mu_for
 from .chain import read_chain
 from .grid import from_grid, grid_step, snap
-from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable
+from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable, without_used_coins
 from .noise import GridNoise, noise_source, privatise
 from .release import calibrate
 from .rules import release
@@ -165,7 +165,8 @@ class Mechanism:
         self._paid, self._sum = None, None
         if self._ledger is None:
             attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
-            self._account = self._with(self.release.event(self.sigma, round), round)
+            event = without_used_coins(self.release.event(self.sigma, round), attempt)
+            self._account = self._with(event, round)
         else:
             with writing(self._ledger.path):
                 attempt = self._spend(self._ledger, round, key).attempt
