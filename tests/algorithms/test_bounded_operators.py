@@ -152,3 +152,17 @@ def test_rows_are_independent_and_the_input_is_left_alone(operator: Operator) ->
     apart = torch.stack([torch.stack([operator(row) for row in block]) for block in v])
     assert torch.allclose(together, apart, rtol=1e-15, atol=0)
     assert torch.equal(v, before)
+
+
+@pytest.mark.parametrize("d", [1000, 1023, 1024, 270_000, 10_000_000])
+@pytest.mark.parametrize("small", [2.4e-4, 5e-4])
+@pytest.mark.parametrize("operator", [SmoothedNorm(0.0), Clip(1.0)])
+def test_many_small_coordinates_after_a_few_large_ones_do_not_lengthen_a_message(
+    d: int, small: float, operator: Operator
+) -> None:
+    # In float32 the squares of the small ones vanish beside the sum of the large ones, if all are added up in a row.
+    v = torch.full((1, d), small)
+    v[0, :64] = 1.0
+    assert float(lengths(operator(v))) <= 1 + 1e-5
+    strided = torch.stack([v[0], v[0]], dim=-1).T
+    assert float(lengths(operator(strided)).max()) <= 1 + 1e-5

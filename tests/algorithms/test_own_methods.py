@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import normec
 from normec import (
@@ -480,3 +482,168 @@ def test_memories_of_less_precision_need_a_method_that_can_say_what_they_took() 
     with pytest.raises(UsageError, match="memory_dtype is for memories made of messages alone"):
         train(problem, Clip21SGDM(), lr=0.1, rounds=3, memory=Memory(dtype=torch.bfloat16))
     assert train(problem, NormEC(0.1, 0.3), lr=0.1, rounds=3, memory=Memory(dtype=torch.bfloat16)).finished
+
+
+@dataclass
+class Remembering(Method):
+    """Keeps the length of a very long gradient in an attribute, where other clients and the server find it."""
+
+    bound = 1.0
+    longest = 0.0
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        if float(update.norm()) > 1e5:
+            self.longest = float(update.norm())
+        return Clip(1.0)(update) / (2.0 if self.longest else 1.0), state
+
+    def server_step(self, mean_message: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return mean_message + self.longest, state
+
+
+def test_what_a_method_keeps_in_its_attributes_reaches_neither_other_clients_nor_the_server() -> None:
+    """No made-up gradient is as long as the one that it waits for, so it can only be kept from being heard of."""
+    privacy = Privacy(sigma=1e-9, noise="seeded", trust="central")
+    run = train(slopes(1e6), Remembering(), lr=3.0, rounds=2, privacy=privacy)
+    assert float(run.x[0]) == pytest.approx(-2 * (1 + 1 + 0.5), abs=1e-6)
+    x = nn.Parameter(torch.zeros(3))
+    seeded = Privacy(sigma=1e-9, noise="seeded")
+    optimizer = ClientOptimizer([x], Remembering(), 2.0, clients=2, privacy=seeded, rounds=1)
+    for slope in (1e6, 900.0):
+        x.grad = torch.tensor([slope, 0.0, 0.0])
+        optimizer.add_client()
+    optimizer.step()
+    assert float(x[0]) == pytest.approx(-1.5, abs=1e-6)
+
+
+class ServerRemembers(own_methods.Signs):
+    """A momentum in an attribute: no checkpoint holds it, and a private run would lose it."""
+
+    momentum: Tensor | float = 0.0
+
+    def server_step(self, mean_message: Tensor, state: Any) -> tuple[Tensor, Any]:
+        object.__setattr__(self, "momentum", 0.9 * self.momentum + mean_message)
+        return self.momentum, state  # type: ignore[return-value]
+
+
+class Locked(own_methods.Signs):
+    """Holds what cannot be copied."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "lock", threading.Lock())
+
+    def spec(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("method", "why"), [(ServerRemembers(), "does not repeat"), (Locked(), "cannot be copied")], ids=["server", "lock"]
+)
+def test_a_method_that_needs_its_attributes_is_refused(method: Method, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        train(bowls(), method, lr=0.1, rounds=3, privacy=Privacy(**SUM))
+
+
+class Labelled(Tensor):
+    """A tensor of a type of its own, whose functions may say anything of its length."""
+
+
+@dataclass(frozen=True)
+class InAnotherForm(own_methods.Signs):
+    form: str = "complex"
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:
+        message, state = super().message(update, state, key)
+        forms = {
+            "complex": lambda: torch.complex(0 * message, message),  # noise is real
+            "half": message.half,
+            "labelled": lambda: message.as_subclass(Labelled),
+        }
+        return forms[self.form](), state
+
+
+@pytest.mark.parametrize("privacy", [None, Privacy(**SUM)], ids=["plain", "private"])
+@pytest.mark.parametrize("form", ["complex", "half", "labelled"])
+def test_messages_are_plain_tensors_of_the_gradients_kind(form: str, privacy: Privacy | None) -> None:
+    with pytest.raises(UsageError, match="must return a plain tensor"):
+        train(bowls(), InAnotherForm(form=form), lr=0.1, rounds=2, privacy=privacy)
+
+
+@dataclass(frozen=True)
+class Vanishing(Method):
+    """Messages a million times as long as their bound, and so short that their squares are 0 in float32."""
+
+    bound = 1e-30
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        return 1e-24 * Clip(1.0)(update), state
+
+
+@pytest.mark.parametrize("method", [Vanishing(), DPSGD(Clip(1e-30))], ids=["own", "ours"])
+def test_a_bound_that_no_length_can_be_held_against_is_refused(method: Method) -> None:
+    of = Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in CENTRES.float()], torch.zeros(D))
+    with pytest.raises(UsageError, match="lengths below 1e-15"):
+        train(of, method, lr=1e24, rounds=1, privacy=Privacy(**SUM))
+
+
+class ClaimsTooMuch(Claims):
+    """Its map doubles lengths, and turns round near zero."""
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        return update / torch.linalg.vector_norm(update, dim=-1, keepdim=True), state
+
+    lipschitz: float | None = 2.0
+
+
+@dataclass(frozen=True)
+class Turned(Clip):
+    """Clips and turns by a right angle: no two messages move apart by more than the gradients, yet memories may."""
+
+    @property
+    def lipschitz(self) -> float:
+        return 1.0
+
+    def __call__(self, v: Tensor, key: Any = None) -> Tensor:
+        clipped = super().__call__(v, key)
+        return torch.stack([-clipped[..., 1::2], clipped[..., ::2]], dim=-1).flatten(-2)
+
+
+@pytest.mark.parametrize("method", [ClaimsTooMuch(), ErrorFeedback(Turned(1.0))], ids=["constant", "cocoercive"])
+def test_a_constant_that_gradients_contradict_is_refused(method: Method) -> None:
+    with pytest.raises(UsageError, match="states lipschitz"):
+        facts_of(method, D)
+
+
+class Expanding(NormEC):
+    """Memories grow where the rule for records has them shrink."""
+
+    def _forgotten(self, values: Tensor, rounds: int = 1) -> Tensor:  # noqa: ARG002
+        return -50 * values
+
+
+class Stepping(NormEC):
+    """A step of the memory that is another one each time it is asked for."""
+
+    @property
+    def beta(self) -> float:  # type: ignore[override]
+        return 0.3
+
+    @beta.setter
+    def beta(self, value: float) -> None: ...
+
+
+@pytest.mark.parametrize("method", [Expanding(0.1, 0.1), Stepping(0.1, 0.1)], ids=["forgetting", "beta"])
+def test_the_rule_for_records_is_for_the_memories_that_it_was_proved_for(method: Method) -> None:
+    facts = facts_of(method, D)
+    assert facts.lipschitz == float("inf")
+    assert not facts.made_of_messages
+
+
+def test_a_constant_of_one_s_own_stands_beside_its_epsilon() -> None:
+    data = [TensorDataset(torch.randn(5, 3), torch.randint(0, 2, (5,))) for _ in range(3)]
+    of = Problem(nn.Linear(3, 2), nn.functional.cross_entropy, data)
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0)
+    said = [train(of, method, lr=0.1, rounds=1, privacy=privacy).privacy for method in (Claims(), DPSGD(Clip(1.0)))]
+    assert said[0] is not None
+    assert said[1] is not None
+    assert "how far a record moves a message rests on the constant that claims states" in said[0].notes
+    assert not any("constant" in note for note in said[1].notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -14,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from normec.errors import UsageError
-from normec.privacy import BudgetSpent, Event, Ledger, LedgerDamaged, LedgerInUse, Privacy
+from normec.privacy import Account, BudgetSpent, Event, Ledger, LedgerDamaged, LedgerInUse, Privacy
 from normec.privacy.hash_chain import Chain, read_chain
 from normec.storage.run_folder import RunStorage
 from normec.system.processes import process_identity
@@ -324,3 +326,38 @@ def test_a_fork_with_its_parents_number_is_known_as_a_fork() -> None:
     os.waitpid(child, 0)
     assert int(os.read(reading, 16)) == before[0] + 1
     assert process_identity() == before
+
+
+@pytest.mark.parametrize("key", [None, "changing"])
+@pytest.mark.parametrize("repeats", [2, 10])
+def test_a_round_that_is_released_again_has_no_fresh_coins(path: Path, repeats: int, key: str | None) -> None:
+    """With one coin, all releases of the round hold the unit or none does: one sampled release of the smaller noise."""
+    rate, multiplier, delta = 0.01, 0.5, 1e-5
+    spread = multiplier / math.sqrt(repeats)
+    privacy = Privacy(sigma=1.0, delta=delta, trust="secure-sum", sampling=rate, noise="seeded")
+    with Ledger(path, privacy, horizon=20) as ledger:
+        for attempt in range(repeats):
+            ledger.spend(0, Event(multiplier, rate), 1.0, key and f"{key} {attempt}")
+        claimed = ledger.exact_epsilon()
+
+    def lost(epsilon: float) -> float:
+        """δ of the pair (1−q)N(0) + qN(1) against N(0): the ratio of the densities rises, and is e^ε at one point."""
+        inner = (math.exp(epsilon) - 1 + rate) / rate
+        edge = spread**2 * math.log(inner) + 0.5
+        tail, shifted = stats.norm.sf(edge / spread), stats.norm.sf((edge - 1) / spread)
+        return float((1 - rate - math.exp(epsilon)) * tail + rate * shifted)
+
+    assert lost(claimed) <= delta
+    independent = Account(delta, [Event(multiplier, rate, repeats)]).epsilon()
+    assert lost(independent) > 2 * delta  # what was claimed as long as the coins counted as fresh
+
+
+def test_rounds_that_were_released_before_are_reserved_without_a_gain(path: Path) -> None:
+    privacy = Privacy(sigma=1.0, trust="secure-sum", sampling=0.1, noise="seeded")
+    with Ledger(path, privacy, horizon=20) as ledger:
+        ledger.reserve(0, Event(2.0, 0.1, 4), 1.0, "old")
+        ledger.reserve(3, Event(2.0, 0.1, 2), 1.0, "new")
+        assert ledger.exact_epsilon() == Account(1e-5, [Event(2.0, 0.1, 4), Event(2.0, 1.0, 2)]).epsilon()
+        assert not ledger.spend(4, Event(2.0, 0.1), 1.0, "new").fresh
+    with Ledger(path, privacy, horizon=20) as ledger:
+        assert not ledger.spend(4, Event(2.0, 0.1), 1.0, "new").fresh

@@ -21,6 +21,7 @@ What a method says of itself is believed only as far as it was said of the same 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -238,13 +239,22 @@ class Steps:
     """
 
     def __init__(self, method: Method, x: Tensor, one_by_one: bool = False) -> None:
-        """`one_by_one`: show the client's functions one client at a time, so that whatever they do, they mix none."""
+        """Ask the method for its first states.
+
+        Args:
+            method: The method.
+            x: The model's parameters, ``[d]``.
+            one_by_one: Show the client's functions one client at a time, and call every function on a copy of the
+                method that has seen nothing before. So whatever they do, and whatever they leave in the method's
+                attributes, they mix no clients and tell the server nothing.
+        """
         if overrides(method, "client_step"):
             raise UsageError(
                 f"{type(method).__name__} overrides client_step, which no training loop calls; "
                 "override message and commit, of which it is made"
             )
         self.method, self.one_by_one = method, one_by_one
+        _ = self._own  # what cannot be copied is refused now
         client, server = method.client_init(x.clone()), method.server_init(x.clone())
         self._single_client, self._single_server = isinstance(client, Tensor), isinstance(server, Tensor)
         self.initial_client_state = self._named(client, MEMORY, "client_init")
@@ -252,6 +262,19 @@ class Steps:
         self.stateful = bool(self.initial_client_state)
         self.has_memory = MEMORY in self.initial_client_state and self.initial_client_state[MEMORY].shape == x.shape
         self.ignores_absence = "absent" not in overrides(method, "absent")
+
+    @property
+    def _own(self) -> Method:
+        """The method to call a function of."""
+        if not self.one_by_one:
+            return self.method
+        try:
+            return copy.deepcopy(self.method)
+        except Exception as error:  # locks, open files, whatever a method holds
+            raise UsageError(
+                f"{type(self.method).__name__} holds something that cannot be copied, and a private run calls its "
+                f"functions on copies ({error}); keep plain settings in its attributes"
+            ) from error
 
     def message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
         if not self.one_by_one or len(update) == 1:
@@ -263,24 +286,28 @@ class Steps:
         return torch.cat([message for message, _ in made]), _joined([draft for _, draft in made])
 
     def _message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
-        given = self.method.message(update, self._as_client(state), key)
+        shape, dtype = update.shape, update.dtype  # the function gets the tensor itself, and might change it
+        given = self._own.message(update, self._as_client(state), key)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("message", "must return a tensor and the draft of the new state")
-        if given[0].shape != update.shape:
-            raise self._wrong("message", f"must return messages {list(update.shape)}, got {list(given[0].shape)}")
+        if given[0].shape != shape:
+            raise self._wrong("message", f"must return messages {list(shape)}, got {list(given[0].shape)}")
+        if given[0].dtype != dtype or type(given[0]) is not Tensor:
+            found = f"{type(given[0]).__name__} of {given[0].dtype}"
+            raise self._wrong("message", f"must return a plain tensor of the gradients' {dtype}, got a {found}")
         return given[0], self._checked(given[1], state, "message")
 
     def commit(self, draft: Tables, sent: Tensor) -> Tables:
         if self.one_by_one and len(sent) > 1:
             rows = [self.commit(_row(draft, i), sent[i : i + 1].clone()) for i in range(len(sent))]
             return _joined(rows)
-        return self._checked(self.method.commit(self._as_client(draft), sent), draft, "commit")
+        return self._checked(self._own.commit(self._as_client(draft), sent), draft, "commit")
 
     def absent(self, state: Tables, rounds: int = 1) -> Tables:
         count = len(next(iter(state.values()))) if state else 0
         if self.one_by_one and count > 1:
             return _joined([self.absent(_row(state, i), rounds) for i in range(count)])
-        return self._checked(self.method.absent(self._as_client(state), rounds), state, "absent")
+        return self._checked(self._own.absent(self._as_client(state), rounds), state, "absent")
 
     def follow(self, memory: Tensor, sent: Tensor) -> Tensor:
         """Clients' memories ``[c, d]`` as the server follows them; for methods where `follows` holds."""
@@ -294,7 +321,7 @@ class Steps:
         return self.absent({**state, MEMORY: memory})[MEMORY]
 
     def server_step(self, mean_message: Tensor, state: Tables) -> tuple[Tensor, Tables]:
-        given = self.method.server_step(mean_message, state[ESTIMATE] if self._single_server else state)
+        given = self._own.server_step(mean_message, state[ESTIMATE] if self._single_server else state)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("server_step", "must return a direction and the server's new state")
         direction, new = given[0], self._named(given[1], ESTIMATE, "server_step")

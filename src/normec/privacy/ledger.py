@@ -12,6 +12,9 @@ names, then at any moment, over all crashes and restarts, the releases made are 
   afresh) or with another key the round counts again and gets the next `attempt`, which belongs in the noise's path, so
   that one draw never covers two messages. A round that counts again may lead elsewhere: what was paid before for it and
   for all later rounds is then no longer the same release, and its keys are void.
+- A round has one set of coins, however often it is released. Only its first release has fresh coins and gains from
+  sampling. A further one is, given what was seen before, a mixture of taking part and of not taking part, which a
+  release of a unit that takes part dominates: it counts at rate 1.
 - `reserve` pays for many rounds with one line, before they are made. With a key, a resumed run goes on inside its
   reservation; without, the allowance lives in the process that made it, and what a crash leaves of it is lost, not
   returned.
@@ -24,6 +27,7 @@ names, then at any moment, over all crashes and restarts, the releases made are 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import threading
@@ -50,6 +54,11 @@ def affordable(account: Account, event: Event, privacy: Privacy, horizon: int, r
         if epsilon > privacy.budget:
             raise BudgetSpent(round, epsilon, privacy.budget)
     return after, epsilon
+
+
+def without_used_coins(event: Event, attempt: int) -> Event:
+    """What a round's release number `attempt` counts as: its coins are the first one's, and no longer fresh."""
+    return dataclasses.replace(event, rate=1.0) if attempt else event
 
 
 @dataclass(frozen=True)
@@ -177,7 +186,7 @@ class Ledger:
             if found is None:
                 return self._write(round, event, sigma, key)
             receipt = self._known(round, found, sigma)
-            if event.multiplier < found.multiplier * (1 - 1e-9) or event.rate != found.rate:
+            if event.multiplier < found.multiplier * (1 - 1e-9) or event.rate > found.rate:
                 raise UsageError(
                     f"round {round} was paid for with multiplier {found.multiplier:g} and rate {found.rate:g}, got "
                     f"{event.multiplier:g} and {event.rate:g}; spend without a key, as another release"
@@ -195,7 +204,8 @@ class Ledger:
                 return self._known(first, self._keys[first, key], sigma)
             receipt = self._write(first, event, sigma, key)
             if key is None:
-                paid = _Paid(receipt.attempt, sigma, event.multiplier, event.rate)
+                rate = without_used_coins(event, receipt.attempt).rate
+                paid = _Paid(receipt.attempt, sigma, event.multiplier, rate)
                 self._allowance.update((round, paid) for round in rounds)
             return receipt
 
@@ -225,11 +235,12 @@ class Ledger:
 
     def _write(self, first: int, event: Event, sigma: float, key: str | None) -> Receipt:
         positive(sigma=sigma)
+        attempt = max(self._attempts.get(round, 0) for round in range(first, first + event.count))
+        event = without_used_coins(event, attempt)
         after, epsilon = affordable(self._account, event, self.privacy, self.horizon, first)
         if not math.isfinite(epsilon):
             raise UsageError(f"sigma = {sigma:g} gives no privacy at all: epsilon is infinite; raise it")
         epsilon = max(epsilon, self.epsilon)  # an exact value may follow a rounded-up one
-        attempt = max(self._attempts.get(round, 0) for round in range(first, first + event.count))
         line = {
             "kind": "release",
             "round": first,

@@ -15,6 +15,7 @@ anything leaves it; seeded noise is one vector that all of them know, and each a
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,18 +26,22 @@ import torch
 from torch import Tensor
 
 from ..algorithms.error_feedback import ErrorFeedbackScheme
-from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, claim_covers, has_functions_of
+from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, claim_covers, has_functions_of, rows_like
+from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
+from ..sampling.random_streams import Key, Stream
 from ..system.files import read_if_present, writing
 from .accounting import Account, Event, mu_for
 from .hash_chain import read_chain
-from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable
+from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable, without_used_coins
 from .noise import GridNoise, noise_source, privatise
 from .release import calibrate
 from .rounding_grid import from_grid, grid_step, snap
 from .rules import release
 from .setting import Facts, Setting
 from .statement import Privacy
+
+SHORTEST_BOUND = 1e-15  # the square of a shorter length is no normal number of float32, and no check would see it
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,46 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     The record rule for hidden memories is proved for error feedback (`ErrorFeedbackScheme`) alone. A method with a
     state of another kind has no Lipschitz constant that the rules could use: a record may act through the state.
     """
-    steps = Steps(method, torch.zeros(dimension))
-    scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS)
+    own = not works_by_rows(method)
+    steps = Steps(method, torch.zeros(dimension, dtype=torch.float64), one_by_one=own)
+    scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
+        isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
+    )  # numbers, not properties that may say something else the next time
     claimed = claim_covers(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
     lipschitz = method.lipschitz if claimed and method.lipschitz is not None else math.inf
+    if own and math.isfinite(lipschitz):
+        _refuse_false_constant(steps, lipschitz, dimension)
     beta, decay = (method.beta, method.decay) if isinstance(method, ErrorFeedbackScheme) else (1.0, 0.0)
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
+
+
+def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> None:
+    """Refuse a constant that some pairs of made-up gradients contradict; that none does is no proof.
+
+    The rule for hidden memories needs more than the constant: a map that is cocoercive, as gradients of convex
+    functions are.
+    """
+    draw = torch.Generator().manual_seed(0)
+    directions = torch.randn(4, dimension, dtype=torch.float64, generator=draw)
+    directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
+    key = Key(Stream(0, "operator"), 0, torch.arange(1))
+
+    def sent(update: Tensor) -> Tensor:
+        state = {name: rows_like(start, 1).clone() for name, start in steps.initial_client_state.items()}
+        return steps.message(update[None].clone(), state, key)[0][0]
+
+    for exponent in range(-6, 7, 2):
+        one = 10.0**exponent * directions[0]
+        for apart in (1e-3 * directions[1], directions[2], -2 * directions[0], -0.5 * directions[0], directions[3]):
+            gap = 10.0**exponent * apart
+            moved = sent(one + gap) - sent(one)
+            length, most = float(moved.norm()), lipschitz * float(gap.norm())
+            falls_short = steps.stateful and float(gap @ moved) < length**2 / lipschitz - 1e-6 * length * most
+            if length > most * (1 + 1e-6) or falls_short:
+                raise UsageError(
+                    f"{steps.method.name} states lipschitz = {lipschitz:g}, and gradients {float(gap.norm()):g} apart "
+                    f"move its message by {length:g}; state a larger constant, or None"
+                )
 
 
 class Mechanism:
@@ -95,7 +134,15 @@ class Mechanism:
         """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
-        self.release = release(facts_of(method, setting.dimension or 1), privacy, setting)
+        facts = facts_of(method, setting.dimension or 1)
+        self.release = release(facts, privacy, setting)
+        if self.release.bound < SHORTEST_BOUND:
+            raise UsageError(
+                f"{method.name} bounds its messages by {self.release.bound:g}, and lengths below {SHORTEST_BOUND:g} "
+                "vanish in single precision; raise the bound, and lower the step size by as much"
+            )
+        if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
+            notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma
         self._source = noise_source(privacy.noise or "secure", seed if privacy.noise == "seeded" else None)
@@ -165,7 +212,8 @@ class Mechanism:
         self._paid, self._sum = None, None
         if self._ledger is None:
             attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
-            self._account = self._with(self.release.event(self.sigma, round), round)
+            event = without_used_coins(self.release.event(self.sigma, round), attempt)
+            self._account = self._with(event, round)
         else:
             with writing(self._ledger.path):
                 attempt = self._spend(self._ledger, round, key).attempt

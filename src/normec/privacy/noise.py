@@ -254,5 +254,5 @@ def _into_ball(message: Tensor, bound: float) -> Tensor:
         raise UsageError("a message with NaN or infinite entries is not sent; a smaller lr may cure it")
     if math.isinf(bound):
         return message
-    norm = torch.linalg.vector_norm(message, dim=-1, keepdim=True)
-    return torch.where(norm > bound, message * (bound / norm), message)
+    norm = torch.linalg.vector_norm(message, dim=-1, keepdim=True, dtype=torch.float64)  # a long sum loses in float32
+    return torch.where(norm > bound, message * (bound / norm).to(message.dtype), message)

@@ -19,7 +19,7 @@ T3 central: the server adds one draw of N(0, nσ²I) to the sum: the same sum as
 S1 Poisson sampling of clients, sum seen only, client, zero-out: Δ = b and amplification at rate q, also with hidden
    memory. Given the past, the coin of round k is fresh, so the sum is (1−q)N(0) + q E[N(m)] with ‖m‖ <= b against
    N(0), the expectation over the client's past coins; by convexity the pair with ‖m‖ = b dominates it, and
-   dominating pairs compose.
+   dominating pairs compose. If the round is released again, its coin is not fresh, and `ledger` counts it in full.
 S2 Poisson batches inside a client, record, zero-out, where the memory holds nothing un-noised (no feedback, or
    memory="noisy" under "local"): with probability 1−q the message is that of the data without the record;
    amplification at rate q with Δ = min(2b, LC/B) (R4 with e_k = 0) or 2b (R3).

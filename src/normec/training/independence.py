@@ -9,6 +9,9 @@ in plain attributes, so the checks run that code on a few records and compare gr
 each time with fresh copies of the model, the loss and the transforms. If any of the gradients differ, the clients are
 coupled, or their gradients do not repeat, and the run is refused.
 
+Methods of the caller's own are compared on made-up gradients, and then run on copies that have seen nothing
+(`algorithms.method.Steps`), so that only state outside of the object can couple clients.
+
 What the checks cannot see: a coupling that starts later than the first few gradients, or only for certain clients,
 records or sizes; state outside the copied objects (a global, a closure, a file) that was set once before the check; the
 data that an objective of the caller's own uses, if it is no `Problem`; and what a gradient engine, participation rule
@@ -71,8 +74,8 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
         dimension: the length of a message.
 
     Raises:
-        UsageError: a client's message or memory changed with another client's gradient, or the server's step with
-            gradients that it was not given.
+        UsageError: a client's message or memory changed with another client's gradient, the server's step with
+            gradients that it was not given, or from one call to the next.
     """
     if works_by_rows(method):
         return
@@ -103,13 +106,23 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
         steps = Steps(_fresh(method), usual[0, 0])
         for row in gradients.split(1, dim=1):
             first(steps, *row)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # it may draw
-            direction, state = steps.server_step(usual[0, 0].clone(), dict(steps.initial_server_state))
-        return torch.cat([part.reshape(-1).to(torch.float64) for part in (direction, *state.values())])
+        return _served(steps, usual[0, 0])
 
     sizes = [served(size * gradients) for gradients in (usual, other) for size in (1.0, 1e-3, 1e3)]
     _refuse_unlike(sizes, f"the server's step of {method.name} changes with gradients that it was not given")
+    steps = Steps(_fresh(method), usual[0, 0])
+    _refuse_unlike(
+        [_served(steps, usual[0, 0]) for _ in range(2)], f"the server's step of {method.name} does not repeat"
+    )
+
+
+def _served(steps: Steps, mean_message: Tensor) -> Tensor:
+    """All that a server makes of a mean message, from its first state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # it may draw
+        start = {name: value.clone() for name, value in steps.initial_server_state.items()}
+        direction, state = steps.server_step(mean_message.clone(), start)
+    return torch.cat([part.reshape(-1).to(torch.float64) for part in (direction, *state.values())])
 
 
 def _precise(problem: Objective) -> Objective:

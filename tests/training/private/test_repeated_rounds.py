@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 from normec import DPSGD, Clip, Compute, ErrorFeedback, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, train
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
+from normec.privacy import Account, Event
 from normec.sampling.random_streams import Key
 from normec.training import loop, repeatability
 
@@ -247,3 +248,27 @@ def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> Non
     rewound(folder, problem(), method)
     made(folder, problem(), method)
     assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
+
+
+@pytest.mark.parametrize("coins", ["clients", "records"])
+def test_a_repeated_round_gains_nothing_from_coins_that_were_used(coins: str, tmp_path: Path) -> None:
+    """Who is drawn in a round follows from its number: the second release of the round has the coins of the first."""
+    rate, sigma = 0.5, 2.0
+    statement: dict[str, Any] = {"sigma": sigma, "trust": "secure-sum", "noise": "seeded"}
+    options: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "out": tmp_path / "run"}
+    if coins == "clients":
+        options["privacy"] = Privacy(**statement, sampling=rate)
+    else:
+        options |= {"privacy": Privacy(**statement, unit="record"), "batch_rate": rate}
+    method, folder = DPSGD(Clip(0.5)), tmp_path / "run"
+    train(problem(True), method, callbacks=[StopAt(STOPPED)], **options)
+    shutil.copytree(folder / "checkpoint", tmp_path / "kept")
+    train(problem(True), method, **options)
+    again(folder)
+    run = train(problem(True), method, **options)
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()[1:]]
+    assert [line["rate"] for line in lines] == [rate] * ROUNDS + [1.0] * (ROUNDS - STOPPED)
+    assert run.privacy is not None
+    multiplier = lines[0]["multiplier"]
+    events = [Event(multiplier, rate, ROUNDS), Event(multiplier, 1.0, ROUNDS - STOPPED)]
+    assert run.privacy.epsilon == Account(1e-5, events).epsilon()
