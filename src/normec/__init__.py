@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .algorithms.adaptive_clip import AdaptiveClip
     from .algorithms.client_momentum import EF21SGDM, Clip21SGD2M, MomentumNormEC
     from .algorithms.direct import DPSGD, GD
     from .algorithms.error_feedback import EF21, Clip21, ErrorFeedback, NormEC
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "algorithms.adaptive_clip": ("AdaptiveClip",),
     "algorithms.client_momentum": ("Clip21SGD2M", "EF21SGDM", "MomentumNormEC"),
     "algorithms.direct": ("DPSGD", "GD"),
     "algorithms.error_feedback": ("Clip21", "EF21", "ErrorFeedback", "NormEC"),
@@ -51,6 +53,7 @@ __all__ = [
     "EF21",
     "EF21SGDM",
     "GD",
+    "AdaptiveClip",
     "BudgetSpent",
     "Callback",
     "Clip",

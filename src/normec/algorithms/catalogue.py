@@ -62,6 +62,8 @@ def _by_server_norm(with_norm: float, without: float) -> Callable[[Settings], fl
     return lambda settings: without if settings.get("server_norm") is False else with_norm
 
 
+_ADAPTIVE = {"quantile": 0.5, "threshold_lr": 0.2, "bit_weight": 0.2}
+
 # Without noise, alpha is the paper's choice after its first experiment and beta its best value; the step sizes suit
 # the digits, about 1/L for the methods that follow the gradient.
 # Private settings, step sizes and rounds won on validation data at ε = 8, IID, with 16 trials each
@@ -130,6 +132,24 @@ CATALOGUE: Mapping[str, Entry] = {
         settings={"compressor": "topk", "k": None, "client_momentum": 0.9, "server_norm": False},
         lr=_by_server_norm(0.05, 1.0),
         private=None,
+    ),
+    "dpsgd-adaptive": Entry(
+        title="DP-SGD with adaptive clipping",
+        factory="adaptive_clip:dpsgd_adaptive",
+        settings={"tau": 0.1, "beta": 1.0, "momentum": 0.0, **_ADAPTIVE},
+        lr=1.0,
+        private={"tau": 0.47},
+        private_lr=0.5,
+        private_rounds=200,
+    ),
+    "clip21-adaptive": Entry(
+        title="Clip21 with adaptive clipping",
+        factory="adaptive_clip:clip21_adaptive",
+        settings={"tau": 0.1, "decay": 0.0, **_ADAPTIVE},
+        lr=1.0,
+        private={"tau": 0.03},
+        private_lr=0.3,
+        private_rounds=50,
     ),
 }
 METHODS = tuple(CATALOGUE)

@@ -6,8 +6,10 @@ One round, for the clients that take part:
     commit       (draft, what was sent) → client state         once the message was paid for and has left
     server_step  (mean message, server state) → (direction, server state);   then x ← x − lr · direction
 
-Clients that do not take part apply `absent`. `update` is the client's gradient at x. The mean is over all clients;
-those that are absent count as zero, so that a sum of messages means the same in every round.
+A message has as many numbers as the model, unless `message_length` says otherwise. Numbers that the server makes public
+with x, such as a threshold, come from `broadcast`. Clients that do not take part apply `absent`. `update` is the
+client's gradient at x. The mean is over all clients; those that are absent count as zero, so that a sum of messages
+means the same in every round.
 
 All functions are pure: they return new tensors and change none. Client functions work row by row on tensors ``[c, …]``
 of any number c of clients; server functions work on one vector ``[d]``. A state is a tensor, or a dictionary of named
@@ -40,7 +42,7 @@ State = Any  # a tensor, or a mapping of named tensors
 Tables = dict[str, Tensor]
 MEMORY, ESTIMATE = "memory", "estimate"  # the names of states that are single tensors
 CLIENT_FUNCTIONS = ("client_init", "message", "commit", "absent")
-SERVER_FUNCTIONS = ("server_init", "server_step")
+SERVER_FUNCTIONS = ("server_init", "server_step", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Method:
     def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
         """What each client would send, and the draft of its new state, named and shaped like the state.
 
+        A method that overrides `broadcast` takes a fourth argument, ``public``: a dictionary of named tensors.
+
         Args:
             update: The clients' gradients, ``[c, d]``.
             state: The clients' states, each tensor ``[c, …]``.
@@ -123,6 +127,18 @@ class Method:
     def absent(self, state: State, rounds: int = 1) -> State:  # noqa: ARG002
         """The states of clients that take no part in so many rounds."""
         return state
+
+    def message_length(self, dimension: int) -> int:
+        """How many numbers a message has, for a model of so many parameters."""
+        return dimension
+
+    def broadcast(self, state: State) -> dict[str, Tensor]:  # noqa: ARG002
+        """Public numbers that the server sends to every client beside x, made of the server's state.
+
+        A method that overrides this function has one more argument in `message`: ``public``, these named tensors. What
+        they tell was released before, so a client's guarantee holds whatever they are.
+        """
+        return {}
 
     def server_init(self, x: Tensor) -> State:  # noqa: ARG002
         """The server's state at the start."""
@@ -171,6 +187,8 @@ def _plain(owner: str, name: str, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return [_plain(owner, name, one) for one in value]
+    if isinstance(value, Method):
+        return {"method": value.name, **value.spec()}
     if hasattr(value, "bound") and not isinstance(value, type):  # an operator
         kind = type(value)
         known = OPERATORS.get(kind.__name__) is kind  # else one of the caller's own
@@ -262,6 +280,8 @@ class Steps:
         self.stateful = bool(self.initial_client_state)
         self.has_memory = MEMORY in self.initial_client_state and self.initial_client_state[MEMORY].shape == x.shape
         self.ignores_absence = "absent" not in overrides(method, "absent")
+        self._dimension, self.message_length = len(x), method.message_length(len(x))
+        self.broadcasts = bool(overrides(method, "broadcast"))
 
     @property
     def _own(self) -> Method:
@@ -276,18 +296,30 @@ class Steps:
                 f"functions on copies ({error}); keep plain settings in its attributes"
             ) from error
 
-    def message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
+    def broadcast(self, state: Tables) -> Tables | None:
+        """The server's public numbers of the next round; None where the method has none."""
+        if not self.broadcasts:
+            return None
+        return self._named(self._own.broadcast(self._as_server(state)), ESTIMATE, "broadcast")
+
+    def message(
+        self, update: Tensor, state: Tables, key: Key | None, public: Tables | None = None
+    ) -> tuple[Tensor, Tables]:
+        if self.broadcasts and public is None:
+            raise TypeError(f"{self.method.name} needs the server's public numbers")
         if not self.one_by_one or len(update) == 1:
-            return self._message(update, state, key)
+            return self._message(update, state, key, public)
         made = []
         for i in range(len(update)):
             own = Key(key.stream, key.step, key.clients[i : i + 1]) if key is not None else None
-            made.append(self._message(update[i : i + 1].clone(), _row(state, i), own))
+            made.append(self._message(update[i : i + 1].clone(), _row(state, i), own, public))
         return torch.cat([message for message, _ in made]), _joined([draft for _, draft in made])
 
-    def _message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
-        shape, dtype = update.shape, update.dtype  # the function gets the tensor itself, and might change it
-        given = self._own.message(update, self._as_client(state), key)
+    def _message(self, update: Tensor, state: Tables, key: Key | None, public: Tables | None) -> tuple[Tensor, Tables]:
+        # The function gets the tensor itself, and might change it.
+        shape, dtype = (len(update), self.message_length), update.dtype
+        said = () if public is None else ({name: value.clone() for name, value in public.items()},)
+        given = self._own.message(update, self._as_client(state), key, *said)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("message", "must return a tensor and the draft of the new state")
         if given[0].shape != shape:
@@ -321,18 +353,21 @@ class Steps:
         return self.absent({**state, MEMORY: memory})[MEMORY]
 
     def server_step(self, mean_message: Tensor, state: Tables) -> tuple[Tensor, Tables]:
-        given = self._own.server_step(mean_message, state[ESTIMATE] if self._single_server else state)
+        given = self._own.server_step(mean_message, self._as_server(state))
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("server_step", "must return a direction and the server's new state")
         direction, new = given[0], self._named(given[1], ESTIMATE, "server_step")
-        if direction.shape != mean_message.shape:
-            raise self._wrong("server_step", f"must return a direction of {len(mean_message)} numbers")
+        if direction.shape != (self._dimension,):
+            raise self._wrong("server_step", f"must return a direction of {self._dimension} numbers")
         if new.keys() != state.keys() or any(new[name].shape != state[name].shape for name in state):
             raise self._wrong("server_step", "must return a state named and shaped like server_init's")
         return direction, new
 
     def _as_client(self, state: Tables) -> State:
         return state[MEMORY] if self._single_client else state
+
+    def _as_server(self, state: Tables) -> State:
+        return state[ESTIMATE] if self._single_server else state
 
     def _checked(self, given: State, like: Tables, where: str) -> Tables:
         found = self._named(given, MEMORY, where)
@@ -378,7 +413,7 @@ def fused_form_agrees(method: Method, form: ScaledDifference, dimension: int) ->
         return False
     if steps.has_memory:
         state[MEMORY] = memory.clone()
-    message, draft = steps.message(update.clone(), state, None)
+    message, draft = steps.message(update.clone(), state, None, steps.broadcast(steps.initial_server_state))
     kept, idle = steps.commit(draft, message), steps.absent({name: one.clone() for name, one in state.items()})
     v = update - memory if form.memory else update
     expected = v * form.scale(torch.linalg.vector_norm(v, dim=-1, keepdim=True))

@@ -217,7 +217,7 @@ class ClientOptimizer(Optimizer):
         self._taken = 0
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
         own = {name: rows.clone() for name, rows in self._states.items()}
-        messages, draft = self._steps.message(self._grads.clone(), own, key)
+        messages, draft = self._steps.message(self._grads.clone(), own, key, self._steps.broadcast(self._server))
         lengths = norms(messages)[:, 0]
         bound = self.method.bound if self._noise is None else self._noise.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)

@@ -80,7 +80,7 @@ class OptimizerNoise:
             )
         public = {"method": identity_of(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
         self._public, self._start = public | {"dimension": dimension, "seed": seed}, start
-        setting = Setting(clients, rounds, dimension=dimension)
+        setting = Setting(clients, rounds, dimension=method.message_length(dimension), parameters=dimension)
         gaps = GAPS if ledger is not None else (*GAPS, FORGETFUL)
         if seed is not None and privacy.noise == "seeded":
             gaps = (*gaps, REPEATED)

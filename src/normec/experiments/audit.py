@@ -78,7 +78,7 @@ def audit_method(
     if privacy.unit != "client" or privacy.sampling is not None:
         raise UsageError("the audit has canaries at client level, without sampling; leave out sampling and unit")
     privacy = privacy.with_noise("seeded")
-    setting = Setting(clients, rounds, dimension=dimension)
+    setting = Setting(clients, rounds, dimension=method.message_length(dimension), parameters=dimension)
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
     fixed = replace(privacy, epsilon=None, sigma=claim.sigma, replay=None)
@@ -171,13 +171,16 @@ class _Scenario:
         """What the observer would see without noise, by the definition of the method."""
         steps = Steps(self.method, self.directions[0])
         state = {name: rows_like(start, self.clients).clone() for name, start in steps.initial_client_state.items()}
-        seen = []
+        server, seen = dict(steps.initial_server_state), []
         for k in range(rounds):
             drawn, grads = self.drawn(k), self.gradients(k)
-            sent = torch.zeros_like(grads)
+            sent, public = grads.new_zeros(self.clients, steps.message_length), steps.broadcast(server)
             before = {name: rows.clone() for name, rows in state.items()}
             state = {name: rows.clone() for name, rows in steps.absent(before).items()}
-            sent[drawn], draft = steps.message(grads[drawn], {name: rows[drawn] for name, rows in before.items()}, None)
+            own = {name: rows[drawn] for name, rows in before.items()}
+            sent[drawn], draft = steps.message(grads[drawn], own, None, public)
+            if steps.broadcasts:
+                _, server = steps.server_step(sent.sum(0) / self.clients, server)
             for name, rows in steps.commit(draft, sent[drawn]).items():
                 state[name][drawn] = rows
             seen += list(self.by_role(sent).numpy()) if per_message else [sent.sum(0).numpy()]
@@ -268,7 +271,7 @@ def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setti
         mechanism.seen.clear()
         rounds.step(state)
         if per_message:
-            nothing = torch.zeros(dimension, dtype=torch.float64)
+            nothing = torch.zeros(method.message_length(dimension), dtype=torch.float64)
             rows = torch.stack([mechanism.seen.get(client, nothing) for client in range(setting.clients)])
             seen += list(scenario.by_role(rows).numpy())
         else:

@@ -66,10 +66,26 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
     if is_own(config.method):
         return _own(config)
     make, own = entry(config.method).make(), settings_used(config, dim)
-    if "sizes" in inspect.signature(make).parameters:
+    takes = inspect.signature(make).parameters
+    if "sizes" in takes:
         own["sizes"] = tuple(sizes or (dim,))
+    if "participation" in takes:
+        own["participation"] = _participation(config)
     method: Method = make(**own)
     return method
+
+
+def _participation(config: RunConfig) -> float:
+    """The share of the clients that take part in a round."""
+    if config.sample_rate is not None:
+        return config.sample_rate
+    if config.sample_count is None:
+        return 1.0
+    if config.clients is None:
+        raise UsageError(
+            f"{config.method} needs the number of clients beside sample_count; give clients or sample_rate"
+        )
+    return config.sample_count / config.clients
 
 
 def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:

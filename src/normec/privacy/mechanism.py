@@ -92,10 +92,11 @@ def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> No
     directions = torch.randn(4, dimension, dtype=torch.float64, generator=draw)
     directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
     key = Key(Stream(0, "operator"), 0, torch.arange(1))
+    public = steps.broadcast(steps.initial_server_state)
 
     def sent(update: Tensor) -> Tensor:
         state = {name: rows_like(start, 1).clone() for name, start in steps.initial_client_state.items()}
-        return steps.message(update[None].clone(), state, key)[0][0]
+        return steps.message(update[None].clone(), state, key, public)[0][0]
 
     for exponent in range(-6, 7, 2):
         one = 10.0**exponent * directions[0]
@@ -134,7 +135,7 @@ class Mechanism:
         """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
-        facts = facts_of(method, setting.dimension or 1)
+        facts = facts_of(method, setting.parameters or setting.dimension or 1)
         self.release = release(facts, privacy, setting)
         if self.release.bound < SHORTEST_BOUND:
             raise UsageError(

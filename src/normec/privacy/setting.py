@@ -104,6 +104,7 @@ class Setting:
         records: The fixed, public number by which a client divides its sum of clipped records; with clients of several
             sizes, the smallest.
         dimension: The dimension of a message.
+        parameters: The number of the model's parameters, if a message has another dimension.
         buffers: Whether the model shares statistics of the data without noise (BatchNorm).
         start: "gradients" if the server's first estimate is computed from the clients' data without noise, and
             otherwise "public".
@@ -122,6 +123,7 @@ class Setting:
     batch: Sampling = FULL
     records: float | None = None
     dimension: int | None = None
+    parameters: int | None = None
     buffers: bool = False
     start: Literal["public", "gradients"] = "public"
 

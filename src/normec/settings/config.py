@@ -183,6 +183,30 @@ class RunConfig(BaseModel):
         federated=True,
         follows=_METHOD,
     )
+    quantile: float | None = setting(
+        None,
+        "Share of the lengths below the threshold of adaptive clipping",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
+    )
+    threshold_lr: float | None = setting(
+        None,
+        "Step size of the threshold of adaptive clipping",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
+    )
+    bit_weight: float | None = setting(
+        None,
+        "Weight in a message of the number that adaptive clipping adds",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
+    )
     compressor: Literal["topk", "randk"] | None = setting(
         None,
         "Compressor of EF21 and EF21-SGDM: {values}",

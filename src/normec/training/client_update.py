@@ -69,7 +69,7 @@ class ClientUpdate:
         key = Key(Stream(self._seed, "operator"), state.round, block.clients)
         if meter is not None and self._steps.has_memory:
             meter.add_distances(norms(block.grads - own[MEMORY]))
-        messages, draft = self._steps.message(block.grads, own, key)
+        messages, draft = self._steps.message(block.grads, own, key, self._steps.broadcast(state.server))
         lengths = norms(messages)
         if meter is not None:
             meter.add_messages(lengths)
@@ -96,7 +96,7 @@ class ClientUpdate:
         if self._mechanism is None:
             total = messages.sum(0)
         else:
-            total = torch.zeros_like(state.x)
+            total = state.x.new_zeros(self._steps.message_length)
             if not self._mechanism.simulated and bool(self._faults.broken):
                 return (
                     total  # of a later block than the one that was looked at before paying; the round ends in an error

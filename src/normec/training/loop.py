@@ -232,7 +232,7 @@ class TrainingLoop:
             self._count(state, count)
             return
         self._pay(state)  # noise leaves even where nobody was drawn
-        total = torch.zeros_like(state.x) if total is None else total
+        total = self._no_messages(state) if total is None else total
         if drawn is not None:
             self.update.idle(state, self._local_rows(drawn))
         total = self._whole(total, state, count, looked_at=row is not None)
@@ -249,6 +249,10 @@ class TrainingLoop:
             for name, new in server.items():  # recordings know the places of these tensors
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
         self._count(state, count)
+
+    def _no_messages(self, state: State) -> Tensor:
+        """The sum of no messages."""
+        return state.x.new_zeros(self.method_steps.message_length)
 
     def _send(self, state: State, block: Block, meter: Meter | None) -> Tensor:
         """What a block adds to the sum, once the round is paid for; the clients' states take their messages."""
@@ -282,7 +286,8 @@ class TrainingLoop:
         k = state.round
         if k in self.recorded:
             known = self.communicator.rank == 0
-            total = self.storage.releases.read(k, state.x) if known else torch.zeros_like(state.x)
+            total = self._no_messages(state)
+            total = self.storage.releases.read(k, total) if known else total
         elif self.mechanism is not None:
             share, summed = len(self.own) / self.problem.clients, count if self.update.fused else 0
             total = self.mechanism.outgoing(total, share, summed)

@@ -52,7 +52,7 @@ class Observer:
         self._communicator = communicator
         self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
         self._own = communicator.local_clients(problem.clients)
-        self._payload = steps.method.payload(len(problem.x0), problem.x0.element_size())
+        self._payload = steps.method.payload(steps.message_length, problem.x0.element_size())
 
     def due(self, k: int) -> bool:
         return k % self._plan.log_every == 0 or k % self._plan.evaluate_every == 0

@@ -55,12 +55,13 @@ def check_client_functions(steps: Steps, like: Tensor) -> None:
     Raises:
         UsageError: One of them fails, or a message is not finite or longer than the method's bound.
     """
-    method, key = steps.method, Key(Stream(0, "operator"), 0, torch.tensor([0]))
+    method, public = steps.method, steps.broadcast(steps.initial_server_state)
+    key = Key(Stream(0, "operator"), 0, torch.tensor([0]))
     for size in _SIZES:
         update = _made_up(like, size)
         try:
             with torch.random.fork_rng(devices=[]):
-                message, draft = steps.message(update.clone(), as_used(first_state(steps), like), key)
+                message, draft = steps.message(update.clone(), as_used(first_state(steps), like), key, public)
                 kept = as_kept(steps.commit(draft, message), steps)
                 steps.absent(as_used(kept, like), 2)
         except UsageError:
@@ -89,13 +90,15 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
         raise UsageError(
             f"{name}.client_init must not depend on the numbers in x: a party that joins later does not know the first"
         )
-    steps.server_step(torch.zeros_like(x0), {name: value.clone() for name, value in steps.initial_server_state.items()})
+    nothing = x0.new_zeros(steps.message_length)
+    steps.server_step(nothing, {name: value.clone() for name, value in steps.initial_server_state.items()})
     if not keeps_rows(steps):
         return
     before, update = as_used(first_state(steps), x0), _made_up(x0, 1.0)
     with torch.random.fork_rng(devices=[]):
-        message, draft = steps.message(update, before, Key(Stream(0, "operator"), 0, torch.tensor([0])))
-        sent = message + 0.1 * _made_up(x0, 1.0)  # with something like noise on it
+        key, public = Key(Stream(0, "operator"), 0, torch.tensor([0])), steps.broadcast(steps.initial_server_state)
+        message, draft = steps.message(update, before, key, public)
+        sent = message + 0.1 * _made_up(message[0], 1.0)  # with something like noise on it
         kept = steps.commit(draft, sent)
         followed = steps.follow(before[MEMORY].clone(), sent.clone())
         pairs = [(followed, kept[MEMORY])]
