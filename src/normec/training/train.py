@@ -333,7 +333,7 @@ def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool
     if problem.shown and not diagnostics:
         raise UsageError(
             f"the {problem.shown[0]} set holds records of the clients, and its results are told without noise; give "
-            "records that no client holds, or add diagnostics=True (to Logging)"
+            "records that no client holds, or set diagnostics = true (in Python, Logging(diagnostics=True))"
         )
 
 
