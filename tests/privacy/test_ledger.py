@@ -146,7 +146,7 @@ def test_fresh_noise_is_counted_again(path: Path) -> None:
     with opened(path, SECURE) as ledger:
         assert [ledger.spend(0, EVENT, 10.4).attempt for _ in range(3)] == [0, 1, 2]
         assert ledger.releases == 3
-        with pytest.raises(UsageError, match="never comes out the same"):
+        with pytest.raises(UsageError, match="is never the same twice"):
             ledger.spend(0, EVENT, 10.4, key="seed 1")
 
 

@@ -1,14 +1,14 @@
-"""Where noise comes from, and how it meets a message.
+"""Sources of noise, and its addition to messages.
 
 | source | for | reproducible | safe against floating-point attacks |
 | --- | --- | --- | --- |
 | `SeededNoise(seed)` | simulations | yes: same seed, same path, same device kind → same noise | no |
-| `SecureNoise()` | deployments | never | yes: exact rounded Gaussians on a grid (`keystream`, `grid`) |
+| `SecureNoise()` | deployments | never | yes: exact rounded Gaussians on a grid (`keystream`, `rounding_grid`) |
 | `ExactNoise()` | deployments, small models | never | yes: OpenDP's discrete Gaussian on the same grid |
 
-`path` names a draw, e.g. ("round", 7, "client", 3). A seeded source keys each draw by (seed, path), so that the
-noise of a round does not depend on what was drawn before it; the caller must use a path once. The other sources
-ignore it.
+`path` identifies a draw, e.g. ("round", 7, "client", 3). A seeded source uses (seed, path) as the key of each draw, so
+that the noise of a round does not depend on earlier draws; the caller must use each path once. The other sources ignore
+it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class NoiseSource(Protocol):
 class SeededNoise:
     """Reproducible noise for simulations.
 
-    torch's CPU generator keeps 32 bits of its seed: of 42,000 hashed seeds two would agree with probability 0.2,
-    and two rounds would share their noise. So CPU draws come from NumPy's PCG64DXSM under a 128-bit key; CUDA's
-    Philox takes 64 bits.
+    torch's CPU generator uses 32 bits of its seed: among 42,000 hashed seeds two would agree with probability 0.2, and
+    two rounds would then share their noise. So CPU draws come from NumPy's PCG64DXSM with a 128-bit key; CUDA's Philox
+    uses 64 bits.
     """
 
     def __init__(self, seed: int) -> None:
@@ -87,11 +87,11 @@ class GridNoise:
         self,
         shape: Shape,
         sigma: float,
-        *path: int | str,  # noqa: ARG002  (fresh noise has no name)
+        *path: int | str,  # noqa: ARG002  (fresh noise needs no path)
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Noise alone, on the grid of `sigma`; to release a message use `privatise`, which puts it there too."""
+        """Noise on the grid of `sigma`; to release a message use `privatise`, which also rounds the message."""
         size, step = _size(shape), grid_step(sigma)
         integers = torch.from_numpy(self.integers(math.prod(size), sigma / step)).reshape(size)
         return (integers.to(torch.float64) * step).to(device, dtype)
@@ -111,7 +111,7 @@ class SecureNoise(GridNoise):
 
 
 class ExactNoise(GridNoise):
-    """OpenDP's discrete Gaussian: exact by proof and by a second library, at some 30 µs a coordinate."""
+    """OpenDP's discrete Gaussian, an exact sampler of another library; it takes about 30 µs per coordinate."""
 
     def __init__(self) -> None:
         self._opendp = needed("opendp.prelude", "exact-noise")
@@ -124,7 +124,7 @@ class ExactNoise(GridNoise):
 
 
 def noise_source(kind: str, seed: int | None = None) -> NoiseSource:
-    """The source that `Privacy.noise` names; only "seeded" takes a seed, and needs one."""
+    """The source for `Privacy.noise`; "seeded" needs a seed, and the others take none."""
     one_of(("seeded", "secure", "exact"), noise=kind)
     if kind == "seeded":
         if seed is None:
@@ -136,10 +136,10 @@ def noise_source(kind: str, seed: int | None = None) -> NoiseSource:
 
 
 def privatise(message: Tensor, sigma: float, source: NoiseSource, *path: int | str, bound: float) -> Tensor:
-    """What is sent in place of `message` [..., d]: each row within `bound`, plus noise of `sigma` per coordinate.
+    """`message` [..., d] with each row scaled into `bound`, plus noise of `sigma` per coordinate.
 
-    Formal guarantee: a Gaussian release of multiplier σ/Δ with Δ from `rules`. On the grid this holds bit for bit
-    (`grid`).
+    Formal guarantee: this is a Gaussian release of multiplier σ/Δ with Δ from `rules`. On the grid it holds for the
+    floating-point numbers that are sent (`rounding_grid`).
     """
     positive(sigma=sigma)
     if isinstance(source, GridNoise):
@@ -154,7 +154,7 @@ def privatise(message: Tensor, sigma: float, source: NoiseSource, *path: int | s
 def privatise_sum(messages: Tensor, sigma: float, source: NoiseSource, *path: int | str, bound: float) -> Tensor:
     """The noisy sum [d] of rows [n, d], each within `bound`, with ONE draw of `sigma` per coordinate.
 
-    n independent Gaussians of which only the sum is seen are one of variance nσ²: pass `Release.sum_sigma`.
+    The sum of n independent Gaussians is one Gaussian of variance nσ²: pass `Release.sum_sigma`.
     """
     positive(sigma=sigma)
     if isinstance(source, GridNoise):

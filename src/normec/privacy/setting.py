@@ -1,4 +1,4 @@
-"""What the rules need to know of a method and of a run: small facts, no objects of the packages above."""
+"""The facts about a method and a run that the rules need, without objects of higher packages."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from ..errors import UsageError, at_least, fraction, one_of, positive
 
 
 class Refused(UsageError):  # noqa: N818  (a verdict, not a crash)
-    """No valid rule is known for what was asked; the message says why and what to do instead."""
+    """No valid rule is known for a statement; the message gives the reason and the cure."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A method, as far as privacy is concerned.
+    """The properties of a method on which privacy depends.
 
-    `bound`: sup of the message's norm; infinite for identity, Top-k and Rand-k.
-    `feedback`: whether the client keeps a memory g_i between rounds.
-    `lipschitz`: the constant of Ψ if Ψ is the gradient of a convex function (SmoothedNorm: 1/alpha, Clip: 1,
-    Identity: 1); infinite otherwise. Only the record rules use it, with `beta` and `decay`, the memory's step and
-    forgetting; leave it infinite for a client whose state is more than g_i (momentum, local steps).
-    `made_of_messages`: whether the state is a function of the messages that were sent and of nothing else, so that with
-    memory="noisy" it holds nothing that was not released.
+    `bound` is the supremum of the message's norm; it is infinite for identity, Top-k and Rand-k. `feedback` says
+    whether the client keeps a memory g_i between rounds. `lipschitz` is the constant of Ψ if Ψ is the gradient of a
+    convex function (SmoothedNorm: 1/alpha, Clip: 1, Identity: 1), and infinite otherwise. Only the record rules use it,
+    with `beta` and `decay`, the step and the decay of the memory; leave it infinite for a client whose state is more
+    than g_i (momentum, local steps). `made_of_messages` says whether the state is a function of the sent messages
+    alone, so that with memory="noisy" it contains nothing that was not released.
     """
 
     name: str
@@ -45,12 +44,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Who takes part in a round: clients of the run, or records of a client's batch.
+    """The sampling of a round: of the clients of a run, or of the records of a client's batch.
 
-    `scheme`: "poisson" (each one by its own coin of bias `rate`) or "fixed" (a set of fixed size).
-    `amplify`: whether the coins are kept secret and the gain is claimed. Where no rule allows it the claim is
-    refused; with `amplify=False` every round counts as if the unit had taken part, which is always valid.
-    `normaliser`: "fixed" if the sum is divided by a public number, "count" if by how many were drawn.
+    `scheme` is "poisson" (each one with probability `rate`, independently) or "fixed" (a set of fixed size). `amplify`
+    says whether the coins are secret and amplification is claimed. A claim that no rule allows is refused; with
+    `amplify=False` every round counts as if the unit had taken part, which is always valid. `normaliser` is "fixed" if
+    the sum is divided by a public number, and "count" if it is divided by the number that was drawn.
     """
 
     rate: float = 1.0
@@ -65,7 +64,7 @@ class Sampling:
 
     @property
     def claims(self) -> bool:
-        """Whether a gain from sampling is asked for."""
+        """Whether amplification by sampling is claimed."""
         return self.rate < 1 and self.amplify
 
 
@@ -74,13 +73,12 @@ FULL = Sampling()
 
 @dataclass(frozen=True)
 class Setting:
-    """A run, as far as privacy is concerned.
+    """The properties of a run on which privacy depends.
 
-    `rounds` counts every round in which messages are sent, warm-up rounds included.
-    `records`: the fixed, public number that a client divides its sum of clipped records by; with clients of several
-    sizes the smallest. `dimension`: of the message. `buffers`: whether the model shares un-noised statistics of the
-    data (BatchNorm). `start`: "gradients" if the server's first estimate is computed from the clients' data without
-    noise.
+    `rounds` counts every round in which messages are sent, including warm-up rounds. `records` is the fixed, public
+    number by which a client divides its sum of clipped records; with clients of several sizes, the smallest one.
+    `dimension` is that of the message. `buffers` says whether the model shares un-noised statistics of the data
+    (BatchNorm). `start` is "gradients" if the server's first estimate is computed from the clients' data without noise.
     """
 
     clients: int
