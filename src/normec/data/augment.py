@@ -1,7 +1,7 @@
-"""What happens to a batch of images on its way to the model, as pure functions of tensors.
+"""Transforms and augmentations of image batches, as pure functions of tensors.
 
-An augmentation draws nothing itself: it is given its uniforms, so that whoever owns the seeds (the round
-loop) decides them, and a resumed run sees the same crops. `draws` says how many it needs an image. There is
+An augmentation draws no random numbers itself: the training loop, which owns the seeds, passes uniforms to it, and a
+resumed run sees the same crops. `draws` is the number of uniforms per image. There is
 no Python loop over images and no synchronisation with the device, so the same call works on a CPU, on a GPU,
 under ``torch.vmap`` and inside a CUDA graph. Leading dimensions are free: [B, C, H, W] or [clients, B, C, H, W].
 """
@@ -19,13 +19,13 @@ from ..errors import UsageError, at_least, positive
 
 
 class Transform(Protocol):
-    """Deterministic; applied to every batch, in training and in testing."""
+    """A deterministic function that is applied to every batch, in training and in testing."""
 
     def __call__(self, inputs: Tensor, /) -> Tensor: ...
 
 
 class Augment(Protocol):
-    """Random through `uniforms` only; applied before the transform, in training."""
+    """A function whose randomness comes from `uniforms` only; applied before the transform, in training."""
 
     @property
     def draws(self) -> int:
@@ -40,7 +40,7 @@ class CropFlip:
     """Random crop after zero padding, then a horizontal flip with probability ½.
 
     The usual CIFAR augmentation. The zeros are black pixels: the crop comes before `Normalize`.
-    Of an image's uniforms the first two choose the crop's top and left among 0 … 2·padding; the third flips if < ½.
+    The first two uniforms of an image choose the top and left of the crop in 0 … 2·padding; the third flips if < ½.
     """
 
     padding: int = 4
@@ -52,7 +52,7 @@ class CropFlip:
     def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:
         _check(inputs, uniforms, self.draws, "CropFlip")
         height, width = inputs.shape[-2:]
-        # One offset more than fits would come from u rounding up to 1 in float32; the clamp refuses it.
+        # If u is rounded up to 1 in float32, the offset would be one too large; the clamp prevents this.
         offset = (uniforms[..., :2] * (2 * self.padding + 1)).long().clamp(max=2 * self.padding) - self.padding
         rows = torch.arange(height, device=inputs.device) + offset[..., 0, None]
         columns = torch.arange(width, device=inputs.device)
@@ -78,7 +78,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Normalize:
-    """(x/255 − mean)/std a channel for uint8 images, as float32; (x − mean)/std for floats already in 0 … 1."""
+    """(x/255 − mean)/std per channel for uint8 images, as float32; (x − mean)/std for floats already in 0 … 1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -97,7 +97,7 @@ class Normalize:
             )
         pixels = inputs
         if not inputs.is_floating_point():
-            # By a tensor: by a number a GPU would multiply with its rounded inverse.
+            # Divide by a tensor, because a GPU would multiply by the rounded inverse of a number.
             pixels = inputs.to(torch.float32) / _constant((255.0,), torch.float32, inputs.device)
         mean, std = self.constants(pixels.dtype, pixels.device)
         return (pixels - mean) / std
@@ -116,9 +116,9 @@ class Scale(Normalize):
 
 
 def treats_records_alone(part: Transform | Augment | None) -> bool:
-    """Whether a record's result is known to depend on that record alone, however many go through together.
+    """Whether the result of a record is known to depend on that record alone, in any batch.
 
-    Exact types only: a subclass, or a part of the caller's own, may take statistics of the whole batch.
+    Only exact types are known: a subclass or a custom function may use statistics of the whole batch.
     """
     return part is None or type(part) in (CropFlip, Flip, Normalize, Scale)
 

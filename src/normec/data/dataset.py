@@ -28,7 +28,7 @@ FASHION_MEAN, FASHION_STD = (0.2860,), (0.3530,)
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs and class indices, and what to do with a batch before the model sees it.
+    """Inputs and class indices, with the transforms of a batch before the model.
 
     `train` and `test` hold (inputs, targets). Tabular inputs are float32 and ready to use; images stay uint8,
     a quarter of the memory and of the transfer, and `transform` makes floats of them on the device, batch by
@@ -111,7 +111,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
 def _libsvm_entry(entry: Entry, paths: list[Path]) -> Dataset:
     tables = read_libsvm(paths, features=entry.shape[0])
     for table, rows in zip(tables, (entry.rows, entry.test_rows), strict=False):
-        # Text cut at a line's end reads like a smaller set; the count is the only witness.
+        # Text that is truncated at the end of a line looks like a smaller data set; only the count shows it.
         if len(table.labels) != rows:
             raise UsageError(
                 f"{table.path} has {len(table.labels)} records, the published file has {rows}; remove it and run "

@@ -12,7 +12,7 @@ from .fused_norms import norm_relu_pool
 class SmallCNN(nn.Sequential):
     """Two 3×3 convolutions with pooling, then two linear layers; 28×28 grey images: 56,714 parameters.
 
-    ReLU comes after pooling: the largest of numbers is positive where it was before, and there are fewer of them.
+    ReLU comes after pooling, which gives the same result with fewer operations.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
@@ -34,7 +34,7 @@ class SmallCNN(nn.Sequential):
 class GroupNormCNN(nn.Module):
     """Three 3×3 convolutions, each with GroupNorm; colour images: 24,346 parameters.
 
-    Under a guarantee for whole clients the noise grows with the dimension: a tenth of ResNet20's is much less of it.
+    With privacy for whole clients the noise grows with the dimension, which is a tenth of ResNet20's.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:

@@ -1,4 +1,4 @@
-"""Linear models, started at zero as the field does, and the non-convex regulariser it uses with them."""
+"""Linear models that start at zero, and the usual non-convex regulariser for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import non_negative
 
 
 class Softmax(nn.Linear):
-    """Softmax regression: one logit a class; inputs of any shape are flattened."""
+    """Softmax regression with one logit per class; inputs of any shape are flattened."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__(features, classes)
@@ -22,7 +22,7 @@ class Softmax(nn.Linear):
 
 
 class Logistic(nn.Linear):
-    """Logistic regression without intercept, as in the EF21 papers: one logit a record."""
+    """Logistic regression without intercept, as in the EF21 papers: one logit per record."""
 
     def __init__(self, features: int) -> None:
         super().__init__(features, 1, bias=False)

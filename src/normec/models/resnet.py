@@ -16,7 +16,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class Shortcut(nn.Module):
-    """Without parameters: every `stride`-th pixel, zeros for the channels that are missing."""
+    """A shortcut without parameters: every `stride`-th pixel, and zeros for the missing channels."""
 
     def __init__(self, stride: int, missing: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class ResNet20(nn.Module):
     """Three stages of three blocks, 16, 32 and 64 channels.
 
     `norm`: "batch" as in the paper, or "group" (8 groups), which has no running statistics and treats
-    every image alone: the one to use where a privacy guarantee must cover the whole model.
+    every image independently; use it if a privacy guarantee must cover the whole model.
     """
 
     def __init__(self, channels: int = 3, classes: int = 10, norm: str = "batch") -> None:

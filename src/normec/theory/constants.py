@@ -1,6 +1,6 @@
-"""What the theorems ask of a problem, as numbers: smoothness L_i, L, L_max, F0 = f(x⁰) − f_inf, the first gradients.
+"""The constants of a problem in the theorems: smoothness L_i, L, L_max, F0 = f(x⁰) − f_inf, and the first gradients.
 
-`problem_constants.constants_of` finds them for a problem that can be trained.
+`problem_constants.constants_of` computes them for a trainable problem.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .argument_checks import Array
 
 @dataclass(frozen=True)
 class Constants:
-    """A problem in the theorems' eyes. `grad_bound`: B ≥ ‖∇f_i(x)‖ for all x and i, infinite where there is none."""
+    """The constants of a problem. `grad_bound` is B ≥ ‖∇f_i(x)‖ for all x and i, infinite if there is none."""
 
     L_i: Array
     L: float
     F0: float
     grad0: float  # ‖∇f(x⁰)‖
-    grad_max: float  # max_i ‖∇f_i(x⁰)‖, the start error of a memory that starts at zero
+    grad_max: float  # max_i ‖∇f_i(x⁰)‖, the initial error of a memory that starts at zero
     dim: int
     clients: int
     grad_bound: float = np.inf
@@ -34,12 +34,12 @@ class Constants:
 
     @property
     def L_tilde(self) -> float:  # noqa: N802
-        """√(mean L_i²), as EF21 uses it."""
+        """√(mean L_i²), which EF21 uses."""
         return float(np.sqrt(np.mean(self.L_i**2)))
 
 
 def quadratic_constants(H: npt.ArrayLike, c: npt.ArrayLike, x0: npt.ArrayLike) -> Constants:
-    """Of f_i(x) = ½(x − c_i)ᵀH_i(x − c_i): H [n, d, d] symmetric, c [n, d]; all exact. Σ H_i must be positive."""
+    """Exact constants of f_i(x) = ½(x − c_i)ᵀH_i(x − c_i): H [n, d, d] symmetric, c [n, d], Σ H_i positive."""
     matrices, centres = np.asarray(H, dtype=np.float64), np.asarray(c, dtype=np.float64)
     x = np.asarray(x0, dtype=np.float64)
     if matrices.ndim != 3 or centres.shape != matrices.shape[:2] or x.shape != centres.shape[1:]:

@@ -1,9 +1,9 @@
-"""Forgetting: a bound whose noise does not grow with the number of rounds (ours; the paper has λ = 0).
+"""Memory decay ("forgetting"): a bound whose noise does not grow with the number of rounds; the paper has λ = 0.
 
     g_i ← (1−λ) g_i + β m_i,    ĝ ← (1−λ) ĝ + (β/n) Σ (m_i + z_i),    x ← x − γ ĝ/‖ĝ‖.
 
-The proof stands in docs/theory.md. In short: ĝ − mean g_i is an AR(1) process instead of a random walk, and the memory
-pays a bias of λB, where B bounds the clients' gradients on the way: by Lemma 1
+The proof is in docs/theory.md. In short, ĝ − mean g_i is an AR(1) process instead of a random walk, and the memory has
+a bias of λB, where B bounds the clients' gradients along the trajectory. By Lemma 1
 
     ∇f_i(x^k) − g_i^{k+1} = (1 − λ − β/(α+r)) (∇f_i(x^k) − g_i^k) + λ ∇f_i(x^k).
 """
@@ -20,7 +20,7 @@ from .argument_checks import Numbers, Value, below, non_negative, plain, positiv
 
 
 def gradient_bound(*, grad_max: Numbers, L_max: Numbers, gamma: Numbers, rounds: Numbers) -> Value:
-    """B = max_i ‖∇f_i(x⁰)‖ + L_max γ K: always valid, for x^k lies within γk of x⁰."""
+    """B = max_i ‖∇f_i(x⁰)‖ + L_max γ K: always valid, because ‖x^k − x⁰‖ ≤ γk."""
     non_negative(grad_max=grad_max, gamma=gamma)
     positive(L_max=L_max)
     whole(1, rounds=rounds)
@@ -28,7 +28,7 @@ def gradient_bound(*, grad_max: Numbers, L_max: Numbers, gamma: Numbers, rounds:
 
 
 def gamma_max(*, beta: Numbers, R: Numbers, alpha: Numbers, L_max: Numbers, decay: Numbers, B: Numbers) -> Value:
-    """(βR/(α+R) − λ(B − R))/L_max: the largest step size; not positive where λB is too much for β."""
+    """(βR/(α+R) − λ(B − R))/L_max: the largest step size; not positive if λB is too large for β."""
     positive(beta=beta, R=R, L_max=L_max)
     non_negative(alpha=alpha, decay=decay, B=B)
     pull = np.asarray(beta) * R / (np.asarray(alpha) + R)
@@ -36,7 +36,7 @@ def gamma_max(*, beta: Numbers, R: Numbers, alpha: Numbers, L_max: Numbers, deca
 
 
 def noise_factor(decay: Numbers, rounds: Numbers, warmup: Numbers = 0) -> Value:
-    """√((1 − (1−λ)^{2T})/(λ(2−λ))), T = T0 + K + 1, in place of Theorem 2's √T; at most 1/√(λ(2−λ)) for ever."""
+    """√((1 − (1−λ)^{2T})/(λ(2−λ))), T = T0 + K + 1, instead of √T in Theorem 2; at most 1/√(λ(2−λ))."""
     non_negative(decay=decay)
     below(1.0, "1", strict=True, decay=decay)
     total = np.asarray(rounds, dtype=np.float64) + warmup
@@ -68,10 +68,10 @@ def forgetting(
 ) -> Value:
     """F0/(γ(K+1)) + 2W_λ + Lγ/2 + 2βσ√(d/n)·√((1−(1−λ)^{2(T0+K+1)})/(λ(2−λ))) + 2‖ĝ⁰−mean g_i⁰‖ min(1, 1/(λ(K+1))).
 
-    W_λ = R − βR/(α+R) + λ(B−R), for β ≤ (1−λ)α, γ ≤ `gamma_max`, R ≥ max‖∇f_i(x⁰) − g_i⁰‖ and B ≥ ‖∇f_i(x^k)‖ for
-    all i and k ≤ K (a bound on gradients, or `gradient_bound`). λ = 0 is Theorem 2, "sharper" in W. Bound on
-    min_k E‖∇f(x^k)‖. form = "tracked" takes the recursion of `memory.memory_errors` with constant B for W_λ and asks
-    neither for β ≤ (1−λ)α nor for a step size (`rounds` one number then).
+    W_λ = R − βR/(α+R) + λ(B−R), for β ≤ (1−λ)α, γ ≤ `gamma_max`, R ≥ max‖∇f_i(x⁰) − g_i⁰‖ and B ≥ ‖∇f_i(x^k)‖ for all i
+    and k ≤ K (a bound on gradients, or `gradient_bound`). λ = 0 is Theorem 2, "sharper" in W. Bound on min_k
+    E‖∇f(x^k)‖. form = "tracked" uses the recursion of `memory.memory_errors` with constant B for W_λ, and requires
+    neither β ≤ (1−λ)α nor a limit on the step size; `rounds` must then be one number.
     """
     one_of(("closed", "tracked"), form=form)
     positive(L=L, L_max=L_max, alpha=alpha, beta=beta, gamma=gamma)
@@ -99,7 +99,7 @@ def forgetting(
 
 
 class Balanced(NamedTuple):
-    """Parameters that `balanced` proposes, and what they promise."""
+    """The parameters of `balanced`, and their bound."""
 
     alpha: float
     beta: float
@@ -110,9 +110,9 @@ class Balanced(NamedTuple):
 
 
 def best_decay(*, gamma: Numbers, L_max: Numbers, B: Numbers) -> Value:
-    """λ* = γL_max/B: makes the noise of the smallest admissible β, ∝ (λB + γL_max)/√λ, smallest.
+    """λ* = γL_max/B: minimises the noise of the smallest admissible β, ∝ (λB + γL_max)/√λ.
 
-    λB is what forgetting moves in a round, γL_max what the model's step moves: λ* makes them equal.
+    λB is the change of a memory by decay in one round, γL_max that of a gradient by the step; λ* makes them equal.
     """
     positive(gamma=gamma, L_max=L_max, B=B)
     return plain(np.asarray(gamma) * L_max / B)
@@ -144,12 +144,12 @@ def balanced(*, L: float, L_max: float, F0: float, B: float, gamma: float, round
 
 
 def utility(*, L_max: Numbers, F0: Numbers, B: Numbers, S: Numbers) -> Value:
-    """3(2 F0 L_max B S²)^{1/3}: what forgetting promises as K → ∞ with σ = s√(K+1), S = s√(d/n).
+    """3(2 F0 L_max B S²)^{1/3}: the limit of the bound as K → ∞ with σ = s√(K+1), S = s√(d/n).
 
     γ(K+1) = Γ = (F0/(√2 S√(L_max B)))^{2/3}, λ = γL_max/B, β = κ(λB + γL_max) with κ → 1; α = β/(1−λ) → 0 and
     every other term falls like 1/K. The start error must be under R → 0. Compare 2√(2L_max F0 S) of Corollary 2,
     corrected: S^{2/3} against S^{1/2}, where gradients are bounded by a B that does not depend on Γ. Without such a
-    bound B = max‖∇f_i(x⁰)‖ + L_maxΓ grows as S falls, and the rate is S^{1/2} again: nothing is gained.
+    bound B = max‖∇f_i(x⁰)‖ + L_maxΓ grows as S falls, and the rate is S^{1/2} again, without any gain.
     """
     positive(L_max=L_max, B=B, S=S)
     non_negative(F0=F0)
