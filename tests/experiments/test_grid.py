@@ -71,8 +71,8 @@ def test_what_decides() -> None:
     lr = {"lr": [1.0, 2.0]}
     assert grid.expand({**PLAIN, "grid": lr}).by == "loss"
     assert grid.expand({**PLAIN, "grid": lr, "validation": 0.2}).by == "validation_accuracy"
-    replay = grid.expand({**PLAIN, "grid": lr, "tune": ["lr"], "by": "accuracy", "tune_on_test": True})
-    assert (replay.by, replay.on_test) == ("accuracy", True)
+    reproduction = grid.expand({**PLAIN, "grid": lr, "tune": ["lr"], "by": "accuracy", "tune_on_test": True})
+    assert (reproduction.by, reproduction.on_test) == ("accuracy", True)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [

@@ -1,4 +1,4 @@
-"""The ledger: budget, replay, crashes with real processes, locks, tampering."""
+"""The ledger: budget, repeated releases, crashes with real processes, locks, tampering."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_sampled_run_fits_to_the_last_round(path: Path) -> None:
             ledger.spend(40, found.event(sigma, 40), sigma)
 
 
-def test_a_replay_is_the_same_release(path: Path) -> None:
+def test_a_repeated_release_with_its_key_is_the_same_release(path: Path) -> None:
     with opened(path) as ledger:
         first = ledger.spend(0, EVENT, 10.4, key="seed 1")
         again = ledger.spend(0, EVENT, 10.4, key="seed 1")
@@ -146,7 +146,7 @@ def test_fresh_noise_is_counted_again(path: Path) -> None:
     with opened(path, SECURE) as ledger:
         assert [ledger.spend(0, EVENT, 10.4).attempt for _ in range(3)] == [0, 1, 2]
         assert ledger.releases == 3
-        with pytest.raises(UsageError, match="never comes out the same"):
+        with pytest.raises(UsageError, match="is never the same twice"):
             ledger.spend(0, EVENT, 10.4, key="seed 1")
 
 
