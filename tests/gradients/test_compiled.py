@@ -50,7 +50,7 @@ def test_what_differs_is_done_by_the_loop(caplog: pytest.LogCaptureFixture) -> N
     run = train(of(made("an assigned buffer")), NormEC(0.1, 0.3), lr=0.3, rounds=2, batch_size=BATCH, engine="compiled")
     assert run.engine == "loop"
     assert lines(caplog) == [
-        "engine compiled is not used, the loop is: its buffers differ from the reference on this model"
+        "engine compiled is not used; the loop runs instead: its buffers differ from the reference on this model"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Methods by name, each with the settings it has and their defaults."""
+"""The built-in methods with their settings and defaults, and the methods of a configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..algorithms.tensor_norm import TensorNormEC
 from ..errors import UsageError, nearest, one_of
 from ..settings.config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
 
-# alpha is the paper's choice after its first experiment, beta its best value; the others follow.
+# alpha is the paper's choice after its first experiment, and beta its best value.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "normec": {"alpha": 0.01, "beta": 0.1, "server_norm": True, "decay": 0.0},
     "clip21": {"tau": 0.1, "decay": 0.0},
@@ -24,9 +24,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dpsgd-clip": {"tau": 0.1, "beta": 1.0, "momentum": 0.0},
     "gd": {},
 }
-# What a private run does otherwise. The memory forgets, so that the noise in ĝ does not pile up. These settings, the
-# step sizes and the rounds below are the ones that won on validation data at ε = 8, IID, with 16 trials each
-# (`python -m benchmarks.privacy table`), rounded.
+# Different defaults of private runs. The memory forgets, so that the noise in ĝ does not accumulate. These settings and
+# the step sizes and rounds below were the best on validation data at ε = 8, IID, out of 16 trials each, rounded
+# (`python -m benchmarks.privacy table`).
 PRIVATE: Mapping[str, Mapping[str, Any]] = {
     "normec": {"beta": 0.011, "decay": 0.05},
     "clip21": {"tau": 0.03},
@@ -35,7 +35,7 @@ PRIVATE: Mapping[str, Mapping[str, Any]] = {
 PRIVATE_ROUNDS: Mapping[str, int] = {"normec": 200, "clip21": 50, "dpsgd-norm": 50, "dpsgd-clip": 200}
 ROUNDS = 300
 METHODS = tuple(DEFAULTS)
-# Without noise: steps that suit the digits, about 1/L for the methods that follow the gradient.
+# Without noise: step sizes for the digits, about 1/L for methods that follow the gradient.
 STEP_SIZES: Mapping[str, float] = {
     "normec": 0.05,
     "normec, no server norm": 1.0,
@@ -57,12 +57,12 @@ SETTINGS = tuple(name for name in in_groups("method") if name not in ("method", 
 
 
 def applies(method: str, setting: str) -> bool:
-    """Whether a method's setting (one of `SETTINGS`) means anything to `method`."""
+    """Whether `method` has a setting, which is one of `SETTINGS`."""
     return setting in settings_of(method)
 
 
 def settings_of(method: str) -> Sequence[str]:
-    """The settings that a method has."""
+    """Return the settings that a method has."""
     if is_own(method):
         return tuple(registry.settings_of(registry.find(method)))
     one_of(METHODS, method=method)
@@ -70,7 +70,7 @@ def settings_of(method: str) -> Sequence[str]:
 
 
 def split_name(text: str) -> tuple[str, dict[str, Any]]:
-    """A method with its settings, as `compare` takes it: NAME:KEY=VALUE,… or FILE.py:CLASS,KEY=VALUE,…"""
+    """Split a method with its settings, as in `compare`: NAME:KEY=VALUE,… or FILE.py:CLASS,KEY=VALUE,…"""
     file, colon, rest = text.partition(".py:")
     if colon:
         kind, _, own = rest.partition(",")
@@ -81,11 +81,13 @@ def split_name(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def step_size(config: RunConfig) -> float | Literal["theory"]:
-    """The configuration's step size, or the method's own; with momentum p its own is 1 − p times as long."""
+    """Return the step size of the configuration, or the method's default, times 1 − p with momentum p."""
     if config.lr is not None:
         return config.lr
     if is_own(config.method):
-        raise UsageError(f"lr must be given: {config.method} is not one of normec's methods and has no usual step size")
+        raise UsageError(
+            f"lr must be given: {config.method} is not one of normec's methods and has no default step size"
+        )
     one_of(METHODS, method=config.method)
     name = "normec, no server norm" if config.server_norm is False else config.method
     size = (PRIVATE_STEP_SIZES if config.private else STEP_SIZES).get(name, STEP_SIZES[name])
@@ -93,14 +95,14 @@ def step_size(config: RunConfig) -> float | Literal["theory"]:
 
 
 def rounds(config: RunConfig) -> int | None:
-    """The configuration's rounds, or the method's own; None where epochs are given instead."""
+    """Return the rounds of the configuration, or the method's default; None if epochs are given instead."""
     if config.rounds is not None or config.epochs is not None:
         return config.rounds
     return PRIVATE_ROUNDS.get(config.method, ROUNDS) if config.private else ROUNDS
 
 
 def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Method:
-    """The method of a configuration, for a model of `dim` parameters in tensors of `sizes` (None: one)."""
+    """Build the method of a configuration, for a model of `dim` parameters in tensors of `sizes` (None: one tensor)."""
     for setting in SETTINGS:
         if getattr(config, setting) is not None and not applies(config.method, setting):
             has = ", ".join(settings_of(config.method)) or "no settings"
@@ -126,9 +128,9 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
 
 
 def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
-    """The settings of one of this package's methods with the values that are used, its own where none are given.
+    """Return the settings of a built-in method with the values that are used, including defaults.
 
-    `dim` is the number of parameters; without it, a setting that depends on it is None unless it is given.
+    `dim` is the number of parameters; without it, a default that depends on it is None.
     """
     one_of(METHODS, method=config.method)
     defaults = {**DEFAULTS[config.method], **(PRIVATE.get(config.method, {}) if config.private else {})}
@@ -138,13 +140,13 @@ def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
 
 
 def own_settings_given(config: RunConfig) -> dict[str, Any]:
-    """The settings that are given for a method of the user's own, under its names or under those of `SETTINGS`."""
+    """Return the given settings of a user's own method, under its own names or those in `SETTINGS`."""
     shared = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None}
     return shared | parse_assignments(config.method_settings or "")
 
 
 def own_settings_used(config: RunConfig) -> str | None:
-    """The settings of a method of the user's own, with the defaults of its class, as `method_settings` holds them."""
+    """Return the settings of a user's own method with the defaults of its class, as text for `method_settings`."""
     declared = registry.settings_of(registry.find(config.method))
     defaults = {name: one.default for name, one in declared.items() if one.default is not one.empty}
     used = {**defaults, **own_settings_given(config)}
@@ -152,14 +154,14 @@ def own_settings_used(config: RunConfig) -> str | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether KEY=VALUE,… can hold a value."""
+    """Whether KEY=VALUE,… can represent a value."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, bool | int) or (isinstance(value, str) and "," not in value)
 
 
 def _own(config: RunConfig) -> Method:
-    """A method of the user's own, or of another package."""
+    """Build a user's own method, or one of another package."""
     given = own_settings_given(config)
     known = settings_of(config.method)
     for name in given:

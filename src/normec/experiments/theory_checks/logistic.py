@@ -1,4 +1,4 @@
-"""The checks on logistic regression with the non-convex penalty, by `train` itself, label-sorted over 20 clients."""
+"""The checks on logistic regression with the non-convex penalty, with `train`, for 20 clients sorted by label."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLIENTS, PENALTY, SIGMA = 20, 0.1, 0.02
 
 
 def available(sets: Sequence[str], data_dir: str | None, found: Verification) -> list[str]:
-    """The sets whose files are at hand; the others are named at the end of the table."""
+    """Return the data sets whose files are available; the others are listed at the end of the table."""
     there = []
     for name in sets:
         try:
@@ -55,7 +55,7 @@ def _load(name: str, data_dir: str | None) -> tuple[Problem, theory.Constants]:
 
 
 def bounds(name: str, data_dir: str | None, size: Scale, found: Verification) -> Series:
-    """Measured against promised over horizons: as planned, at Theorem 1's γ_max with R*, and with noise."""
+    """Compare measurements with bounds over horizons: as planned, with γ_max and R* of Theorem 1, and with noise."""
     problem, c = _load(name, data_dir)
     horizons = [float(rounds) for rounds in size.real_horizons]
     keys = (
@@ -98,9 +98,9 @@ def bounds(name: str, data_dir: str | None, size: Scale, found: Verification) ->
 
 
 def compare_with_clip21(name: str, data_dir: str | None, rounds: int, found: Verification) -> Series:
-    """Clip21 and NormEC from zero memories, the same messages, each with its best step size of six.
+    """Compare Clip21 and NormEC from zero memories and with as many messages, each with the best of six step sizes.
 
-    α = 0.01 and β = 0.1 are the paper's; there β > 2α, and memories rest at errors of β/2 − α = 0.04 each, not at zero.
+    α = 0.01 and β = 0.1 are the paper's values. As β > 2α, the memory errors converge to β/2 − α = 0.04, not to zero.
     """
     problem, c = _load(name, data_dir)
     series: Series = {}
@@ -134,7 +134,7 @@ def compare_with_clip21(name: str, data_dir: str | None, rounds: int, found: Ver
 
 def _smallest(problem: Problem, method: Method, gamma: float, rounds: int) -> float:
     run = train(problem, method, lr=gamma, rounds=rounds, initial_memory="gradient", log_every=1)
-    return float(min(run.history["grad_norm"][:-1]))  # the last row is x^{K+1}, of which no theorem speaks
+    return float(min(run.history["grad_norm"][:-1]))  # the last row is x^{K+1}, which no theorem covers
 
 
 def _noisy(problem: Problem, plan: theory.Proposal, seed: int) -> list[float]:
