@@ -349,7 +349,7 @@ def test_a_class_that_no_party_can_have() -> None:
     class Local(NormEC):
         pass
 
-    with pytest.raises(UsageError, match="not in a file that others could read"):
+    with pytest.raises(UsageError, match="is not defined at the top of a file"):
         MethodTerms.of(Local(0.1, 0.5))
     changed = NormEC(0.1, 0.5)
     object.__setattr__(changed, "commit", changed.follow)

@@ -68,7 +68,7 @@ def test_the_release_past_the_budget_is_refused_and_not_written(path: Path) -> N
         while gaussian.epsilon(math.sqrt(made + 1) / 3.0, 1e-5) <= 8:
             ledger.spend(made, Event(3.0), 3.0)
             made += 1
-        with pytest.raises(BudgetSpent, match="past the budget of 8") as caught:
+        with pytest.raises(BudgetSpent, match="above the budget of 8") as caught:
             ledger.spend(made, Event(3.0), 3.0)
         assert caught.value.round == made
         assert caught.value.epsilon > 8 >= ledger.epsilon

@@ -68,7 +68,7 @@ def test_a_subclass_that_parts_its_clients_is_computed_by_the_loop_with_a_note(s
     run = train(built(Doubled, sets, 4), METHOD, lr=0.1, rounds=2, privacy=PRIVATE, seed=3)
     assert run.engine == "loop"
     assert run.privacy is not None
-    assert any("the caller's own class Doubled" in note for note in run.privacy.notes)
+    assert any("the user's own class Doubled" in note for note in run.privacy.notes)
 
 
 class Draws:
@@ -111,7 +111,7 @@ def test_a_draw_that_is_not_increasing_is_refused_in_every_round(drawn: Any, pri
 def test_a_rule_of_ones_own_is_noted(drawn: Tensor | None) -> None:
     run = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Draws(drawn), seed=3)
     assert run.privacy is not None
-    assert any("the caller's own rule Draws decides who takes part" in note for note in run.privacy.notes)
+    assert any("the user's own rule Draws decides which clients take part" in note for note in run.privacy.notes)
     usual = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Poisson(0.5), seed=3)
     assert usual.privacy is not None
     assert not any("caller's own" in note for note in usual.privacy.notes)
