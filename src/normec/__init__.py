@@ -1,7 +1,7 @@
 """normec: distributed private optimisation with smoothed normalisation and error feedback.
 
-The public names, loaded when first used, so that ``import normec`` is quick and needs torch only where
-something is computed.
+The public names are loaded on first use, so that ``import normec`` is fast and loads torch only when something is
+computed.
 """
 
 from __future__ import annotations

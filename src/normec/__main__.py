@@ -1,4 +1,4 @@
-"""`python -m normec` and the `normec` command. A user's mistake ends in one line and exit code 2."""
+"""Run `python -m normec` and the `normec` command. A user's mistake ends with one line and exit code 2."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a user can do wrong, and the argument checks that say so in one line.
+"""The exceptions of the library, and argument checks with one-line messages.
 
-Every check takes keyword arguments, so that the message names the argument as the user typed it:
+Every check takes keyword arguments, so that the message names the argument as the user wrote it:
 ``positive(beta=-1)`` raises ``UsageError("beta must be > 0, got -1")``. NaN fails every check.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class UsageError(ValueError):
-    """A mistake of the caller: one line that names the value, the limit and the cure.
+    """A mistake of the caller. The message is one line that names the value, the limit and the cure.
 
     Example:
         >>> positive(beta=-1)
@@ -63,13 +63,13 @@ class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mista
 
     def __init__(self, round: int, epsilon: float, budget: float) -> None:
         super().__init__(
-            f"round {round} would bring epsilon to {epsilon:.6g}, past the budget of {budget:g}; training stops here"
+            f"round {round} would bring epsilon to {epsilon:.6g}, above the budget of {budget:g}; training stops here"
         )
         self.round, self.epsilon, self.budget = round, epsilon, budget
 
     @classmethod
-    def said(cls, round: int, text: str) -> BudgetSpent:
-        """The same, as another rank was known."""
+    def from_text(cls, round: int, text: str) -> BudgetSpent:
+        """Return the same error as on another rank, from its text."""
         known = cls.__new__(cls)
         RuntimeError.__init__(known, text)
         known.round, known.epsilon, known.budget = round, math.nan, math.nan
@@ -77,15 +77,15 @@ class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mista
 
 
 class Unwritable(OSError):  # noqa: N818  (a state of the disk, not a mistake of the caller)
-    """A file could not be written: one line that names its path; what was complete before is still complete."""
+    """A file could not be written; the message names its path. Files that were complete before are still complete."""
 
 
 class RankLost(RuntimeError):  # noqa: N818  (a state of the job, not a mistake of the caller)
-    """Another process of the job hangs or is gone; the message names it."""
+    """Another process of the job hangs or has died; the message names it."""
 
 
-class Interrupted(Exception):  # noqa: N818  (a request, honoured)
-    """Ctrl-C, after the current round; what was done is kept."""
+class Interrupted(Exception):  # noqa: N818  (a request of the user)
+    """Ctrl-C stopped the work after the current round; what was done is kept."""
 
 
 def finite(**values: float) -> None:
@@ -107,28 +107,28 @@ def non_negative(**values: float) -> None:
 
 
 def open_unit(**values: float) -> None:
-    """Strictly between 0 and 1: a failure probability, a mixing weight."""
+    """Check that values lie strictly between 0 and 1, like a failure probability."""
     for name, value in values.items():
         if not 0 < value < 1:
             raise UsageError(f"{name} must lie in (0, 1), got {value}")
 
 
 def fraction(**values: float) -> None:
-    """A rate in (0, 1]."""
+    """Check that values lie in (0, 1], like a rate."""
     for name, value in values.items():
         if not 0 < value <= 1:
             raise UsageError(f"{name} must lie in (0, 1], got {value}")
 
 
 def at_least(minimum: int, **values: object) -> None:
-    """A whole number, Python's or NumPy's."""
+    """Check that values are whole numbers, of Python or NumPy, and not below `minimum`."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
             raise UsageError(f"{name} must be a whole number >= {minimum}, got {value!r}")
 
 
 def one_of(choices: Iterable[str], **values: str) -> None:
-    """Refuse an unknown name and offer the nearest known one."""
+    """Check that values are known names; the message suggests the nearest one."""
     known = list(choices)
     for name, value in values.items():
         if value not in known:
@@ -136,7 +136,7 @@ def one_of(choices: Iterable[str], **values: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """', did you mean …?' for the closest known word, or nothing."""
+    """Return ', did you mean …?' with the closest known word, or an empty text."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -145,11 +145,11 @@ def needed(module: str, extra: str) -> Any:
     """Import an optional package.
 
     Raises:
-        UsageError: It is not installed; the message names the extra of this package that brings it.
+        UsageError: It is not installed; the message names the extra of this package that installs it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
-            f"{module.split('.')[0]} is needed here and is not installed; pip install 'normec[{extra}]'"
+            f"{module.split('.')[0]} is needed and not installed; pip install 'normec[{extra}]'"
         ) from error

@@ -169,4 +169,4 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
     first.kill()
     first.communicate()
     assert second.returncode == 2
-    assert "another process is training" in second.stderr
+    assert "another process writes to" in second.stderr

@@ -65,7 +65,7 @@ MISTAKES = [
     (["train", "--lr", "fast"], "lr"),
     (["train", "--lr", "theory"], "without noise, which privacy does not cover"),
     (["theory", "plan", "--rounds", "0", "--no-privacy"], "rounds must be a whole number >= 1"),
-    (["compare", "--lr", "1,x"], "numbers with commas"),
+    (["compare", "--lr", "1,x"], "numbers separated by commas"),
     (["compare", "--by", "luck"], "unknown criterion"),
     (["data", "get", "cifar"], "did you mean 'cifar10'"),
 ]

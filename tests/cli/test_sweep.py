@@ -131,7 +131,7 @@ def test_a_sweep_its_table_and_its_results(
     assert "Chosen by validation accuracy" in printed.out
     assert Path("runs/grid/sweep.toml").read_text() == Path("grid.toml").read_text()
     assert run(["sweep", "grid.toml", "--jobs", "1"]) == 0
-    assert capsys.readouterr().err == "8 of 8 cells were done before\n"
+    assert capsys.readouterr().err == "8 of 8 cells had ended before\n"
     assert run(["sweep", "grid.toml", "--dry-run"]) == 0
     assert "8 cells, 8 done" in capsys.readouterr().out
 
@@ -194,9 +194,9 @@ MISTAKES = [
     (["results", "good.toml"], "good.toml is a file"),
     (["results", ".", "--format", "xlsx"], "unknown format 'xlsx'"),
     (["results", ".", "--format", "parquet"], "give --out FILE"),
-    (["results", ".", "--out", "x"], "--out goes with"),
+    (["results", ".", "--out", "x"], "--out needs"),
     (["results", ".", "--each", "--tune", "lr"], "leave --tune and --by out"),
-    (["results", ".", "--by", "loss"], "say with --tune"),
+    (["results", ".", "--by", "loss"], "give the setting to choose with --tune"),
 ]
 
 

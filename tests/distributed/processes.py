@@ -73,7 +73,7 @@ class Job:
     def blamed(self) -> int | None:
         """The rank that the launcher says was killed, when it says so; None where the job ends instead."""
         while (line := self._line()) is not None:
-            found = re.match(r"rank (\d+) was killed by SIGKILL; starting all ranks again", line)
+            found = re.match(r"rank (\d+) was killed by SIGKILL; restarting all ranks", line)
             if found:
                 return int(found[1])
         return None

@@ -123,7 +123,7 @@ def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
     assert hanging is not None, job.errors
     os.kill(hanging, signal.SIGSTOP)
     assert job.ended() == 1, job.errors
-    words = f"rank 1 did not answer within {timeout} s: hanging, or cut off"
+    words = f"rank 1 did not answer within {timeout} s; it hangs, or its connection is lost"
     assert any(words in line for line in job.errors), job.errors
     assert not Path(f"/proc/{hanging}").exists()
 

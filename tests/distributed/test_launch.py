@@ -54,8 +54,8 @@ def test_a_rank_that_dies_while_the_others_wait_is_noticed(ranks: Ranks, capfd: 
     assert launch.launch(ranks(FOREVER, DIE, FOREVER), 3, max_restarts=1) == 1
     errors = capfd.readouterr().err.splitlines()
     assert errors == [
-        "rank 1 was killed by SIGKILL; starting all ranks again from the last checkpoint",
-        "error: rank 1 was killed by SIGKILL, after 1 restarts; the same command goes on from there",
+        "rank 1 was killed by SIGKILL; restarting all ranks from the last checkpoint",
+        "error: rank 1 was killed by SIGKILL, after 1 restarts; the same command continues from the last checkpoint",
     ]
 
 
@@ -112,7 +112,7 @@ def test_a_rank_whose_launcher_is_gone_ends_before_it_imports_anything_heavy() -
     command = [sys.executable, "-X", "importtime", "-m", "normec", "train"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "the process that started this rank is gone"
+    assert done.stderr.splitlines()[-1] == "the process that started this rank has ended"
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "normec.system.processes" in imported
     assert not imported & {"torch", "numpy"}

@@ -68,11 +68,11 @@ def test_groups_have_their_own_step_sizes(facts: list[dict[str, Any]]) -> None:
 def test_mistakes_are_said_on_every_rank(facts: list[dict[str, Any]]) -> None:
     expected = {
         "closure": "UsageError: closures are not taken",
-        "late group": "UsageError: parameters are fixed once the optimizer is made",
-        "odd group": "UsageError: a parameter group takes lr alone, got momentum",
+        "late group": "UsageError: parameters cannot be added after the optimizer was created",
+        "odd group": "UsageError: a parameter group takes only lr, got momentum",
         "half": "UsageError: parameters must be float32 or float64, got torch.bfloat16",
         "method": "UsageError: the ranks do not agree: seed is 0 on rank 0 and 1 on rank 1",
-        "swapped": "UsageError: rank 0 cannot go on from this state: rank is 1 in the state, 0 here",
+        "swapped": "UsageError: rank 0 cannot continue from this state: rank is 1 in the state, 0 here",
         "no data": "Diverged: rank 1: client 1 has no gradient (no step was made) in round 0",
         "nan": "Diverged: rank 1: the gradient of client 1 is not finite (no step was made) in round 0",
         "long": "past the bound 1",

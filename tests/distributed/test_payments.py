@@ -80,7 +80,7 @@ def test_repeated_rounds_never_pass_the_budget(tmp_path: Path) -> None:
             released(x, optimizer)
         optimizer.load_state_dict(copy.deepcopy(state))
         before = x.detach().clone()
-        with pytest.raises(BudgetSpent, match="past the budget of 2"):
+        with pytest.raises(BudgetSpent, match="above the budget of 2"):
             released(x, optimizer)
         assert torch.equal(x.detach(), before)
         assert optimizer.spent().epsilon <= 2.0 * (1 + 1e-9)
@@ -223,7 +223,7 @@ def test_a_client_s_data_are_in_its_own_message_alone() -> None:
 def test_what_is_not_covered_is_listed(tmp_path: Path) -> None:
     _, simulated = made(SEEDED, None)
     _, kept = made(SECURE, tmp_path / "ledger")
-    forgotten = "releases made after the state that a new process goes on from"
+    forgotten = "releases made after the state from which a new process continues"
     assert any(forgotten in gap for gap in simulated.spent().not_covered)
     assert not any(forgotten in gap for gap in kept.spent().not_covered)
     assert any("BatchNorm" in gap for gap in kept.spent().not_covered)

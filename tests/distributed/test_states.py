@@ -65,7 +65,7 @@ def test_a_state_of_another_statement_is_refused(name: str, here: Any, words: st
     x, optimizer = stated()
     released(x, optimizer)
     _, other = stated(**{name: here})
-    with pytest.raises(UsageError, match=f"{words}; keep the statement, or start anew"):
+    with pytest.raises(UsageError, match=f"{words}; keep the statement, or start again"):
         other.load_state_dict(optimizer.state_dict())
     assert other.spent().releases == 0
 
@@ -131,7 +131,7 @@ def test_releases_of_others_of_the_same_training_count_against_the_budget() -> N
         released(x, first)
     y, second = stated(**target)
     second.load_state_dict(state)
-    with pytest.raises(BudgetSpent, match="past the budget of 2"):
+    with pytest.raises(BudgetSpent, match="above the budget of 2"):
         released(y, second)
 
 
@@ -148,7 +148,7 @@ def test_a_training_goes_on_with_its_noise_where_it_is_made_anew_from_a_later_x(
 
 
 def test_what_a_given_seed_means_is_listed(tmp_path: Path) -> None:
-    words = "other trainings of the same seed, start and settings"
+    words = "other trainings with the same seed, start and settings"
     x = nn.Parameter(torch.zeros(4))
     secure: dict[str, Any] = {"privacy": Privacy(**GIVEN | {"noise": "secure"}), "rounds": 9, "ledger": tmp_path / "l"}
     kept = cluster.DPSGD([x], 1.0, Clip(1.0), seed=3, **secure)

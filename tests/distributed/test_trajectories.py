@@ -72,7 +72,7 @@ def test_mistakes_are_said_on_every_rank(tmp_path: Path) -> None:
         "few": "1 clients on 2 ranks leave 1 ranks without data; start at most 1",
         "nan": "of client 4 is not finite in round",
         "nan, private": "of client 4 is not finite in round",
-        "long": "the message of clients 0, 1, 2, 3, 4 … is longer than its bound in round 0",
+        "long": "the message of clients 0, 1, 2, 3, 4 … is above its bound in round 0",
         "file": "a file",
         "method": "the ranks do not agree: method is",
     }

@@ -44,7 +44,7 @@ def test_split_by_a_column_of_the_inputs(tmp_path: Path) -> None:
         assert len(inputs[:, 0].unique()) == 1
     with pytest.raises(UsageError, match="column must name one of the 2 inputs"):
         build.problem(make({"data": f"libsvm:{path}", "split": "column", "column": 7}))
-    with pytest.raises(UsageError, match="column is for split"):
+    with pytest.raises(UsageError, match="column needs split"):
         build.problem(make({"data": f"libsvm:{path}", "column": 0}))
 
 

@@ -71,8 +71,8 @@ def test_what_decides() -> None:
     lr = {"lr": [1.0, 2.0]}
     assert grid.expand({**PLAIN, "grid": lr}).by == "loss"
     assert grid.expand({**PLAIN, "grid": lr, "validation": 0.2}).by == "validation_accuracy"
-    replay = grid.expand({**PLAIN, "grid": lr, "tune": ["lr"], "by": "accuracy", "tune_on_test": True})
-    assert (replay.by, replay.on_test) == ("accuracy", True)
+    reproduction = grid.expand({**PLAIN, "grid": lr, "tune": ["lr"], "by": "accuracy", "tune_on_test": True})
+    assert (reproduction.by, reproduction.on_test) == ("accuracy", True)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -96,14 +96,14 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"grid": {"lr": 1.0}}, "lr in grid must be a list of values"),
     ({"grid": 3}, "grid must be a table of lists"),
     ({"cases": {"method": "gd"}}, "two brackets"),
-    ({"cases": [{"beta": [0.1]}]}, "several values are for grid.beta"),
+    ({"cases": [{"beta": [0.1]}]}, "put several values into grid.beta"),
     ({"grid": {"lr": [1.0, 1]}}, "lr in grid has 1 twice"),
     ({"lr": 1.0, "grid": {"lr": [1.0]}}, "lr stands in [grid] and in the shared settings"),
     ({"cases": [{"lr": 1.0}], "grid": {"lr": [1.0]}}, "lr stands in [grid] and in case 1"),
     ({"cases": [{"grid": {"lr": [1.0]}}], "grid": {"lr": [1.0]}}, "lr stands in [grid] and in the grid of case 1"),
     ({"cases": [{"lr": 1.0, "grid": {"lr": [1.0]}}]}, "lr stands in the grid of case 1 and in case 1"),
     ({"cases": [{"beta": 0.1}, {"beta": 0.1}]}, "two cells are the same run"),
-    ({"grid": {"device": ["cpu", "cuda"]}}, "device says where a run is computed"),
+    ({"grid": {"device": ["cpu", "cuda"]}}, "device decides where a run is computed"),
     ({"grid": {"lr": [1.0, "fast"]}}, "in the cell lr = fast"),
     ({"grid": {"split": ["iid", "lable"]}}, "in the cell split = lable"),
     ({"grid": {"beta": [0.1, -1.0]}}, "beta must be > 0"),

@@ -101,5 +101,5 @@ def test_an_owner_who_calls_by_ipv4_is_known_to_a_server_of_both_kinds() -> None
 
 
 def test_a_superlink_that_lets_strangers_in_as_parties_is_not_started() -> None:
-    with pytest.raises(UsageError, match="any stranger is a party"):
+    with pytest.raises(UsageError, match="anybody could act as a party"):
         access_control.run_superlink(["--insecure"])

@@ -1,4 +1,4 @@
-"""A server that changes its mind between rounds: methods, bounds, batches, replays, tightened policies."""
+"""A server that changes its mind between rounds: methods, bounds, batches, repeated requests, tightened policies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_message_costs_what_its_own_method_and_noise_make_it_cost(tmp_path:
     assert releases.epsilon(1e-5) == pytest.approx(gaussian.epsilon(math.sqrt(square), 1e-5), rel=1e-9)
 
 
-def test_a_replayed_request_brings_the_same_message_and_no_second_payment(tmp_path: Path) -> None:
+def test_a_repeated_request_brings_the_same_message_and_no_second_payment(tmp_path: Path) -> None:
     asking = server(tmp_path)
     asking.send(asking.fields())
     granted = asking.fields()

@@ -125,9 +125,9 @@ def test_two_messages_of_one_party_share_no_noise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("privacy", "says"),
     [
-        (Privacy(sigma=1.0, trust="secure-sum"), "later piece of work"),
-        (Privacy(sigma=1.0, trust="central", sampling=0.5), "no gain from sampling"),
-        (Privacy(sigma=1.0, unit="record", record_clip=1.0), "record_clip is not for federations yet"),
+        (Privacy(sigma=1.0, trust="secure-sum"), "not supported over a network yet"),
+        (Privacy(sigma=1.0, trust="central", sampling=0.5), "no amplification by sampling"),
+        (Privacy(sigma=1.0, unit="record", record_clip=1.0), "record_clip is not supported in federations yet"),
         (Privacy(sigma=1.0, trust="central", memory="noisy"), "re-sends each client's noise"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_mark_alone_knows_that_a_ledger_was_begun(tmp_path: Path) -> None:
         path.unlink()
     shutil.rmtree(tmp_path / "runs")
     (tmp_path / "events.jsonl").unlink()
-    with pytest.raises(UsageError, match="is gone"):
+    with pytest.raises(UsageError, match="is missing, although"):
         read_releases(tmp_path)
     refused(server(tmp_path), "says that it was begun")
 

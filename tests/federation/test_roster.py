@@ -47,9 +47,9 @@ def test_parties_are_known_by_their_keys_in_the_order_of_registration(tmp_path: 
 def test_too_few_parties_are_counted_and_the_wait_ends(tmp_path: Path) -> None:
     link, said = Link(), list[str]()
     link.nodes = [node(1)]
-    with pytest.raises(UsageError, match="only 1 of 2 parties came within 0 s"):
+    with pytest.raises(UsageError, match="only 1 of 2 parties came online within 0 s"):
         gather(link, tmp_path, 2, 0.0, said.append)  # type: ignore[arg-type]
-    assert said == ["1 of 2 parties are there"]
+    assert said == ["1 of 2 parties are online"]
     assert not (tmp_path / FILE).exists()
 
 

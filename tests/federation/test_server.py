@@ -100,10 +100,10 @@ def test_a_folder_of_another_run_and_one_in_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"parties": []}, "needs parties"),
-        ({"parties": ["a", "a"]}, "each named once"),
-        ({"parties": ["../a", "b"]}, "is no name"),
-        ({"run": "a b"}, "is no name"),
+        ({"parties": []}, "needs at least one party"),
+        ({"parties": ["a", "a"]}, "each with a name of its own"),
+        ({"parties": ["../a", "b"]}, "cannot name a run or party"),
+        ({"run": "a b"}, "cannot name a run or party"),
         ({"minimum": 0}, "minimum must lie between 1 and the 2"),
         ({"minimum": 3}, "minimum must lie between 1 and the 2"),
     ],

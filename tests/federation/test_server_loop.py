@@ -153,7 +153,7 @@ def test_a_party_that_mends_its_ways_is_asked_again_and_taken(tmp_path: Path) ->
     play.run()
     assert play.server.round == 5
     assert play.server.state.parties["mallory"].accepted == 5
-    assert 7 * SHORTEST <= play.now < LIMIT  # set aside for 1, 2 and 4 times the shortest time
+    assert 7 * SHORTEST <= play.now < LIMIT  # suspended for 1, 2 and 4 times the shortest time
 
 
 def test_a_party_that_loses_its_disk_is_answered_at_once(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_round_that_nobody_completes_ends_and_says_why(tmp_path: Path) -> None
     assert any("asking again" in line for line in play.said)
 
 
-def test_the_time_aside_doubles_up_to_a_limit_and_is_forgotten_after_clean_messages() -> None:
+def test_the_time_of_a_suspension_doubles_up_to_a_limit_and_is_forgotten_after_clean_messages() -> None:
     suspensions, now = Suspensions(), 100.0
     for strike in range(DOUBLINGS + 3):
         assert suspensions.strike("m", 1.0, now) == SHORTEST * 2 ** min(strike, DOUBLINGS)
@@ -200,7 +200,7 @@ def test_a_party_holds_rounds_up_ever_more_seldom() -> None:
             now, held = now + LIMIT, held + 1
             suspensions.strike("m", LIMIT, now)
         else:
-            now += LIMIT * 2**DOUBLINGS  # it is no longer set aside
+            now += LIMIT * 2**DOUBLINGS  # it is no longer suspended
             suspensions.clean("m")
     most = sum(CLEAN * 2**times + 1 <= 2000 for times in range(DOUBLINGS)) + 2000 // (CLEAN * 2**DOUBLINGS)
     assert 2 <= held <= most + 1

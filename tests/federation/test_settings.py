@@ -58,7 +58,7 @@ def test_names_are_those_of_any_run() -> None:
         ({"roundz": 3}, "did you mean 'rounds'"),
         ({"rounds": 0}, "rounds"),
         ({"rounds": "ten"}, "rounds"),
-        ({"trust": "secure-sum"}, "later piece of work"),
+        ({"trust": "secure-sum"}, "not supported over a network yet"),
         ({"parties": 3, "min_parties": 4}, "at most parties = 3"),
         ({"name": "a/b"}, "name"),
         ({"round_seconds": -1.0}, "round_seconds"),

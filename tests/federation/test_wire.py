@@ -234,7 +234,7 @@ def test_a_method_that_the_policy_does_not_name_is_not_built() -> None:
     assert terms.spec == json.dumps(GOOD_SPEC, sort_keys=True)
     with pytest.raises(UsageError, match="normec is not among methods"):
         terms.build(["clip21", "dpsgd"])
-    with pytest.raises(UsageError, match="code of normec is not the server's"):
+    with pytest.raises(UsageError, match="code of normec differs from the server's"):
         dataclasses.replace(terms, code="0" * 16).build(EVERY_METHOD)
 
 

@@ -115,7 +115,7 @@ def test_somebody_elses_method_with_a_party_killed_and_one_that_lost_its_disk(ne
     network.start(3)
     assert network.end(network.begin("code", rounds=1, **settings, **WITHOUT_NOISE)) == ""
     assert "terms: 1" in network.summary("code")["stopped"]
-    assert "not the server's" in read_journal(other.with_name("events.jsonl"))[-1]["exact"]
+    assert "differs from the server's" in read_journal(other.with_name("events.jsonl"))[-1]["exact"]
     network.policy(3)
     network.kill(3)
     network.start(3)

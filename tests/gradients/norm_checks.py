@@ -177,7 +177,7 @@ def check_evaluations(device: str) -> None:
     of = Problem(nn.Sequential(*layers, nn.Linear(16, 4)), F.cross_entropy, parts, test=parts[0])
     of, usual = of.to(torch.device(device), torch.float32), batch_norm.evaluate
     buffers = of.initial_buffers()
-    with mock.patch.object(of, "_eased", return_value=False):
+    with mock.patch.object(of, "_use_kernels", return_value=False):
         expected = of.evaluate(of.x0, buffers)
     for factor, good in ((1, True), (2, False)):
         moved = of.to(torch.device(device))

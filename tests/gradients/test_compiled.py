@@ -57,7 +57,7 @@ def test_what_differs_is_done_by_the_loop(caplog: pytest.LogCaptureFixture) -> N
     )
     assert run.engine == "loop"
     assert lines(caplog) == [
-        "engine compiled is not used, the loop is: its buffers differ from the reference on this model"
+        "engine compiled is not used; the loop runs instead: its buffers differ from the reference on this model"
     ]
 
 

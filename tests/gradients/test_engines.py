@@ -103,7 +103,7 @@ def test_what_no_fast_engine_does_is_done_by_the_loop(caplog: pytest.LogCaptureF
     assert of.sizes is not None
     assert choose_engine("shared", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"
     assert choose_engine("batched", of, None, 0, record_clip=1.0).name == "loop"
-    assert "drawn by coins" in caplog.messages[0]
+    assert "Poisson batches" in caplog.messages[0]
     assert "record by record" in caplog.messages[1]
     assert len(caplog.messages) == 2
     assert choose_engine("auto", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"  # nobody asked: nothing to say

@@ -257,7 +257,7 @@ class Looks(nn.Module):
 
 def check_models_that_wait() -> None:
     """They train, with one line, to the loop's numbers; and what follows in the process is not hurt by it."""
-    for how, words in (("item", "looks at values"), ("nonzero", "no CUDA graph")):
+    for how, words in (("item", "reads values"), ("nonzero", "no CUDA graph")):
         torch.manual_seed(0)
         clients = [TensorDataset(torch.randn(9, 6), torch.arange(9) % 4) for _ in range(5)]
         of = Problem(Looks(how), F.cross_entropy, clients)

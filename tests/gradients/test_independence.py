@@ -322,7 +322,7 @@ def test_an_engine_of_the_caller_s_own_is_noted() -> None:
         train(of, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=CLIENT, compute=Compute(engine=used)).privacy.notes  # type: ignore[union-attr]
         for used in (engine, "loop")
     ]
-    assert [any("engine of the caller's own" in note for note in said) for said in notes] == [True, False]
+    assert [any("the user's own engine" in note for note in said) for said in notes] == [True, False]
 
 
 # Records of one client

@@ -144,8 +144,8 @@ def drops() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a dropout layer": (drops, "Dropout draws random numbers"),
     "dropout in a function": (Drops, "differ from the reference"),
-    "a branch on data": (Branches, "looks at values"),
-    "item": (Looks, "looks at values"),
+    "a branch on data": (Branches, "reads values"),
+    "item": (Looks, "reads values"),
     "mixed records": (Mixes, "differ from the reference"),
     "a weight used past its layer": (Passes, "differ from the reference"),
     "a weight read past its layer": (Reads, "differ from the reference"),
@@ -200,7 +200,7 @@ def listening(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_shared_pass_gives_way_with_one_line(name: str, caplog: pytest.LogCaptureFixture) -> None:
     run = trained(made(name), "shared")
     (line,) = lines(caplog)
-    assert line.startswith("engine shared is not used, the loop is: ")
+    assert line.startswith("engine shared is not used; the loop runs instead: ")
     assert MODELS[name][1] in line
     assert "\n" not in line
     assert run.engine == "loop"
@@ -212,7 +212,7 @@ def test_the_batched_engine_gives_way_or_is_right(name: str, caplog: pytest.LogC
     run, loop = trained(made(name), "batched"), by_the_loop(name)
     if name in BATCHED:
         (line,) = lines(caplog)
-        assert line.startswith("engine batched is not used, the loop is: ")
+        assert line.startswith("engine batched is not used; the loop runs instead: ")
         assert BATCHED[name] in line
         alike(run, loop)
     else:

@@ -1,4 +1,4 @@
-"""The ledger: budget, replay, crashes with real processes, locks, tampering."""
+"""The ledger: budget, repeated releases, crashes with real processes, locks, tampering."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_release_past_the_budget_is_refused_and_not_written(path: Path) -> N
         while gaussian.epsilon(math.sqrt(made + 1) / 3.0, 1e-5) <= 8:
             ledger.spend(made, Event(3.0), 3.0)
             made += 1
-        with pytest.raises(BudgetSpent, match="past the budget of 8") as caught:
+        with pytest.raises(BudgetSpent, match="above the budget of 8") as caught:
             ledger.spend(made, Event(3.0), 3.0)
         assert caught.value.round == made
         assert caught.value.epsilon > 8 >= ledger.epsilon
@@ -109,7 +109,7 @@ def test_a_sampled_run_fits_to_the_last_round(path: Path) -> None:
             ledger.spend(40, found.event(sigma, 40), sigma)
 
 
-def test_a_replay_is_the_same_release(path: Path) -> None:
+def test_a_repeated_release_with_its_key_is_the_same_release(path: Path) -> None:
     with opened(path) as ledger:
         first = ledger.spend(0, EVENT, 10.4, key="seed 1")
         again = ledger.spend(0, EVENT, 10.4, key="seed 1")
@@ -146,7 +146,7 @@ def test_fresh_noise_is_counted_again(path: Path) -> None:
     with opened(path, SECURE) as ledger:
         assert [ledger.spend(0, EVENT, 10.4).attempt for _ in range(3)] == [0, 1, 2]
         assert ledger.releases == 3
-        with pytest.raises(UsageError, match="never comes out the same"):
+        with pytest.raises(UsageError, match="is never the same twice"):
             ledger.spend(0, EVENT, 10.4, key="seed 1")
 
 

@@ -272,7 +272,7 @@ def test_nothing_is_sent_after_an_error(source, bad: float) -> None:
         privatise(torch.ones(2), bad, source, bound=1.0)
     with pytest.raises(UsageError):
         privatise(torch.ones(2), 1.0, source, bound=math.nan)
-    with pytest.raises(UsageError, match="no privacy"):
+    with pytest.raises(UsageError, match="no meaningful privacy"):
         privatise(torch.ones(2), 1e-9, SecureNoise(), bound=1.0)
 
 

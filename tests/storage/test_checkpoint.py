@@ -162,7 +162,7 @@ def test_what_is_left_of_a_run_without_its_latest_checkpoint_is_refused(tmp_path
 def test_one_storage_at_a_time(tmp_path: Path) -> None:
     first, second = RunStorage(tmp_path / "run", IDENTITY), RunStorage(tmp_path / "run", IDENTITY)
     first.open()
-    with pytest.raises(UsageError, match="another process is training"):
+    with pytest.raises(UsageError, match="another process writes to"):
         second.open()
     first.close()
     second.open()

@@ -93,7 +93,7 @@ def test_a_file_changed_by_hand_is_refused_and_left_alone(tmp_path: Path, damage
     else:
         path.write_bytes(b'{"round": 0}\n' + path.read_bytes())
     before = path.read_bytes() if path.exists() else None
-    with pytest.raises(UsageError, match="changed by hand") as error:
+    with pytest.raises(UsageError, match="edited or damaged") as error:
         History(path).rewind(good)
     assert str(path) in str(error.value)
     assert (path.read_bytes() if path.exists() else None) == before

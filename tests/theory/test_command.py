@@ -33,7 +33,7 @@ def test_bound_as_stated_and_as_corrected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*BOUND, "--sigma", "1"), "noise needs --dim and --clients"),
+        ((*BOUND, "--sigma", "1"), "--sigma needs --dim and --clients"),
         ((*BOUND[:-6], "--gamma", "9", "--rounds", "100", "--F0", "1"), "gamma must be at most gamma_max"),
         (("theory", "verify", "--scale", "huge"), "unknown scale 'huge'"),
         (("theory", "plan", "--set", "method=clip21"), "plans are for normec"),

@@ -63,14 +63,14 @@ def compare(name: str, device: str, kind: str = "linear") -> None:
     plain.graphed.able = False
     closed.graphed.able = name in ABLE  # as it is on a GPU
     count = 0
-    close = closed.graphed.close
+    run = closed.graphed.run
 
     def counted(*given: Any) -> None:
         nonlocal count
         count += 1
-        close(*given)
+        run(*given)
 
-    closed.graphed.close = counted  # type: ignore[method-assign]
+    closed.graphed.run = counted  # type: ignore[method-assign]
     same(ended(plain), ended(closed))
     # Of 23 rounds the five with a row are not.
     assert count == (18 if name in ABLE else 0), count

@@ -94,8 +94,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "half a json": (cut(LATEST, 0.5), "latest.json is damaged"),
     "another format": (edited(format=99), "has format 99, this version reads 1"),
     "no checksum": (edited(sha256=None), "latest.json is damaged"),
-    "shortened metrics": (cut(METRICS, 0.6), "changed by hand"),
-    "deleted metrics": (lambda out: (out / METRICS).unlink(), "changed by hand"),
+    "shortened metrics": (cut(METRICS, 0.6), "edited or damaged"),
+    "deleted metrics": (lambda out: (out / METRICS).unlink(), "edited or damaged"),
 }
 UNSEEN: dict[str, Callable[[Path], Any]] = {
     "identity is a list": edited(identity=[]),
@@ -178,7 +178,7 @@ def test_a_folder_in_use_by_another_process_is_refused(run: Path) -> None:
         other.stdout.readline()
         with (run / METRICS).open("a") as metrics:
             metrics.write('{"round": 4}\n')  # a row that the other process has written since its checkpoint
-        refused(run, "another process is training in")
+        refused(run, "another process writes to")
         other.kill()
     assert train(problem(), Clip21(0.3), out=run, **OPTIONS).finished  # its lock died with it
 

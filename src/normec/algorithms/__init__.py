@@ -1,1 +1,1 @@
-"""What clients send and what the server does with it: operators, methods, and the registry of methods by name."""
+"""Methods: what clients send and what the server does with it. Operators, and the registry of methods by name."""

@@ -1,10 +1,10 @@
-"""Methods whose clients send a function of their gradient and remember nothing: DP-SGD and gradient descent.
+"""Methods whose clients send a function of their gradient and keep no memory: DP-SGD and gradient descent.
 
     client i:  m_i = Ψ(∇f_i(x))
     server:    ĝ ← p ĝ + (β/n) Σ m_i,   x ← x − γ ĝ
 
-with ``momentum`` p at the server (0 in the paper's eq. (2)). Momentum is PyTorch's: a step of γ goes on as γp, γp², …,
-γ/(1−p) in all. It acts on what was released, so it costs no privacy.
+with ``momentum`` p at the server (0 in the paper's eq. (2)). Momentum is defined as in PyTorch: a step of γ continues
+as γp, γp², …, which is γ/(1−p) in total. It acts on what was released, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .operators import Clip, Identity, Operator, SmoothedNorm, defined_by_scale,
 
 
 class DirectScheme(OperatorMethod):
-    """The formulas above. Subclasses say what Ψ is, and which of the settings they have."""
+    """The formulas above. Subclasses define Ψ and choose their settings."""
 
     beta: float
     momentum: float
@@ -48,7 +48,7 @@ class DirectScheme(OperatorMethod):
         return torch.zeros_like(x)
 
     def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """((1/n) Σ m_i, ĝ) → (direction, new ĝ), which are the same."""
+        """((1/n) Σ m_i, ĝ) → (direction, new ĝ); the two are equal."""
         step = self.beta * mean_message
         estimate = self.momentum * state + step if self.momentum else step
         return estimate, estimate
@@ -66,7 +66,7 @@ class DPSGD(DirectScheme):
     Args:
         operator: `SmoothedNorm` or `Clip`.
         beta: A factor of the step.
-        momentum: Of the server's step.
+        momentum: The momentum of the server's step.
 
     Raises:
         UsageError: `beta` is not positive, or `momentum` does not lie in [0, 1).

@@ -1,14 +1,14 @@
 """Algorithm 1 of the paper and its relatives with error feedback.
 
-With memory g_i at client i, estimate ĝ at the server, forgetting λ (``decay``), without λ as in the paper:
+Client i has a memory g_i, the server has an estimate ĝ, and λ is the forgetting rate (``decay``; 0 in the paper):
 
     client i:  m_i = Ψ(∇f_i(x) − g_i)            the message, without β
                g_i ← (1−λ) g_i + β m_i           the memory
-    server:    ĝ ← (1−λ) ĝ + (β/n) Σ m_i         so that ĝ = mean g_i, always
+    server:    ĝ ← (1−λ) ĝ + (β/n) Σ m_i         so that always ĝ = mean g_i
                x ← x − γ ĝ   or   x − γ ĝ/‖ĝ‖    (server normalisation; 0/0 = 0)
 
-Clients that do not take part forget like the others, so that ĝ stays the mean. A private client adds its noise to the
-message on its way out; nothing here knows of it.
+Clients that do not take part forget like the others, so that ĝ stays the mean. The noise of a private client is added
+to the message when it is sent, outside this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .operators import (
 
 
 class ErrorFeedbackScheme(OperatorMethod):
-    """The formulas above. Subclasses say what Ψ is, and which of the settings they have."""
+    """The formulas above. Subclasses define Ψ and choose their settings."""
 
     beta: float
     server_norm: bool
@@ -69,18 +69,18 @@ class ErrorFeedbackScheme(OperatorMethod):
         return self._forgotten(draft) + self.beta * sent
 
     def absent(self, state: Tensor, rounds: int = 1) -> Tensor:
-        """g_i ← (1−λ) g_i: all forget alike."""
+        """g_i ← (1−λ) g_i: all clients forget alike."""
         return self._forgotten(state, rounds)
 
     def _forgotten(self, values: Tensor, rounds: int = 1) -> Tensor:
         return (1 - self.decay) ** rounds * values if self.decay else values
 
     def follow(self, memory: Tensor, sent: Tensor) -> Tensor:
-        """The memory is made of messages alone."""
+        """Return the memory after a message; it depends on messages alone."""
         return self._forgotten(memory) + self.beta * sent
 
     def sent_between(self, before: Tensor, after: Tensor) -> Tensor:
-        """The message that takes a memory from one value to the other."""
+        """Return the message that moves a memory from one value to the other."""
         return (after - self._forgotten(before)) / self.beta
 
     def server_init(self, x: Tensor) -> Tensor:
@@ -103,9 +103,9 @@ class NormEC(ErrorFeedbackScheme):
 
     Args:
         alpha: Smoothing of the normalisation, v/(α + ‖v‖).
-        beta: How far a memory moves along a message.
+        beta: The step size of the memories along the messages.
         server_norm: Whether the server normalises its step.
-        decay: How much of the memories is forgotten in each round, λ; 0 in the paper.
+        decay: The share of the memories that is forgotten in each round, λ; 0 in the paper.
 
     Raises:
         UsageError: `alpha` is negative, `beta` is not positive, or `decay` does not lie in [0, 1).
@@ -140,7 +140,7 @@ class Clip21(ErrorFeedbackScheme):
 
     Args:
         tau: The clipping threshold.
-        decay: How much of the memories is forgotten in each round.
+        decay: The share of the memories that is forgotten in each round.
 
     Raises:
         UsageError: `tau` is not positive, or `decay` does not lie in [0, 1).
@@ -169,13 +169,13 @@ class Clip21(ErrorFeedbackScheme):
 
 @dataclass(frozen=True)
 class ErrorFeedback(ErrorFeedbackScheme):
-    """Error feedback around any operator Ψ: for combinations that have no name.
+    """Error feedback around any operator Ψ, for combinations that have no name of their own.
 
     Args:
         operator: Ψ, which maps a client's difference to its message.
-        beta: How far a memory moves along a message.
+        beta: The step size of the memories along the messages.
         server_norm: Whether the server normalises its step.
-        decay: How much of the memories is forgotten in each round.
+        decay: The share of the memories that is forgotten in each round.
 
     Raises:
         UsageError: `beta` is not positive, or `decay` does not lie in [0, 1).
@@ -198,7 +198,7 @@ class EF21(ErrorFeedbackScheme):
     """Error feedback around a contractive compressor, β = 1 (Richtárik et al. 2021).
 
     Args:
-        compressor: `TopK`, `RandK`, or an operator of one's own.
+        compressor: `TopK`, `RandK`, or your own operator.
 
     Example:
         >>> import torch

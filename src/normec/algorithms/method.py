@@ -1,9 +1,9 @@
-"""A distributed method, as its author writes it and as every engine runs it.
+"""The interface of a distributed method: its author implements it, and every engine runs it.
 
 One round, for the clients that take part:
 
-    message      (update, client state) → (message, draft)     what a client would send, and its state if it does
-    commit       (draft, what was sent) → client state         once the message was paid for and has left
+    message      (update, client state) → (message, draft)     the message, and a draft of the new client state
+    commit       (draft, what was sent) → client state         after the message was paid for and has been sent
     server_step  (mean message, server state) → (direction, server state);   then x ← x − lr · direction
 
 A message has as many numbers as the model, unless `message_length` says otherwise. Numbers that the server makes public
@@ -13,12 +13,12 @@ means the same in every round.
 
 All functions are pure: they return new tensors and change none. Client functions work row by row on tensors ``[c, …]``
 of any number c of clients; server functions work on one vector ``[d]``. A state is a tensor, or a dictionary of named
-tensors of any shape; `client_init` and `server_init` say which. The states named "memory" (client) and "estimate"
-(server), which are also the names of single tensors, get a little more attention: `initial_memory` sets them, and the
-history records how far memories are from the gradients.
+tensors of any shape, as `client_init` and `server_init` define it. A state that is a single tensor is called "memory"
+(client) or "estimate" (server). States of these names are special: `initial_memory` sets them, and the history records
+the distance between memories and gradients.
 
-What a method says of itself is believed only as far as it was said of the same code: a subclass that overrides
-`message` inherits neither the `lipschitz` constant nor the fused form of its base.
+A claim that a class makes about itself holds only for the code that it was made about: a subclass that overrides
+`message` inherits neither the `lipschitz` constant nor the fused form of its base class.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .operators import OPERATORS, Operator
 
 State = Any  # a tensor, or a mapping of named tensors
 Tables = dict[str, Tensor]
-MEMORY, ESTIMATE = "memory", "estimate"  # the names of states that are single tensors
+MEMORY, ESTIMATE = "memory", "estimate"  # the names given to states that are single tensors
 CLIENT_FUNCTIONS = ("client_init", "message", "commit", "absent")
 SERVER_FUNCTIONS = ("server_init", "server_step", "broadcast")
 
@@ -49,7 +49,7 @@ SERVER_FUNCTIONS = ("server_init", "server_step", "broadcast")
 class ScaledDifference:
     """The fused form of a client's round: v = u − g (or u, without a memory); m = s(‖v‖) v; g ← keep · g + step · m.
 
-    Engines then need two passes over the gradients and no table of messages.
+    With a fused form, engines need two passes over the gradients and no table of messages.
     """
 
     scale: Callable[[Tensor], Tensor]
@@ -81,16 +81,17 @@ class Method:
     """A constant L with ‖message(u) − message(u')‖ ≤ L‖u − u'‖ for every state, or None, which claims nothing."""
 
     recordable: bool = False
-    """Whether `server_step` may be recorded as a CUDA graph: it launches the same kernels in every round."""
+    """Whether `server_step` can be captured in a CUDA graph, because it launches the same kernels in every round."""
 
     follow: ClassVar[Callable[..., Tensor] | None] = None
-    """(memory, sent) → memory: a client's "memory" as the server can follow it from the messages alone.
+    """(memory, sent) → memory: how the server can compute a client's "memory" from its messages alone.
 
-    A federation keeps such a row for each party, to screen its messages and to restore a party that lost its disk.
+    In a federation the server keeps such a row for each party, to screen messages and to restore a party that lost its
+    disk.
     """
 
     sent_between: ClassVar[Callable[..., Tensor] | None] = None
-    """(memory before, memory after) → message: what a memory that was rounded has taken; for `memory_dtype`."""
+    """(memory before, memory after) → message: the message behind the change of a rounded memory (`memory_dtype`)."""
 
     initial_memory_sets: ClassVar[tuple[str, ...]] = (MEMORY,)
     """The client states that `initial_memory` sets."""
@@ -101,68 +102,68 @@ class Method:
 
     @property
     def bound(self) -> float:
-        """The largest norm that a message can have; infinite where there is none, and then no privacy."""
+        """The largest norm that a message can have; infinite if there is none, which rules out privacy."""
         return math.inf
 
     def client_init(self, x: Tensor) -> State:  # noqa: ARG002
-        """The state of one client at the start; `x` is ``[d]``."""
+        """Return the initial state of one client; `x` is ``[d]``."""
         return {}
 
     def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
-        """What each client would send, and the draft of its new state, named and shaped like the state.
+        """Return the clients' messages and the drafts of their new states, named and shaped like the states.
 
         A method that overrides `broadcast` takes a fourth argument, ``public``: a dictionary of named tensors.
 
         Args:
             update: The clients' gradients, ``[c, d]``.
             state: The clients' states, each tensor ``[c, …]``.
-            key: The randomness of this round and these clients, for methods that draw.
+            key: The random numbers of this round and these clients, for randomised methods.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define message")
 
     def commit(self, draft: State, sent: Tensor) -> State:  # noqa: ARG002
-        """The clients' new states, once their messages have left; `sent` carries noise where memory="noisy"."""
+        """Return the clients' new states after they have sent; with memory="noisy", `sent` includes the noise."""
         return draft
 
     def absent(self, state: State, rounds: int = 1) -> State:  # noqa: ARG002
-        """The states of clients that take no part in so many rounds."""
+        """Return the states of clients after `rounds` rounds in which they did not take part."""
         return state
 
     def message_length(self, dimension: int) -> int:
-        """How many numbers a message has, for a model of so many parameters."""
+        """Return how many numbers a message has, for a model of so many parameters."""
         return dimension
 
     def broadcast(self, state: State) -> dict[str, Tensor]:  # noqa: ARG002
-        """Public numbers that the server sends to every client beside x, made of the server's state.
+        """Return the public numbers that the server sends to every client beside x, made of the server's state.
 
-        A method that overrides this function has one more argument in `message`: ``public``, these named tensors. What
-        they tell was released before, so a client's guarantee holds whatever they are.
+        A method that overrides this function has one more argument in `message`: ``public``, these named tensors. They
+        follow from earlier releases, so a client's guarantee holds whatever they are.
         """
         return {}
 
     def server_init(self, x: Tensor) -> State:  # noqa: ARG002
-        """The server's state at the start."""
+        """Return the initial state of the server."""
         return {}
 
     def server_step(self, mean_message: Tensor, state: State) -> tuple[Tensor, State]:
-        """The direction of the step, x ← x − lr · direction, and the server's new state."""
+        """Return the direction of the step, x ← x − lr · direction, and the server's new state."""
         return mean_message, state
 
     def client_step(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
-        """`message` and `commit` in one, for loops of one's own without noise. Engines call the two themselves."""
+        """Call `message` and `commit`, for your own training loops without noise. Engines call the two separately."""
         message, draft = self.message(update, state, key)
         return message, self.commit(draft, message)
 
     def payload(self, dimension: int, itemsize: int) -> int:
-        """Bytes of one message of so many numbers."""
+        """Return the size of a message in bytes."""
         return dimension * itemsize
 
     def fused(self) -> ScaledDifference | None:
-        """The fused form that computes the same as the client's functions, or None."""
+        """Return the fused form that computes the same as the client functions, or None."""
         return None
 
     def spec(self) -> dict[str, Any]:
-        """The method's settings as plain JSON values: what runs, checkpoints and parties know it by."""
+        """Return the settings as plain JSON values; runs, checkpoints and parties identify the method by them."""
         declared = hasattr(self, "__dataclass_fields__")
         names = [one.name for one in dataclasses.fields(cast(Any, self))] if declared else list(vars(self))
         held = {name: getattr(self, name) for name in names if not name.startswith("_")}
@@ -170,7 +171,7 @@ class Method:
 
 
 class OperatorMethod(Method):
-    """A method whose messages are values of one operator Ψ: their bound and their size are Ψ's."""
+    """A method whose messages are values of an operator Ψ; it has the bound and the message size of Ψ."""
 
     operator: Operator
 
@@ -191,69 +192,69 @@ def _plain(owner: str, name: str, value: Any) -> Any:
         return {"method": value.name, **value.spec()}
     if hasattr(value, "bound") and not isinstance(value, type):  # an operator
         kind = type(value)
-        known = OPERATORS.get(kind.__name__) is kind  # else one of the caller's own
+        known = OPERATORS.get(kind.__name__) is kind  # otherwise it is the user's own
         title = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
         return {"operator": title, **{key: _plain(title, key, one) for key, one in vars(value).items()}}
     raise UsageError(
-        f"the setting {name} of {owner} is a {type(value).__name__}, which no file can hold; override spec()"
+        f"the setting {name} of {owner} is a {type(value).__name__}, which cannot be written to a file; override spec()"
     )
 
 
 def text_of(method: Method) -> str:
-    """A method as one line of text: its class and its settings."""
+    """Return a method as one line of text: its class and its settings."""
     kind = type(method)
     own = "" if kind.__module__.partition(".")[0] == __package__.partition(".")[0] else f"{kind.__module__}."
     return f"{own}{kind.__qualname__}({json.dumps(method.spec(), sort_keys=True)})"
 
 
 def claim_covers(method: Method, claim: str, *functions: str) -> bool:
-    """Whether the class that makes `claim` (an attribute) also knows these functions as they are.
+    """Whether `claim`, an attribute, was stated by a class that has these functions as they are.
 
-    False where a subclass, or the object itself, defines one of the functions anew and inherits the claim.
+    False if a subclass, or the object itself, redefines one of the functions and inherits the claim.
     """
     classes = type(method).__mro__
 
-    def home(name: str) -> int:
-        return next((place for place, kind in enumerate(classes) if name in vars(kind)), len(classes))
+    def depth(name: str) -> int:
+        return next((depth for depth, kind in enumerate(classes) if name in vars(kind)), len(classes))
 
-    return all(name not in vars(method) and home(claim) <= home(name) for name in functions)
+    return all(name not in vars(method) and depth(claim) <= depth(name) for name in functions)
 
 
 def overrides(method: Method, *functions: str) -> list[str]:
-    """Those of the named functions that are not the ones of `Method`."""
+    """Return the named functions that a method overrides."""
     return [name for name in functions if not has_functions_of(method, Method, name)]
 
 
 def has_functions_of(method: Method, kind: type[Method], *functions: str) -> bool:
-    """Whether the named functions of a method are those of the class `kind`."""
+    """Whether the named functions of a method are those of class `kind`."""
     return all(getattr(getattr(method, name), "__func__", None) is getattr(kind, name) for name in functions)
 
 
 def fused_form(method: Method) -> ScaledDifference | None:
-    """The method's fused form, where it was stated for the functions that the method has."""
+    """Return the method's fused form, if it was stated for the functions that the method has."""
     return method.fused() if claim_covers(method, "fused", *CLIENT_FUNCTIONS) else None
 
 
 def recordable(method: Method) -> bool:
-    """Whether a recording may stand for the server's step."""
+    """Whether a CUDA graph may replace the server's step."""
     return bool(method.recordable) and claim_covers(method, "recordable", *SERVER_FUNCTIONS)
 
 
 def follows(method: Method) -> bool:
-    """Whether the server can follow a client's memory from its messages."""
+    """Whether the server can compute a client's memory from its messages."""
     return method.follow is not None and claim_covers(method, "follow", *CLIENT_FUNCTIONS)
 
 
 def may_round(method: Method) -> bool:
-    """Whether a memory may be kept in a lower precision than x."""
+    """Whether memories may have a lower precision than x."""
     return method.sent_between is not None and claim_covers(method, "sent_between", *CLIENT_FUNCTIONS)
 
 
 class Steps:
-    """A method's functions on named tables, for a model of `len(x)` parameters; whatever they return is checked.
+    """Calls the functions of a method with named tables, for a model of `len(x)` parameters, and checks their results.
 
     Raises:
-        UsageError: The method has a function that no engine calls, or returns something of another form.
+        UsageError: The method overrides a function that no engine calls, or a function returns a wrong type or shape.
     """
 
     def __init__(self, method: Method, x: Tensor, one_by_one: bool = False) -> None:
@@ -269,7 +270,7 @@ class Steps:
         if overrides(method, "client_step"):
             raise UsageError(
                 f"{type(method).__name__} overrides client_step, which no training loop calls; "
-                "override message and commit, of which it is made"
+                "override message and commit, which it calls"
             )
         self.method, self.one_by_one = method, one_by_one
         _ = self._own  # what cannot be copied is refused now
@@ -342,13 +343,13 @@ class Steps:
         return self._checked(self._own.absent(self._as_client(state), rounds), state, "absent")
 
     def follow(self, memory: Tensor, sent: Tensor) -> Tensor:
-        """Clients' memories ``[c, d]`` as the server follows them; for methods where `follows` holds."""
+        """Return the clients' memories ``[c, d]`` as the server computes them, if `follows` holds."""
         if self.method.follow is None:
-            raise TypeError(f"{self.method.name} does not say how its memories follow from messages")
+            raise TypeError(f"{self.method.name} does not define how memories follow from messages")
         return self.method.follow(memory, sent)
 
     def absent_memory(self, memory: Tensor) -> Tensor:
-        """Memories ``[c, d]`` of clients that took no part, as the server follows them."""
+        """Return the memories ``[c, d]`` of clients that did not take part, as the server computes them."""
         state = {name: rows_like(start, len(memory)).clone() for name, start in self.initial_client_state.items()}
         return self.absent({**state, MEMORY: memory})[MEMORY]
 
@@ -388,8 +389,8 @@ class Steps:
         return UsageError(f"{type(self.method).__name__}.{where} {what}")
 
 
-def _row(state: Tables, place: int) -> Tables:
-    return {name: rows[place : place + 1].clone() for name, rows in state.items()}
+def _row(state: Tables, index: int) -> Tables:
+    return {name: rows[index : index + 1].clone() for name, rows in state.items()}
 
 
 def _joined(states: list[Tables]) -> Tables:
@@ -397,12 +398,12 @@ def _joined(states: list[Tables]) -> Tables:
 
 
 def rows_like(start: Tensor, clients: int) -> Tensor:
-    """A client's first state, once for each of so many clients."""
+    """Repeat the initial state of a client for `clients` clients."""
     return start.expand(clients, *start.shape)
 
 
 def fused_form_agrees(method: Method, form: ScaledDifference, dimension: int) -> bool:
-    """Whether a fused form agrees with the method's functions, in float64 on a few made-up clients."""
+    """Whether a fused form agrees with the method's functions, in float64 on a few synthetic clients."""
     width = min(dimension, 16)
     draw = torch.Generator().manual_seed(1)
     update, memory = torch.randn(2, 3, width, dtype=torch.float64, generator=draw)
@@ -424,13 +425,13 @@ def fused_form_agrees(method: Method, form: ScaledDifference, dimension: int) ->
 
 
 def build_operator(given: Any) -> Any:
-    """An operator out of its spec; anything else as it is. Raises `UsageError` for unknown ones."""
+    """Build an operator from its spec, or return any other value; raises `UsageError` for unknown operators."""
     if not isinstance(given, Mapping) or "operator" not in given:
         return given
     settings = {name: value for name, value in given.items() if name != "operator"}
     kind: type[Operator] | None = OPERATORS.get(str(given["operator"]))
     if kind is None:
-        raise UsageError(f"unknown operator; there are {', '.join(OPERATORS)}")
+        raise UsageError(f"unknown operator {given['operator']!r}; choose from {', '.join(OPERATORS)}")
     try:
         return kind(**settings)
     except TypeError:

@@ -1,20 +1,20 @@
-"""Ψ, the map a client applies before it sends: bounded (normalise, clip) or sparse (Top-k, Rand-k).
+"""Operators Ψ, which clients apply before they send: bounded (normalise, clip) or sparse (Top-k, Rand-k).
 
-An operator is a pure function on flat tensors ``[..., d]`` of any float dtype; leading dimensions are
-independent vectors. It states three facts about itself:
+An operator is a pure function on flat tensors ``[..., d]`` of any float dtype; leading dimensions are independent
+vectors. It states three facts about itself:
 
 ``bound``
-    sup ‖Ψ(v)‖ over all v: what a privacy guarantee rests on (``inf`` where there is none).
+    sup ‖Ψ(v)‖ over all v, on which a privacy guarantee is based (``inf`` if there is none).
 ``scale(norm)``
-    the factor s with Ψ(v) = s(‖v‖) v, where Ψ is of that kind: messages, their sum and the new memories then take
-    two passes over the gradients and no table of messages (see `update`).
+    The factor s with Ψ(v) = s(‖v‖) v, if Ψ has this form. Messages, their sum and the new memories then take two
+    passes over the gradients and no table of messages (see `training.fused_update`).
 ``contraction(norm, dim)``
-    the largest ‖Ψ(v) − v‖ / ‖v‖ over vectors of that norm and dimension (the paper's Table 1):
-    what error feedback rests on.
+    The largest ‖Ψ(v) − v‖ / ‖v‖ over vectors of that norm and dimension (the paper's Table 1), on which error feedback
+    is based.
 
-0/0 = 0 in every normalisation, so a zero vector is never an error and never NaN. A norm whose square
-leaves the normal range of its dtype (under 3e-16 in float32) counts as zero, for then a quotient of
-roundings could exceed the bound; a norm that overflows gives the zero vector. Both keep the bound.
+Every normalisation uses 0/0 = 0, so a zero vector causes neither an error nor NaN. A norm whose square leaves the
+normal range of its dtype (below 3e-16 in float32) counts as zero, because a quotient of rounded values could exceed the
+bound; a norm that overflows gives the zero vector. Both keep the bound.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..sampling.random_streams import Key
 
 
 class Operator(Protocol):
-    """What a method asks of Ψ. `key` is the randomness of this call; deterministic operators ignore it."""
+    """The interface of an operator Ψ. `key` holds the random numbers of a call; deterministic operators ignore it."""
 
     @property
     def bound(self) -> float: ...
@@ -40,18 +40,18 @@ class Operator(Protocol):
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor: ...
 
     def scale(self, norm: Tensor) -> Tensor | None:
-        """s with Ψ(v) = s v for every v of that norm; None where Ψ does more than scale."""
+        """Return s with Ψ(v) = s v for every v of that norm; None if Ψ does more than scale."""
         ...
 
     @property
     def lipschitz(self) -> float:
-        """The constant of Ψ where Ψ is the gradient of a convex function, else inf: record-level privacy asks."""
+        """The Lipschitz constant of Ψ if Ψ is the gradient of a convex function, else inf; for record-level privacy."""
         ...
 
     def contraction(self, norm: float, dim: int) -> float: ...
 
     def payload(self, dim: int, itemsize: int) -> int:
-        """Bytes of one message of dimension `dim`."""
+        """Return the size in bytes of a message of dimension `dim`."""
         ...
 
 
@@ -79,7 +79,7 @@ def norms(v: Tensor) -> Tensor:
 
 
 def normalise(v: Tensor, alpha: float = 0.0) -> Tensor:
-    """v / (α + ‖v‖) with 0/0 = 0."""
+    """Return v / (α + ‖v‖) with 0/0 = 0."""
     return _scaled(v, SmoothedNorm(alpha).scale)
 
 
@@ -89,16 +89,16 @@ def _scaled(v: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def smallest_reliable_norm(dtype: torch.dtype) -> float:
-    """The norm under which squares leave the normal range and a norm is not to be trusted."""
+    """Return the smallest norm whose square is in the normal range; smaller norms are not accurate."""
     limits = torch.finfo(dtype)
     return math.sqrt(limits.tiny / limits.eps)
 
 
 class Scaling:
-    """An operator that multiplies a vector by a factor of its norm; it is defined by its `scale` alone.
+    """An operator that multiplies a vector by a function of its norm; `scale` alone defines it.
 
-    Only operators that inherit this `__call__` take the fused path of `update`, which never calls it. An operator with
-    a `__call__` of its own is called, whatever its `scale` says.
+    Only operators that inherit this `__call__` take the fused path, which never calls it. An operator with its own
+    `__call__` is called, whatever its `scale` says.
     """
 
     def __call__(self, v: Tensor, key: Key | None = None) -> Tensor:  # noqa: ARG002
@@ -112,21 +112,21 @@ class Scaling:
 
 
 def defined_by_scale(operator: Operator) -> bool:
-    """Whether `operator(v)` is `operator.scale(norm) * v` by definition, and not only by what the operator claims."""
+    """Whether `operator(v)` is `operator.scale(norm) * v` by definition, not only by the operator's claim."""
     return isinstance(operator, Scaling) and type(operator).__call__ is Scaling.__call__
 
 
 def proven_lipschitz(operator: Operator) -> float:
-    """The operator's `lipschitz`, or inf where a subclass changes the operator and inherits the constant.
+    """Return the operator's `lipschitz`, or inf if a subclass changes the operator and inherits the constant.
 
-    A constant that was stated for another map says nothing of this one.
+    A constant that was stated for another map does not hold for this one.
     """
     classes = type(operator).__mro__
 
-    def home(name: str) -> int:
-        return next((place for place, kind in enumerate(classes) if name in vars(kind)), len(classes))
+    def depth(name: str) -> int:
+        return next((depth for depth, kind in enumerate(classes) if name in vars(kind)), len(classes))
 
-    return operator.lipschitz if home("lipschitz") <= min(home("__call__"), home("scale")) else math.inf
+    return operator.lipschitz if depth("lipschitz") <= min(depth("__call__"), depth("scale")) else math.inf
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class SmoothedNorm(Scaling):
 
     def scale(self, norm: Tensor) -> Tensor:
         length = self.alpha + norm
-        vanishing = length < smallest_reliable_norm(length.dtype)  # false for NaN: what is broken stays visible
+        vanishing = length < smallest_reliable_norm(length.dtype)  # false for NaN, which stays visible
         return length.masked_fill(vanishing, 1.0).reciprocal().masked_fill(vanishing, 0.0)
 
     @property
@@ -197,7 +197,7 @@ class Clip(Scaling):
 
     def scale(self, norm: Tensor) -> Tensor:
         factor = (self.tau / norm).clamp(max=1.0)  # τ/0 = inf, clamped to 1
-        if self.tau < (least := smallest_reliable_norm(norm.dtype)):  # then only 0 is surely within τ
+        if self.tau < (least := smallest_reliable_norm(norm.dtype)):  # then only 0 is certainly within τ
             factor = factor.masked_fill(norm < least, 0.0)
         return factor
 
@@ -235,7 +235,7 @@ class _Sparse:
 
     def payload(self, dim: int, itemsize: int) -> int:
         self._fits(dim)
-        return self.k * (itemsize + 4)  # a value and a 32-bit position for each coordinate kept
+        return self.k * (itemsize + 4)  # a value and a 32-bit index for each coordinate kept
 
     def _keep(self, v: Tensor, score: Tensor) -> Tensor:
         kept = score.topk(self.k, dim=-1).indices
@@ -250,7 +250,7 @@ class _Sparse:
 class TopK(_Sparse):
     """Keeps the k coordinates of largest magnitude: ‖Top_k(v) − v‖² ≤ (1 − k/d) ‖v‖².
 
-    Ties are broken as the device's own top-k does, so a CPU and a GPU may keep different ones of equal size.
+    Ties are broken as the device's top-k does, so a CPU and a GPU may keep different coordinates of equal magnitude.
 
     Args:
         k: How many coordinates are kept.
@@ -273,8 +273,8 @@ class TopK(_Sparse):
 class RandK(_Sparse):
     """Keeps k coordinates drawn uniformly, unscaled: E‖Rand_k(v) − v‖² = (1 − k/d) ‖v‖².
 
-    The unbiased form multiplies by d/k; scaled back by k/d it is this contractive one. The contraction
-    holds in expectation over `key` (torch's global generator where no key is given).
+    The unbiased form multiplies by d/k; scaled back by k/d it is this contractive form. The contraction holds in
+    expectation over `key` (torch's global generator if no key is given).
 
     Args:
         k: How many coordinates are kept.
@@ -322,5 +322,5 @@ OPERATORS: dict[str, type] = {kind.__name__: kind for kind in (SmoothedNorm, Cli
 
 
 def supports_cuda_graphs(operator: Operator) -> bool:
-    """Whether a CUDA graph may stand for the operator: it repeats kernels, not the Python code of a subclass."""
+    """Whether a CUDA graph may replace the operator; a graph repeats kernels, not the Python code of a subclass."""
     return type(operator) in (SmoothedNorm, Clip, Identity)

@@ -4,9 +4,9 @@
     "my_method.py:Clip21SGDM"        a class in a file
     "some_name"                      a class that an installed package offers as an entry point of `normec.methods`
 
-A class is known by its name and a method by its class and `spec()`; `build` makes the one out of the other. A file's
-class is known by the file's path as it was given and by a digest of its code, so that a run or a party notices when
-the code is another one.
+A class is identified by its name, and a method by its class and its `spec()`; `build` makes the method from both. A
+class in a file is identified by the path as it was given and by a digest of its source, so that a run or a party
+notices when the code has changed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DIGESTS: dict[type, str] = {}  # of classes that were found
 
 
 def find(name: str) -> type[Method]:
-    """The class that a name stands for; raises `UsageError` where there is none."""
+    """Return the class of that name; raises `UsageError` if there is none."""
     if ":" in name:
         return _from_file(name)
     if name in BUILT_IN:
@@ -59,7 +59,7 @@ def find(name: str) -> type[Method]:
 
 
 def name_of(method: Method) -> str:
-    """The name that `find` knows the method's class by."""
+    """Return the name under which `find` finds the method's class."""
     kind = type(method)
     for name, known in BUILT_IN.items():
         if known is kind:
@@ -70,14 +70,14 @@ def name_of(method: Method) -> str:
     source = inspect.getsourcefile(kind)
     if source is None or "<locals>" in kind.__qualname__:
         raise UsageError(
-            f"{kind.__qualname__} is not in a file that others could read; put it into a module of its own, or into an "
+            f"{kind.__qualname__} is not defined at the top of a file; put it into a module of its own, or into an "
             f"installed package with the entry point {GROUP}"
         )
     return f"{source}:{kind.__qualname__}"
 
 
 def build(name: str, spec: Mapping[str, Any]) -> Method:
-    """The method of a class with the settings of a `spec`; raises `UsageError` where they make none."""
+    """Build the method `name` with the settings in `spec`; raises `UsageError` if they do not fit."""
     return build_class(find(name), spec, name)
 
 
@@ -88,7 +88,7 @@ def build_class(kind: type[Method], spec: Mapping[str, Any], name: str) -> Metho
     try:
         return kind(**settings)
     except TypeError as error:
-        raise UsageError(f"{name} cannot be made of {', '.join(settings) or 'no settings'}: {error}") from None
+        raise UsageError(f"{name} cannot be built with {', '.join(settings) or 'no settings'}: {error}") from None
 
 
 def _part(value: Any) -> Any:
@@ -108,21 +108,22 @@ def works_by_rows(method: Method) -> bool:
 
 
 def settings_of(kind: type[Method]) -> dict[str, inspect.Parameter]:
-    """The settings that a class takes, by name."""
+    """Return the settings that a class takes, by name."""
     found = inspect.signature(kind).parameters
     return {name: one for name, one in found.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
 
 
 def identity_of(method: Method) -> str:
-    """The text that runs, checkpoints and noise know a method by; code of the caller's own is part of it."""
+    """Return the text by which runs, checkpoints and noise identify a method; it covers a user's source."""
     digest = source_digest(type(method))
     return text_of(method) + (f" with code {digest}" if digest else "")
 
 
 def source_digest(kind: type) -> str:
-    """A digest of the source of a class that is not of this package, with its bases; empty for this package's own.
+    """Return a digest of the source of a user's class and its bases; empty for classes of this package.
 
-    It is taken once, when the class is found: a file that changes later does not change what this process runs.
+    It is computed once, when the class is found, because a file that changes later does not change what this process
+    runs.
     """
     if kind not in _DIGESTS:
         _DIGESTS[kind] = _digest_of(kind)
@@ -151,18 +152,18 @@ def _from_file(name: str) -> type[Method]:
 
 @cache
 def _module(path: str, given: str) -> Any:
-    """The module in a file, loaded once a process."""
+    """Load the module in a file, once per process."""
     if not Path(path).is_file():
-        raise UsageError(f"there is no file {given}; a method of your own is named FILE.py:CLASS")
+        raise UsageError(f"there is no file {given}; name a method of your own as FILE.py:CLASS")
     name = f"normec_method_{hashlib.sha256(path.encode()).hexdigest()[:12]}_{Path(path).stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{given} is no Python file; a method of your own is named FILE.py:CLASS")
+        raise UsageError(f"{given} is not a Python file; name a method of your own as FILE.py:CLASS")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever is wrong with a user's file is said in one line
+    except Exception as error:  # an error in a user's file becomes one line
         del sys.modules[name]
         raise UsageError(f"{given} cannot be read: {type(error).__name__}: {error}") from error
     return module

@@ -1,9 +1,9 @@
-"""Server normalisation tensor by tensor: a reading of the paper's SN that is not Algorithm 1.
+"""Server normalisation tensor by tensor: an interpretation of the paper's SN that is not Algorithm 1.
 
 Algorithm 1 divides ĝ by the norm of the whole vector. Code that keeps ĝ as a list of the model's tensors may divide
-each by its own norm, so that every layer moves equally far; and may do so in place, so that the next round's messages
-are added to the normalised estimate and ĝ is no longer the mean of the memories. Both are here to be tried against the
-paper's numbers, not to be recommended: no theorem covers them.
+each tensor by its own norm, so that every layer moves equally far. It may also do so in place: then the messages of the
+next round are added to the normalised estimate, and ĝ is no longer the mean of the memories. Both variants exist for
+comparison with the paper's numbers. They are not recommended, because no theorem covers them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .operators import SmoothedNorm
 
 @dataclass(frozen=True)
 class TensorNormEC(NormEC):
-    """α-NormEC with its direction normalised on each run of `sizes` coordinates."""
+    """α-NormEC whose direction is normalised separately on consecutive blocks of `sizes` coordinates."""
 
     name: ClassVar[str] = "normec-by-tensor"
     sizes: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class TensorNormEC(NormEC):
         return True
 
     def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """((1/n) Σ m_i, ĝ) → (direction, new ĝ); in place, the new ĝ is the direction."""
+        """((1/n) Σ m_i, ĝ) → (direction, new ĝ); with `in_place`, the new ĝ is the direction."""
         _, estimate = super().server_step(mean_message, state)
         if sum(self.sizes) != len(estimate):
             raise UsageError(f"sizes must add up to the {len(estimate)} parameters, got {sum(self.sizes)}")
@@ -53,5 +53,5 @@ def normec(alpha: float, beta: float, server_norm: bool | str, decay: float, siz
 
 @lru_cache(maxsize=4)
 def _owners(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """The number of its tensor for every coordinate."""
+    """Return, for every coordinate, the number of its tensor."""
     return torch.repeat_interleave(torch.tensor(sizes)).to(device)

@@ -1,1 +1,1 @@
-"""The command line, one file a command; torch is imported only by commands that compute."""
+"""The command line, one file per command; only commands that compute import torch."""

@@ -1,4 +1,4 @@
-"""The commands, and how a command ends: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted."""
+"""The commands, and their exit codes: 0 success, 1 failure, 2 a mistake of the user, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .output import printable
 
 app = typer.Typer(
     name="normec",
-    help="Train across clients that send bounded messages, repaired by error feedback.",
+    help="Private distributed training: clients send bounded messages, and error feedback repairs the bias.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -36,7 +36,7 @@ app.add_typer(theory.app, name="theory")
 
 @app.callback()
 def top(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     if version:
         print(__version__)
@@ -44,7 +44,7 @@ def top(
 
 
 def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
-    """Run a command line; returns the exit code."""
+    """Run a command line and return the exit code."""
     try:
         code = commands(args=arguments, standalone_mode=False)
     except UsageError as error:
@@ -56,7 +56,7 @@ def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
     except RankLost as error:
         return _fail(str(error), 1)
     except (typer.Abort, KeyboardInterrupt, Interrupted):
-        return _fail("interrupted; the same command goes on where it stopped", 130)
+        return _fail("interrupted; the same command continues where it stopped", 130)
     except OSError as error:
         return _fail(str(error), 1)
     return code if isinstance(code, int) else 0

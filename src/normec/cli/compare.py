@@ -15,10 +15,10 @@ from . import options as o
 def compare(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD…", help="normec, clip21:tau=0.1, … (all by default).", show_default=False),
+        typer.Argument(metavar="METHOD…", help="normec, clip21:tau=0.1, … (default: all).", show_default=False),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A TOML file of settings they share.", show_default=False)
+        Path | None, typer.Option("--config", help="A TOML file of shared settings.", show_default=False)
     ] = None,
     set_: o.Set = None,
     lr: Annotated[
@@ -26,7 +26,7 @@ def compare(
         typer.Option(metavar="X[,Y…]", help="Step sizes to try; the best is shown.", show_default=False),
     ] = None,
     by: Annotated[
-        str, typer.Option(help="What the best step size has best: loss, grad_norm, validation (its loss) …")
+        str, typer.Option(help="The criterion for the best step size: loss, grad_norm, validation (its loss), …")
     ] = "loss",
     out: o.Out = None,
     as_json: o.Json = False,
@@ -35,8 +35,8 @@ def compare(
 ) -> int:
     """Run several methods on the same problem.
 
-    A method takes settings of its own after a colon: normec:beta=1,server_norm=false. Every method runs with each
-    step size, and its best by --by is shown; without --lr each method takes its own.
+    A method can have its own settings after a colon: normec:beta=1,server_norm=false. Every method runs with each step
+    size, and its best one by --by is shown; without --lr each method uses its default.
     """
     from ..experiments import compare as comparison
     from ..settings import config as configs
@@ -70,7 +70,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
     try:
         sizes = [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"lr must be numbers with commas between, got {text!r}") from None
+        raise UsageError(f"lr must be numbers separated by commas, got {text!r}") from None
     for size in sizes:
         finite(lr=size)
     return sizes
@@ -101,4 +101,4 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         )
     show(lines, columns)
     if any(uncovered(row) for row in rows):
-        print(f"loss, ‖∇f‖ and memory error of the private runs: measured without noise, {NOT_COVERED}.")
+        print(f"loss, ‖∇f‖ and memory error of the private runs are measured without noise and {NOT_COVERED}.")

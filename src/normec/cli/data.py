@@ -1,4 +1,4 @@
-"""normec data: which data sets there are, and getting them."""
+"""normec data: list and download data sets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 
 from . import options as o
 
-app = typer.Typer(help="Data sets: list them, get them.", no_args_is_help=True)
+app = typer.Typer(help="List and download data sets.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_(data_dir: o.DataDir = None, as_json: o.Json = False) -> None:
-    """Every known data set: size, where it comes from, whether it is here."""
+    """List every known data set with its size, its origin, and whether it is available."""
     from .. import data
 
     found = data.listing(data_dir)
@@ -35,11 +35,11 @@ def get(
     data_dir: o.DataDir = None,
     as_json: o.Json = False,
 ) -> None:
-    """Download a data set with the clients at hand, check it, and keep it in the cache."""
+    """Download a data set with an available download tool, check it, and store it in the cache."""
     from .. import data
 
     folder = data.get(name, data_dir, lambda line: print(line, file=sys.stderr, flush=True))
     if as_json:
         print(json.dumps({"name": name, "folder": str(folder) if folder else None}))
     else:
-        print(f"{name} is in {folder}" if folder else f"{name} comes with scikit-learn: nothing to get")
+        print(f"{name} is in {folder}" if folder else f"{name} is part of scikit-learn; there is nothing to download")

@@ -1,4 +1,4 @@
-"""normec federation: real parties over Flower; an app to begin with, a trial on this machine, a party, its account."""
+"""normec federation: federations over Flower, with a template, a local trial, parties and their accounts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from . import options as o
 
-app = typer.Typer(help="Real parties over Flower, each enforcing its own privacy.", no_args_is_help=True)
+app = typer.Typer(help="Federations over Flower, in which each party enforces its own privacy.", no_args_is_help=True)
 
 Superlink = Annotated[str, typer.Option(help="HOST:PORT of the server's SuperLink.", show_default=False)]
 Authority = Annotated[Path, typer.Option(help="Certificate of the authority that signed the server's.")]
@@ -21,7 +21,7 @@ Authority = Annotated[Path, typer.Option(help="Certificate of the authority that
 def init(
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.", show_default=False)],
 ) -> int:
-    """Write a Flower app that runs as it is, to put one's own model and data into."""
+    """Write a Flower app that runs as it is, as a template for your own model and data."""
     from ..federation.flower.scaffold import write_app
 
     for path in write_app(folder):
@@ -34,26 +34,28 @@ def init(
 @o.command(app, "local", only=("rounds", "seed", "private"))
 def local(
     app_: Annotated[
-        Path | None, typer.Option("--app", help="A folder made by `init`; without it, the digits.", show_default=False)
+        Path | None, typer.Option("--app", help="A folder made by `init` (default: the digits).", show_default=False)
     ] = None,
-    parties: Annotated[int, typer.Option(min=1, help="How many parties.")] = 5,
+    parties: Annotated[int, typer.Option(min=1, help="Number of parties.")] = 5,
     set_: o.Set = None,
     policy: Annotated[
         Path | None,
-        typer.Option(help="One policy for all parties; without it, one that agrees to this run.", show_default=False),
+        typer.Option(help="One policy for all parties (default: one that accepts this run).", show_default=False),
     ] = None,
     flower_nodes: Annotated[
         bool,
-        typer.Option("--flower-nodes", help="Flower's own SuperNodes, which run the app the server sends; slower."),
+        typer.Option(
+            "--flower-nodes", help="Use Flower's SuperNodes, which run the app that the server sends; slower."
+        ),
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/federation"),
     as_json: o.Json = False,
     quiet: o.Quiet = False,
     **flags: Any,
 ) -> int:
-    """A whole federation on this machine: a SuperLink, a process a party, a run; TLS on, nothing left running.
+    """Run a whole federation on this machine: a SuperLink and one process per party, with TLS.
 
-    The run lives in a folder like any other; the same command goes on after a stop.
+    No process is left running. The run has a folder like any other; the same command continues after a stop.
     """
     _require_flower()
     from ..experiments.build import PRIVATE_SETTINGS
@@ -63,7 +65,7 @@ def local(
     from .train import show_result
 
     config = o.overrides(set_, flags)
-    if config.get("private") is False:  # the app's own privacy settings mean nothing then
+    if config.get("private") is False:  # then the app's privacy settings do not apply
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
     options = LocalOptions(app_, out, parties, config, policy, flower_nodes)
     display = progress_display("federation", quiet)
@@ -84,7 +86,7 @@ def local(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(context: typer.Context) -> int:
-    """Flower's SuperLink, which nobody commands but its owner on this machine; the options are flower-superlink's."""
+    """Run Flower's SuperLink so that only its owner on this machine controls it; takes flower-superlink's options."""
     _require_flower()
     from ..federation.flower.access_control import run_superlink
 
@@ -97,20 +99,22 @@ def party(
     superlink: Superlink,
     root_certificates: Authority,
     key: Annotated[Path, typer.Option(help="The party's private key (ssh-keygen -t ecdsa -b 384).")],
-    app_: Annotated[Path, typer.Option("--app", help="The party's own copy of the app: this code runs, no other.")],
-    folder: Annotated[Path, typer.Option(help="Where the party keeps its memory and its account.")],
+    app_: Annotated[Path, typer.Option("--app", help="The party's copy of the app; only this code runs.")],
+    folder: Annotated[Path, typer.Option(help="Folder of the party's memory and account.")],
     policy: Annotated[Path, typer.Option(help="The party's policy.")],
-    partition: Annotated[int, typer.Option(min=0, help="Passed to the app's data(); its meaning is the app's.")] = 0,
-    partitions: Annotated[int, typer.Option(min=1, help="Passed to the app's data() too.")] = 1,
-    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks for a request.")] = 0.5,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to go on trying where one is not let in.")] = 150.0,
+    partition: Annotated[int, typer.Option(min=0, help="Passed to the app's data(), which defines its meaning.")] = 0,
+    partitions: Annotated[int, typer.Option(min=1, help="Passed to the app's data() as well.")] = 1,
+    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between two polls for requests.")] = 0.5,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds to keep trying if the server does not admit the party.")
+    ] = 150.0,
 ) -> int:
-    """Take part as one party, with one's own copy of the app; the server's is not even fetched."""
+    """Take part as one party with your own copy of the app; the server's copy is not downloaded."""
     _require_flower()
     from ..federation.flower.supernode import load_client, run_supernode
     from ..federation.protocol.policy import load_policy
 
-    load_policy(policy)  # a mistake in it shows now, not at the first request
+    load_policy(policy)  # report a mistake now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
     run_supernode(load_client(app_), superlink, root_certificates, key, config, poll, patience)
     return 0
@@ -124,7 +128,7 @@ def ledger(
     ] = None,
     as_json: o.Json = False,
 ) -> int:
-    """What a party has spent: ε, δ and messages, in all and by run."""
+    """Show what a party has spent: ε, δ and messages, in total and per run."""
     from ..federation.protocol.policy import load_policy
     from ..federation.protocol.spending import spending
     from ..report.formatting import epsilon
@@ -138,17 +142,19 @@ def ledger(
     rows = [
         ("ε spent", f"{epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
         ("protected", f"{found['unit']}, {found['relation']}"),
-        ("messages with noise", f"{found['releases']}, of which {found['recovered']} charged after a lost disk"),
+        ("messages with noise", f"{found['releases']}, of which {found['recovered']} were charged after a lost disk"),
         (
             "of these",
             f"{found['central']} left bare under central trust, {found['seeded']} with seeded noise (protects nobody)",
         ),
         ("messages without noise", str(found["without_noise"])),
-        ("failed computations", f"{found['failed']}, each answered with noise alone and paid for"),
+        ("failed computations", f"{found['failed']}, each answered with noise only and paid for"),
         ("requests refused", ", ".join(f"{why}: {n}" for why, n in found["refusals"].items()) or "none"),
     ]
     if found["journal_full"]:
-        rows.append(("events.jsonl", "is full: later failures and refusals are not counted; move it away to go on"))
+        rows.append(
+            ("events.jsonl", "is full: later failures and refusals are not counted; move the file away to count again")
+        )
     for run, part in found["runs"].items():
         rows.append((f"run {run}", f"ε = {epsilon(part['epsilon'])}, {part['releases']} messages with noise"))
     show(rows, title=found["ledger"])
@@ -156,7 +162,7 @@ def ledger(
 
 
 class _StopFlag:
-    """`unset` is true until Ctrl-C or SIGTERM; a flag, since an exception might be raised where it is swallowed."""
+    """`unset` is True until Ctrl-C or SIGTERM; a flag, because an exception might be raised where it is swallowed."""
 
     def __init__(self) -> None:
         self.unset = True
@@ -182,7 +188,7 @@ def _require_flower() -> None:
 
     from ..errors import UsageError
 
-    # Read by Flower when it is imported: nothing is reported, nothing is looked up.
+    # Flower reads these when it is imported; it then sends no telemetry and checks for no updates.
     os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"})
     try:
         import flwr  # noqa: F401

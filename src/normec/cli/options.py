@@ -1,4 +1,4 @@
-"""Flags that several commands share. The flags of settings are made from the declaration of the settings."""
+"""Flags that several commands share. The flags of settings follow from the declaration of the settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECTIONS = {
 
 
 def complete_assignment(incomplete: str) -> list[str]:
-    """KEY=VALUE for `--set`: names of settings, then their values."""
+    """Complete KEY=VALUE for `--set`: first the names of settings, then their values."""
     from ..settings.config import SETTINGS
 
     name, sign, _ = incomplete.partition("=")
@@ -39,7 +39,7 @@ def complete_assignment(incomplete: str) -> list[str]:
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings.", show_default=False)]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, by its name.", autocompletion=complete_assignment),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting by name.", autocompletion=complete_assignment),
 ]
 DataDir = Annotated[
     str | None,
@@ -53,14 +53,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 def command(
     app: typer.Typer, name: str, only: Collection[str] | None = None, without: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a command whose last parameter, ``**flags``, takes the settings that have flags.
+    """Register a command whose last parameter, ``**flags``, receives the settings that have flags.
 
-    The flags are made when the command is used, so that `normec --help` need not import the settings.
+    The flags are created when the command is used, so that `normec --help` need not import the settings.
 
     Args:
         app: The group of commands.
         name: The command's name.
-        only: The settings to make flags for (default: all that have one).
+        only: The settings that get flags (default: all that have one).
         without: Settings to leave out.
     """
 
@@ -73,7 +73,7 @@ def command(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         whole = inspect.signature(function, eval_str=True)
         own = [one for one in whole.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        function.__signature__ = whole.replace(parameters=own)  # type: ignore[attr-defined]  # typer reads this one
+        function.__signature__ = whole.replace(parameters=own)  # type: ignore[attr-defined]  # typer reads this attribute
         app.command(name, cls=WithSettings)(function)
         return function
 
@@ -81,7 +81,7 @@ def command(
 
 
 class _WithSettings(TyperCommand):
-    """A command with a flag for every setting that it `takes`, shown in groups."""
+    """A command with a flag for every setting that it `takes`; its help shows them in groups."""
 
     _flags: list[TyperOption] | None = None
 
@@ -144,7 +144,7 @@ def _offered(setting: Setting) -> Iterator[str]:
 
 
 def overrides(assignments: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """The settings that were given, by `--set` and then by flags."""
+    """Return the given settings, those of `--set` first and then those of flags."""
     from ..settings.config import parse_assignment
 
     given = {name: value for name, value in flags.items() if value is not None}

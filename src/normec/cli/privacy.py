@@ -1,4 +1,4 @@
-"""normec privacy: what a noise amounts to, what a target needs, and whether a claim holds."""
+"""normec privacy: ε from noise, noise from ε, tables, and audits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from . import options as o
 if TYPE_CHECKING:
     from ..privacy import Release
 
-app = typer.Typer(help="Privacy: ε from noise, noise from ε, tables, audits.", no_args_is_help=True)
+app = typer.Typer(help="Compute ε from noise and noise from ε, show tables, and audit methods.", no_args_is_help=True)
 
-Releases = Annotated[int, typer.Option(help="Messages that a client sends.")]
+Releases = Annotated[int, typer.Option(help="Number of messages per client.")]
 Delta = Annotated[float, typer.Option(help="δ.")]
 Relation = Annotated[str, typer.Option(help="zero-out or replace.")]
 Trust = Annotated[str, typer.Option(help="local, secure-sum or central.")]
 Clients = Annotated[int, typer.Option(help="Number of clients.")]
-Honest = Annotated[
-    int | None, typer.Option(help="Honest clients in a secure sum (all by default).", show_default=False)
-]
+Honest = Annotated[int | None, typer.Option(help="Honest clients in a secure sum (default: all).", show_default=False)]
 SamplingRate = Annotated[
-    float | None, typer.Option(help="Poisson rate at which clients are drawn, secretly.", show_default=False)
+    float | None, typer.Option(help="Rate of secret Poisson sampling of clients.", show_default=False)
 ]
 Bound = Annotated[float, typer.Option(help="The largest norm of a message: 1 for NormEC, τ for clipping.")]
 
@@ -43,7 +41,7 @@ def epsilon(
     bound: Bound = 1.0,
     as_json: o.Json = False,
 ) -> None:
-    """The exact ε that a noise amounts to."""
+    """Compute the exact ε of a given noise."""
     composed = _release(
         clients,
         releases,
@@ -71,7 +69,7 @@ def noise(
     bound: Bound = 1.0,
     as_json: o.Json = False,
 ) -> None:
-    """The smallest noise a client, per coordinate of its message, that keeps a target."""
+    """Compute the smallest noise, per client and coordinate of a message, that keeps a target."""
     composed = _release(
         clients,
         releases,
@@ -90,15 +88,15 @@ def noise(
 @app.command("table")
 def table(
     sigma: Annotated[float, typer.Option(help="Noise on a message, per coordinate.")] = 1.0,
-    releases: Annotated[int, typer.Option(help="Rounds, at most.")] = 300,
+    releases: Annotated[int, typer.Option(help="Largest number of rounds.")] = 300,
     delta: Delta = 1e-5,
     clients: Clients = 100,
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
-    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("epsilon.png"),
+    out: Annotated[Path, typer.Option(help="File of the picture.")] = Path("epsilon.png"),
     as_json: o.Json = False,
 ) -> None:
-    """ε over rounds against several observers, as a table and a picture."""
+    """Show ε over rounds for several observers, as a table and a picture."""
     from ..experiments import epsilon_table
 
     found = epsilon_table.build(sigma, releases, delta, clients, sampling_rate, bound)
@@ -119,8 +117,8 @@ def table(
 
 @app.command("audit")
 def audit(
-    method: Annotated[str, typer.Option(help="A method's name, or all.")] = "all",
-    epsilon: Annotated[float, typer.Option(help="The ε that is claimed. A small one shows more kinds of bugs.")] = 2.0,
+    method: Annotated[str, typer.Option(help="Name of a method, or all.")] = "all",
+    epsilon: Annotated[float, typer.Option(help="The claimed ε. A small one reveals more kinds of bugs.")] = 2.0,
     delta: Delta = 1e-5,
     relation: Relation = "zero-out",
     trust: Trust = "secure-sum",
@@ -144,7 +142,9 @@ def audit(
         "normec-plain": {"method": "normec", "server_norm": False},
         "normec-forgetting": {"method": "normec", "decay": 0.2},
     }
-    privacy = Privacy(epsilon=epsilon, delta=delta, relation=_(relation), trust=_(trust), noise=_(noise))
+    privacy = Privacy(
+        epsilon=epsilon, delta=delta, relation=_literal(relation), trust=_literal(trust), noise=_literal(noise)
+    )
     names = bounded if method == "all" else (method,)
     found = {}
     for name in names:
@@ -178,13 +178,13 @@ def audit(
             ]
             for name, one in found.items()
         ]
-        columns = ("method", ">claimed ε", ">ε ≥ (Gaussian)", ">ε ≥ (no assumption)", "verdict", "told most")
+        columns = ("method", ">claimed ε", ">ε ≥ (Gaussian)", ">ε ≥ (no assumption)", "verdict", "strongest evidence")
         show(rows, columns, title=f"δ = {delta:g}, {trust}, {relation}: each verdict holds with 99.9 % confidence")
     return 1 if any(one.violated for one in found.values()) else 0
 
 
-def _(word: str) -> Any:
-    """A word from the command line; the statement checks it."""
+def _literal(word: str) -> Any:
+    """Return a word from the command line as a literal type; the statement checks it."""
     return word
 
 
@@ -203,7 +203,7 @@ def _answer(as_json: bool, composed: Release, **facts: float) -> None:
     from ..report.formatting import epsilon as rounded_up  # with less noise than the smallest the target is not kept
 
     spent, sigma = rounded_up(facts["epsilon"], 6), rounded_up(facts["sigma"], 6)
-    print(f"epsilon = {spent} at delta = {facts['delta']:g}, sigma = {sigma} a client")
+    print(f"epsilon = {spent} at delta = {facts['delta']:g}, sigma = {sigma} per client")
     for note in composed.notes:
         if "not derived from a target" not in note:
             print(f"note: {note}")

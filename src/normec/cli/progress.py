@@ -1,4 +1,4 @@
-"""How a run shows itself while it trains: a live bar in a terminal, plain lines elsewhere; on stderr."""
+"""The progress of a run on stderr: a live bar in a terminal, and plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class ProgressDisplay(Callback):
-    """A display; `close` takes it down, also where no `Run` is at hand to `end` with."""
+    """A display of progress, which shows nothing here; `close` removes it, also if there is no `Run` for `end`."""
 
     def close(self) -> None:
-        """Nothing is shown here."""
+        """Remove the display."""
 
     def end(self, run: Run) -> None:  # noqa: ARG002
         self.close()
 
 
 def progress_display(label: str, quiet: bool = False) -> ProgressDisplay:
-    """The right way to show progress on this stderr."""
+    """Return the display for this stderr."""
     if quiet:
         return ProgressDisplay()
     return Bar(label) if sys.stderr.isatty() else Lines(label)
@@ -67,7 +67,7 @@ class Bar(ProgressDisplay):
 
 
 class Lines(ProgressDisplay):
-    """A line whenever the test set was looked at, but no more than one in two seconds, and the last."""
+    """Prints a line after each evaluation on the test set, at most every two seconds, and for the last round."""
 
     def __init__(self, label: str) -> None:
         self._label, self._rounds, self._last = label, 0, -2.0

@@ -1,4 +1,4 @@
-"""normec report: a page about a run, a comparison, a sweep or a verification, or about several runs together."""
+"""normec report: an HTML page about a run, a comparison, a sweep, a verification, or several runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, comparisons or sweeps.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page (default: report.html, in the folder if it is one).", show_default=False),
+        typer.Option(
+            help="File of the page (default: report.html, in the folder if there is only one).", show_default=False
+        ),
     ] = None,
-    together: Annotated[bool, typer.Option(help="One page for several runs, or a page in each folder.")] = True,
+    together: Annotated[bool, typer.Option(help="One page for several runs, or one page in each folder.")] = True,
     as_json: o.Json = False,
 ) -> int:
-    """Write a page that needs nothing but a browser: results, curves, privacy, ledger, clients, timing, settings."""
+    """Write a self-contained HTML page: results, curves, privacy, ledger, clients, timing, settings."""
     from ..errors import UsageError
     from ..report import page
 
@@ -32,7 +34,7 @@ def report(
     elif together:
         written = [page.write_many(folders, out or Path(page.NAME))]
     elif out is not None:
-        raise UsageError("--out names one page; leave it out with --no-together")
+        raise UsageError("--out is the name of one page; leave it out with --no-together")
     else:
         written = [page.write(folder) for folder in folders]
     if as_json:

@@ -1,4 +1,4 @@
-"""normec results: the runs below a folder as one tidy table."""
+"""normec results: the runs in some folders as one tidy table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from . import options as o
 from .output import printable
 
-# Columns of a table for people, with their heads; a spread stands beside its mean.
+# The columns of the printed table and their headings; a spread is shown next to its mean.
 COLUMNS = {
     "loss": "loss",
     "grad_norm": "‖∇f‖",
@@ -32,26 +32,30 @@ LOCAL = ("by", "tried", "edge", "folder", "error", "status", "round", "rounds")
 
 def results(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER…", help="Runs, sweeps, comparisons, or all of runs/.")
+        list[Path], typer.Argument(metavar="FOLDER…", help="Folders of runs, sweeps or comparisons, or all of runs/.")
     ],
     format: Annotated[str, typer.Option(help="table, csv, json or parquet.")] = "table",
-    each: Annotated[bool, typer.Option("--each", help="One row a run, instead of mean and spread over seeds.")] = False,
+    each: Annotated[
+        bool, typer.Option("--each", help="One row per run, instead of mean and spread over seeds.")
+    ] = False,
     tune: Annotated[
         str | None,
         typer.Option(
             metavar="SETTING[,…]",
-            help="Show the best value of a setting in each cell, such as lr; none: all (default: as the sweep says).",
+            help="Show the best value of a setting, such as lr, in each cell; none: all (default: as in the sweep).",
             show_default=False,
         ),
     ] = None,
     by: Annotated[
         str | None, typer.Option(help="The column that decides (default: validation_accuracy).", show_default=False)
     ] = None,
-    on_test: Annotated[bool, typer.Option("--on-test", help="Let test data decide, as a replayed paper did.")] = False,
+    on_test: Annotated[
+        bool, typer.Option("--on-test", help="Allow test data to decide, to reproduce a paper that did.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write to a file.", show_default=False)] = None,
     as_json: o.Json = False,
 ) -> int:
-    """The runs below folders as a tidy table: a row a setting, with mean and spread over seeds."""
+    """Show the runs in some folders as a table: one row per setting, with mean and spread over seeds."""
     from ..errors import UsageError, one_of
     from ..experiments import export, tuning
     from ..experiments import results as run_results
@@ -60,9 +64,9 @@ def results(
     format = "json" if as_json else format
     one_of(export.FORMATS, format=format)
     if format == "parquet" and out is None:
-        raise UsageError("parquet is not for reading on a screen; give --out FILE")
+        raise UsageError("parquet cannot be printed; give --out FILE")
     if out is not None and format == "table":
-        raise UsageError("--out goes with --format csv, json or parquet")
+        raise UsageError("--out needs --format csv, json or parquet")
     if each and (tune or by):
         raise UsageError("--each shows every run; leave --tune and --by out")
     names, column, allowed = _tuning(folders, tune, by, on_test)
@@ -93,25 +97,25 @@ def results(
 
 
 def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool) -> tuple[list[str], str | None, bool]:
-    """What to tune and by which column: as asked, or as the one sweep that is shown says itself."""
+    """Return what to tune and by which column: as given, or from the sweep if only one is shown."""
     from ..errors import UsageError
     from ..experiments import grid
 
     if tune is not None:
         names = [] if tune == "none" else [name.strip() for name in tune.split(",")]
         if by is not None and not names:
-            raise UsageError("--by needs something to tune")
+            raise UsageError("--by needs a setting to tune; give --tune SETTING")
         return names, by, on_test
     if len(folders) == 1 and (folders[0] / "sweep.toml").exists():
         own = grid.load(folders[0] / "sweep.toml")
         return list(own.tune), by or own.by, on_test or own.on_test
     if by is not None:
-        raise UsageError("--by says what decides; say with --tune which setting is chosen")
+        raise UsageError("--by is the column that decides; give the setting to choose with --tune")
     return [], None, on_test
 
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
-    """A table for people: what is the same everywhere or empty is left out."""
+    """Print a table without columns that are empty or the same in all rows."""
     from ..experiments.results import STATES
     from .output import show
 
@@ -140,7 +144,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def notes_on(rows: list[dict[str, Any]]) -> list[str]:
-    """What a reader of the table should know."""
+    """Return notes about the table."""
     from ..storage.history import NOT_COVERED, uncovered
 
     lines = []
@@ -150,9 +154,9 @@ def notes_on(rows: list[dict[str, Any]]) -> list[str]:
         return lines
     lines += [f"Chosen by {rows[0]['by'].replace('_', ' ')}, mean over seeds; ± is the standard deviation over seeds."]
     if any(row["edge"] for row in rows):
-        lines.append("edge: the best is the smallest or largest value tried; a wider grid may do better.")
+        lines.append("edge: the best value is the smallest or largest one; a wider grid may find a better one.")
     if any(row["epsilon"] is not None for row in rows):
-        lines.append("ε is that of one run: the choice among several, by the same clients' data, is not covered.")
+        lines.append("ε holds for one run; choosing among several runs by the same clients' data is not covered.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""normec sweep: every run of a grid, from one file."""
+"""normec sweep: all runs of a grid, from one file."""
 
 from __future__ import annotations
 
@@ -20,24 +20,27 @@ if TYPE_CHECKING:
 def sweep(
     grid: Annotated[Path, typer.Argument(help="A TOML file: shared settings, [grid], [[cases]], seeds, tune, by.")],
     set_: o.Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep (runs/NAME).", show_default=False)] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes (default: one a core; one on a GPU).", show_default=False)
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the sweep (default: runs/NAME).", show_default=False)
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads a process (default 1).", show_default=False)] = None,
-    together: Annotated[int, typer.Option(help="Cells that a process takes at a time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(help="Number of processes (default: one per core; one on a GPU).", show_default=False)
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads per process (default: 1).", show_default=False)] = None,
+    together: Annotated[int, typer.Option(help="Cells that a process gets at a time.")] = 1,
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: its address, auto or local.", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and where they stand, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and their states, and exit.")] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> int:
     """Run every cell of a grid.
 
-    What is done is skipped, what was cut off goes on, a cell that diverges is recorded with its round and the rest
-    runs. The same command goes on after a stop. Exit code 1 if a cell failed; it is tried again next time.
+    Finished cells are skipped, and interrupted cells continue. A cell that diverges is recorded with its round, and the
+    others run. The same command continues after a stop. The exit code is 1 if a cell failed; the next sweep tries it
+    again.
     """
     from ..experiments import grid as grids
     from ..experiments import sweep as sweeps

@@ -1,4 +1,4 @@
-"""How a sweep shows itself: one live table in a terminal, a line a cell elsewhere; on stderr."""
+"""The progress of a sweep on stderr: a live table in a terminal, and one line per cell otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Running:
-    """A cell under way."""
+    """A running cell."""
 
     started: float
     first: int | None = None
@@ -28,19 +28,19 @@ class Running:
     row: dict[str, Any] = field(default_factory=dict)
 
     def rate(self, now: float) -> float | None:
-        """Rounds a second since the first."""
+        """Return the rounds per second since the first round."""
         done = self.round - (self.first or 0)
         return done / (now - self.began) if done > 0 and now > self.began else None
 
     def left(self, now: float) -> float | None:
-        """Seconds to its end by its own pace; None before it has settled."""
+        """Return the estimated seconds until the cell ends; None during its first rounds."""
         rate = self.rate(now)
         settled = rate and self.rounds is not None and 20 * (self.round - (self.first or 0)) >= self.rounds
         return (self.rounds - self.round) / rate if settled and rate and self.rounds is not None else None
 
 
 class SweepProgress:
-    """What a sweep has come to: counts, the cells under way, the best so far, the time left."""
+    """The progress of a sweep: counts, running cells, the best setting so far, and the time left."""
 
     def __init__(self, total: int, by: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.by, self.clock = total, by, clock
@@ -76,7 +76,7 @@ class SweepProgress:
         return sum(self.counts.values())
 
     def left(self) -> float | None:
-        """Seconds to the end of the sweep, by what its cells took so far; None while nothing is known."""
+        """Return the estimated seconds until the sweep ends, from the times of its cells; None if nothing is known."""
         now = self.clock()
         paced = [(cell, cell.left(now)) for cell in self.running.values()]
         usual = self._took or [now - cell.started + left for cell, left in paced if left is not None]
@@ -88,7 +88,7 @@ class SweepProgress:
         return max([(mean * waiting + sum(ahead)) / self._most, *ahead])
 
     def best(self) -> str:
-        """The best setting so far, as a mean over the seeds that are through; empty while there is none."""
+        """Return the best setting so far, by the mean over finished seeds; empty if there is none."""
         from ..errors import UsageError
         from ..experiments import results
         from ..experiments.grid import text
@@ -96,7 +96,7 @@ class SweepProgress:
         try:
             row = results.best(self.records, self.by) if self.records else None
         except UsageError:
-            return ""  # the column is not measured, which the end of the sweep says
+            return ""  # the column was not measured, which the end of the sweep reports
         if row is None:
             return ""
         names = results.varied(self.records)
@@ -104,7 +104,7 @@ class SweepProgress:
         return f"{value(self.by, row[self.by])}{' with ' + where if where else ''}"
 
     def line(self) -> str:
-        """All of it in one line."""
+        """Return the progress as one line."""
         parts = [f"{self.ended} of {self.total} done", f"{len(self.running)} running"]
         parts += [f"{self.counts[status]} {status}" for status in ("diverged", "failed") if status in self.counts]
         best, left = self.best(), self.left()
@@ -116,7 +116,7 @@ class SweepProgress:
 
 
 class Lines:
-    """A line whenever a cell ends; those that were done before are counted in one."""
+    """Prints a line when a cell ends, and one line for all cells that had ended before."""
 
     def __init__(self, tally: SweepProgress) -> None:
         self.tally, self._skipped = tally, 0
@@ -125,7 +125,7 @@ class Lines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._say_skipped()
+        self._print_skipped()
 
     def update(self, event: Event) -> None:
         self.tally.update(event)
@@ -134,21 +134,21 @@ class Lines:
         if event.outcome.skipped:
             self._skipped += 1
             return
-        self._say_skipped()
+        self._print_skipped()
         left = self.tally.left()
         ahead = f"; {duration(left)} left" if left is not None and self.tally.ended < self.tally.total else ""
         print(
             f"{self.tally.ended}/{self.tally.total}  {ending(event, self.tally.by)}{ahead}", file=sys.stderr, flush=True
         )
 
-    def _say_skipped(self) -> None:
+    def _print_skipped(self) -> None:
         if self._skipped:
-            print(f"{self._skipped} of {self.tally.total} cells were done before", file=sys.stderr, flush=True)
+            print(f"{self._skipped} of {self.tally.total} cells had ended before", file=sys.stderr, flush=True)
             self._skipped = 0
 
 
 class LiveTable:
-    """The live table: a line for all, one for each cell under way; what went wrong stays above it."""
+    """A live table with a line for the sweep and a row for each running cell; failures stay above it."""
 
     def __init__(self, tally: SweepProgress) -> None:
         from rich.console import Console
@@ -190,7 +190,7 @@ class LiveTable:
 
 
 def sweep_display(total: int, by: str, quiet: bool) -> Lines | LiveTable | None:
-    """The right way to show a sweep on this stderr."""
+    """Return the display for this stderr; None if `quiet`."""
     if quiet:
         return None
     tally = SweepProgress(total, by)
@@ -198,7 +198,7 @@ def sweep_display(total: int, by: str, quiet: bool) -> Lines | LiveTable | None:
 
 
 def ending(event: Event, by: str) -> str:
-    """How a cell ended, in a line."""
+    """Return one line that says how a cell ended."""
     from ..experiments import tuning
 
     outcome = event.outcome
@@ -217,13 +217,13 @@ def ending(event: Event, by: str) -> str:
 
 
 def value(column: str, number: float) -> str:
-    """A column's value with its name."""
+    """Return the value of a column with its name."""
     shown = f"{100 * number:.2f} %" if column.endswith("accuracy") else f"{number:.4g}"
     return f"{column.replace('_', ' ')} {shown}"
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``3:20 min`` or ``2:05 h``."""
+    """Return a duration as ``45 s``, ``3:20 min`` or ``2:05 h``."""
     whole = round(seconds)
     if whole < 90:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""normec theory: what is promised, which parameters promise most, and whether it holds."""
+"""normec theory: bounds, plans with the best bounds, and checks of the bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from . import options as o
 
-app = typer.Typer(help="Theory: bounds, plans, and runs that check them.", no_args_is_help=True)
+app = typer.Typer(help="Compute bounds, plan parameters, and check the bounds with runs.", no_args_is_help=True)
 PLAN_SETTINGS = (
     *("data", "data_dir", "split", "model", "clients", "alpha", "beta", "rounds"),
     *("private", "epsilon", "delta", "relation", "trust", "seed"),
@@ -22,28 +22,28 @@ PLAN_SETTINGS = (
 def bound(
     L: Annotated[float, typer.Option("--L", help="Smoothness of f.")],
     L_max: Annotated[float, typer.Option("--L-max", help="The largest smoothness of a client's f_i.")],
-    R: Annotated[float, typer.Option("--R", help="max ‖∇f_i(x⁰) − g_i⁰‖, or anything above it.")],
+    R: Annotated[float, typer.Option("--R", help="max ‖∇f_i(x⁰) − g_i⁰‖, or an upper bound of it.")],
     alpha: Annotated[float, typer.Option(help="α.")],
     beta: Annotated[float, typer.Option(help="β.")],
     gamma: Annotated[float, typer.Option(help="γ, the step size.")],
-    rounds: Annotated[int, typer.Option(help="K + 1: messages a client sends.")],
+    rounds: Annotated[int, typer.Option(help="K + 1, the number of messages per client.")],
     F0: Annotated[float, typer.Option("--F0", help="f(x⁰) − f_inf.")],
-    sigma: Annotated[float, typer.Option(help="Noise a client, per coordinate of a message.")] = 0.0,
-    dim: Annotated[int | None, typer.Option(help="Parameters of the model.", show_default=False)] = None,
+    sigma: Annotated[float, typer.Option(help="Noise per client and coordinate of a message.")] = 0.0,
+    dim: Annotated[int | None, typer.Option(help="Number of parameters of the model.", show_default=False)] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.", show_default=False)] = None,
-    decay: Annotated[float, typer.Option(help="λ of forgetting; needs --B.")] = 0.0,
+    decay: Annotated[float, typer.Option(help="Forgetting rate λ; needs --B.")] = 0.0,
     B: Annotated[float | None, typer.Option("--B", help="Bound on ‖∇f_i(x^k)‖.", show_default=False)] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Theorem 1, or with --sigma Theorem 2: as the paper states it, corrected, and sharpened."""
+    """Compute the bound of Theorem 1, or of Theorem 2 with --sigma: as in the paper, corrected, and sharper."""
     from .. import theory
     from ..errors import UsageError, at_least
 
     at_least(1, dim=1 if dim is None else dim, clients=1 if clients is None else clients)
     if sigma and (dim is None or clients is None):
-        raise UsageError("noise needs --dim and --clients")
+        raise UsageError("--sigma needs --dim and --clients")
     if (decay > 0) != (B is not None):
-        raise UsageError("--decay and --B go together: forgetting's bound needs both")
+        raise UsageError("--decay and --B go together; the bound with forgetting needs both")
     common: dict[str, Any] = {
         "L": L, "L_max": L_max, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds, "F0": F0,
     }  # fmt: skip
@@ -52,7 +52,7 @@ def bound(
         closed, tracked = (
             theory.forgetting(**common, **noise, decay=decay, B=B or 0.0, form=form) for form in ("closed", "tracked")
         )
-        found = {"paper": None, "corrected": closed, "tracked": tracked}  # the paper does not forget
+        found = {"paper": None, "corrected": closed, "tracked": tracked}  # the paper has no forgetting
     else:
         found = {
             form: theory.theorem2(**common, **noise, form=form) for form in ("paper", "corrected", "sharper", "tracked")
@@ -64,7 +64,7 @@ def bound(
         return
     from .output import number, show
 
-    show([(name, number(value, 6)) for name, value in found.items()], title="smallest gradient norm, at most")
+    show([(name, number(value, 6)) for name, value in found.items()], title="upper bound of the smallest gradient norm")
 
 
 @o.command(app, "plan", only=PLAN_SETTINGS)
@@ -74,7 +74,7 @@ def plan(
     as_json: o.Json = False,
     **flags: Any,
 ) -> None:
-    """Parameters for a problem and a horizon, and what they promise beside what is known without training."""
+    """Choose parameters for a problem and a number of rounds, and compare their bound with trivial bounds."""
     from ..experiments.theory_checks import plan as plans
     from ..settings import config as configs
 
@@ -95,7 +95,7 @@ def plan(
     rows += [
         ("initial memory", facts["initial_memory"]),
         ("promise", number(facts["promise"], 4)),
-        ("the start itself", number(facts["trivial"], 4)),
+        ("gradient norm at the start", number(facts["trivial"], 4)),
         ("exact gradient descent", number(facts["gradient_descent"], 4)),
     ]
     show(rows, title="plan")
@@ -107,12 +107,12 @@ def plan(
 
 @app.command("verify")
 def verify(
-    scale: Annotated[str, typer.Option(help="smoke (a minute) or full.")] = "smoke",
+    scale: Annotated[str, typer.Option(help="smoke (one minute) or full.")] = "smoke",
     data_dir: o.DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder of the pictures and the table.")] = Path("runs/theory"),
     as_json: o.Json = False,
 ) -> int:
-    """Run the methods against their bounds, on random and real problems. Exit code 1 if one fails that should hold."""
+    """Compare the methods with their bounds on random and real problems; exit code 1 if a bound fails unexpectedly."""
     from ..experiments.theory_checks import verify as verification
 
     found = verification.verify(scale, out, data_dir, lambda line: print(line, file=sys.stderr, flush=True))

@@ -1,4 +1,4 @@
-"""normec train: one run, from a file of settings, flags, or nothing at all."""
+"""normec train: one run, from a file of settings, flags, or defaults."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ def train(
         typer.Option(metavar="TRACKER", help="tensorboard[:FOLDER] or mlflow[:URI], in addition to the run's folder."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Spread the clients over so many processes of this machine.", show_default=False)
+        int | None, typer.Option(help="Number of processes on this machine that share the clients.", show_default=False)
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a process that does not answer ends the job.")
     ] = 600.0,
-    max_restarts: Annotated[int, typer.Option(help="With --processes: restarts after one was killed.")] = 3,
-    settings: Annotated[bool, typer.Option("--settings", help="List every setting with its value, and stop.")] = False,
+    max_restarts: Annotated[
+        int, typer.Option(help="With --processes: how often to restart after a process was killed.")
+    ] = 3,
+    settings: Annotated[bool, typer.Option("--settings", help="List every setting with its value, and exit.")] = False,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
     **flags: Any,
 ) -> int:
     """Train one model across clients.
 
-    Without arguments: DP-α-NormEC on scikit-learn's digits, 100 clients, each protected with (ε, δ) = (8, 1e-5)
-    against a server that sees only sums. The run lives in a folder; the same command goes on after a stop, and shows
-    the result of a run that is finished.
+    Without arguments, DP-α-NormEC trains on scikit-learn's digits with 100 clients, each protected with (ε, δ) =
+    (8, 1e-5) against a server that sees only sums. The run has a folder: the same command continues after a stop, and
+    shows the result of a finished run.
     """
     from ..settings import config as configs
 
@@ -82,13 +84,13 @@ def train(
         print(result.summary["stopped"], file=sys.stderr)
     if result.summary["status"] == "interrupted":
         again = shlex.join(["normec", *sys.argv[1:]])
-        print(f"stopped after round {result.summary['round']}; to go on: {again}", file=sys.stderr)
+        print(f"stopped after round {result.summary['round']}; to continue: {again}", file=sys.stderr)
         return 130
     return 0
 
 
 def _show_settings(config: RunConfig, as_json: bool) -> None:
-    """Every setting with its value in use, as far as it is known without the data."""
+    """Print every setting with its value, as far as it is known without the data."""
     from ..experiments import build
     from ..experiments.resolve import Measured, resolved
     from ..settings.config import SETTINGS
@@ -118,11 +120,11 @@ def privacy_line(spent: dict[str, Any]) -> str:
     from ..report.formatting import epsilon
 
     kind = "" if spent["is_target"] else " (reported, not a target)"
-    return f"ε = {epsilon(spent['epsilon'])} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} a client"
+    return f"ε = {epsilon(spent['epsilon'])} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} per client"
 
 
 def _compare_baselines(result: Result, quiet: bool) -> None:
-    """The default job says more: the baselines under the same guarantee, and training without one."""
+    """Compare the default run with baselines under the same guarantee, and with training without privacy."""
     from ..experiments import compare
     from .compare import show_rows
     from .progress import progress_display
@@ -132,7 +134,7 @@ def _compare_baselines(result: Result, quiet: bool) -> None:
         compare.candidates(names, {}), result.folder.parent / "default", lambda label: progress_display(label, quiet)
     )
     show_rows([compare.row(outcome) for outcome in outcomes])
-    print("The private settings were chosen on validation data, 16 trials a method: see benchmarks/privacy.")
+    print("The private settings were chosen on validation data, with 16 trials per method; see benchmarks/privacy.")
 
 
 def show_result(result: Result) -> None:

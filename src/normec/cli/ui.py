@@ -1,4 +1,4 @@
-"""normec ui: a page on this machine that lists runs and follows them while they train."""
+"""normec ui: a local web page that lists runs and follows them while they train."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .output import printable
 
 
 def ui(
-    folder: Annotated[Path, typer.Argument(help="Where the runs are.")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 chooses a free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
 ) -> int:
-    """Watch runs in a browser: this machine only, nothing is written; Ctrl-C ends it."""
+    """Watch runs in a browser on this machine. Nothing is written; Ctrl-C ends the server."""
     import signal
     import threading
 
@@ -23,7 +23,7 @@ def ui(
 
     asked = threading.Event()
     with Server(folder, port) as server:
-        # A flag, not an exception: an exception may be raised where it is swallowed, and the page would go on.
+        # A flag and not an exception, which might be raised where it is swallowed, so that the server would not stop.
         before = signal.signal(signal.SIGINT, lambda *_: asked.set())
         serving = threading.Thread(target=server.serve_forever, args=(0.2,), daemon=True)
         serving.start()

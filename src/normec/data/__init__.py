@@ -1,4 +1,4 @@
-"""Data: sets known by name, how they are fetched, and how their records are dealt to clients.
+"""Data sets by name: loading, downloading, and splitting over clients.
 
     dataset = load("a9a")                              # or "cifar10", "digits", "libsvm:PATH", …
     parts = split(dataset.train.tensors[1], 10, "dirichlet", seed=0, concentration=0.5)

@@ -1,7 +1,7 @@
-"""What happens to a batch of images on its way to the model, as pure functions of tensors.
+"""Transforms and augmentations of image batches, as pure functions of tensors.
 
-An augmentation draws nothing itself: it is given its uniforms, so that whoever owns the seeds (the round
-loop) decides them, and a resumed run sees the same crops. `draws` says how many it needs an image. There is
+An augmentation draws no random numbers itself: the training loop, which owns the seeds, passes uniforms to it, and a
+resumed run sees the same crops. `draws` is the number of uniforms per image. There is
 no Python loop over images and no synchronisation with the device, so the same call works on a CPU, on a GPU,
 under ``torch.vmap`` and inside a CUDA graph. Leading dimensions are free: [B, C, H, W] or [clients, B, C, H, W].
 """
@@ -63,7 +63,7 @@ class CropFlip:
     def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:
         _check(inputs, uniforms, self.draws, "CropFlip")
         height, width = inputs.shape[-2:]
-        # One offset more than fits would come from u rounding up to 1 in float32; the clamp refuses it.
+        # If u is rounded up to 1 in float32, the offset would be one too large; the clamp prevents this.
         offset = (uniforms[..., :2] * (2 * self.padding + 1)).long().clamp(max=2 * self.padding) - self.padding
         rows = torch.arange(height, device=inputs.device) + offset[..., 0, None]
         columns = torch.arange(width, device=inputs.device)
@@ -125,7 +125,7 @@ class Normalize:
             )
         pixels = inputs
         if not inputs.is_floating_point():
-            # By a tensor: by a number a GPU would multiply with its rounded inverse.
+            # Divide by a tensor, because a GPU would multiply by the rounded inverse of a number.
             pixels = inputs.to(torch.float32) / _constant((255.0,), torch.float32, inputs.device)
         mean, std = self.constants(pixels.dtype, pixels.device)
         return (pixels - mean) / std
@@ -156,9 +156,9 @@ class Scale(Normalize):
 
 
 def treats_records_alone(part: Transform | Augment | None) -> bool:
-    """Whether a record's result is known to depend on that record alone, however many go through together.
+    """Whether the result of a record is known to depend on that record alone, in any batch.
 
-    Exact types only: a subclass, or a part of the caller's own, may take statistics of the whole batch.
+    Only exact types are known: a subclass or a custom function may use statistics of the whole batch.
     """
     return part is None or type(part) in (CropFlip, Flip, Normalize, Scale)
 

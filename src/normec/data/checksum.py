@@ -1,4 +1,4 @@
-"""The sha256 of a data file's content, whatever it is wrapped in."""
+"""The SHA-256 of a data file's content, independent of its archive format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 
 
 def content_sha256(path: Path, text: bool = False) -> str:
-    """The sum of the unpacked bytes; of the raw array for .npy; of the records for LIBSVM `text`.
+    """The checksum of the unpacked bytes, of the raw array for .npy, or of the records for LIBSVM `text`.
 
     LIBSVM's copies differ in line ends, trailing blanks and a blank last line, and none of them matters to what
     is read. So text is summed record by record: fields joined by one space, ended by one newline.
@@ -42,7 +42,7 @@ def content_sha256(path: Path, text: bool = False) -> str:
 
 
 def verify(entry: Entry, files: dict[str, Path]) -> None:
-    """Refuse a set whose content is not what was published."""
+    """Refuse a data set whose content differs from the published one."""
     for file, expected in entry.files.items():
         found = content_sha256(files[file], text=entry.family == "libsvm")
         if found != expected:

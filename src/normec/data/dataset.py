@@ -143,7 +143,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
 def _libsvm_entry(entry: Entry, paths: list[Path]) -> Dataset:
     tables = read_libsvm(paths, features=entry.shape[0])
     for table, rows in zip(tables, (entry.rows, entry.test_rows), strict=False):
-        # Text cut at a line's end reads like a smaller set; the count is the only witness.
+        # Text that is truncated at the end of a line looks like a smaller data set; only the count shows it.
         if len(table.labels) != rows:
             raise UsageError(
                 f"{table.path} has {len(table.labels)} records, the published file has {rows}; remove it and run "

@@ -1,4 +1,4 @@
-"""The small sets inside the scikit-learn wheel: no download, good for a first run and for tests."""
+"""The small data sets inside scikit-learn, which need no download: for first runs and for tests."""
 
 from __future__ import annotations
 

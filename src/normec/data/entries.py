@@ -1,7 +1,7 @@
-"""The data sets known by name: what each is, whose it is, and the sha256 of its content.
+"""The data sets with a name: description, publisher, and the SHA-256 of the content.
 
 The sums are of content, not of archives: of the unpacked IDX files, of CIFAR-10's raw arrays, and of a LIBSVM
-file's records (see `checksum`), because the same data is published in several wrappings. A new set is one
+file's records (see `checksum`), because the same data is published in several archive formats. A new set is one
 `Entry` here.
 """
 
@@ -19,7 +19,7 @@ Family = Literal["embedded", "libsvm", "idx", "cifar10"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set. `test_rows` is None where no test part is published and a fixed 80/20 split makes one."""
+    """One data set. `test_rows` is None if no test part is published and a fixed 80/20 split creates one."""
 
     name: str
     family: Family

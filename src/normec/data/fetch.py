@@ -1,8 +1,8 @@
-"""`normec data get`: one data set into the cache, checked, whole or not at all.
+"""`normec data get`: download a data set into the cache and verify it; it is installed completely or not at all.
 
-Everything happens in a temporary folder beside the target: fetch, decode, checksum. Only then are the files
+Everything happens in a temporary folder next to the target: fetch, decode, checksum. Only then are the files
 renamed into place, one atomic rename each, and a set counts as present only when all are there; a process
-killed at any instant leaves at worst a dot-folder, which the next `get` clears away after a day.
+that is killed leaves at worst a dot-folder, which the next `get` removes after a day.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _workshop(folder: Path, name: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def _flush(path: Path) -> None:
-    """To the disk before the rename: else a power cut can leave the name without the content."""
+    """Sync files before the rename; otherwise a power cut can leave the name without the content."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 

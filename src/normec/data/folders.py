@@ -1,8 +1,8 @@
-"""Where data files are looked for, and which of the known sets are there: the user's folder first, then the cache.
+"""The folders in which data files are searched, and the data sets that are present: the user's folder, then the cache.
 
 The user's folder is the `data_dir` argument or, without it, the environment variable NORMEC_DATA. A set counts
-as present only when all its files lie in one directory; they may lie there as plain files or compressed, flat
-or in a sub-folder, as people keep them.
+as present only if all of its files are in one folder; they may be plain or compressed, at the top or in a
+sub-folder.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def cache_folder() -> Path:
 
 
 def search_folders(data_dir: str | Path | None = None) -> list[Path]:
-    """The folders to look in, in order."""
+    """The folders to search, in order."""
     given = str(data_dir) if data_dir is not None else os.environ.get(VARIABLE, "")
     folders = [Path(given).expanduser()] if given else []
     return [*folders, cache_folder()]
 
 
 def locate(entry: Entry, data_dir: str | Path | None = None) -> dict[str, Path] | None:
-    """Each file of the set and where it lies, or None when no folder holds them all."""
+    """The paths of all files of the data set, or None if no folder contains them all."""
     for folder in search_folders(data_dir):
         for place in _places(entry, folder):
             found = {file: path for file in entry.files if (path := _file(entry, place, file))}
@@ -59,13 +59,13 @@ def locate(entry: Entry, data_dir: str | Path | None = None) -> dict[str, Path] 
 
 
 def missing(entry: Entry, data_dir: str | Path | None = None) -> str:
-    """What to tell a user whose set is not there: where we looked, and both ways to get it."""
+    """The error text for a missing data set: the folders that were searched, and both ways to get it."""
     looked = ", ".join(str(f) if f.is_dir() else f"{f}, which does not exist" for f in search_folders(data_dir))
     return f"{entry.name} is not here (looked in {looked}): run `normec data get {entry.name}`, or {by_hand(entry)}"
 
 
 def by_hand(entry: Entry, folder: Path | None = None) -> str:
-    """Which file from where to put where, for those whose machine cannot download."""
+    """Instructions for a manual download: which files to put where."""
     target = (folder or cache_folder()) / entry.name
     urls = [url for origin in entry.origins if isinstance(origin, Download) for url in origin.urls]
     again = f", then run `normec data get {entry.name}`" if entry.family == "cifar10" else ""

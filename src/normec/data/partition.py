@@ -1,13 +1,13 @@
-"""Who holds which record: a training set cut into clients, and the fixed test part of sets published without one.
+"""Split a training set over clients, and a fixed test part of data sets that have none.
 
-Every scheme of `split` gives each record to exactly one client and leaves no client empty; where chance would leave one
-empty the split is refused, never redrawn, because redrawing until it fits is another distribution than the
-one named. All are deterministic in `seed`.
+Every scheme of `split` assigns each record to exactly one client and leaves no client empty. If chance leaves a client
+empty, the split is refused and not drawn again, because that would be another distribution than the one that was
+chosen. All are deterministic in `seed`.
 
     iid        a random permutation cut into sizes that differ by at most one
-    dirichlet  each class dealt to the clients in proportions ~ Dirichlet(concentration, …, concentration)
+    dirichlet  each class distributed over the clients in proportions ~ Dirichlet(concentration, …, concentration)
     label      records sorted by label and cut into clients × shards_per_client contiguous shards;
-               one shard a client is the fully sorted split, more are dealt at random (McMahan et al. 2017)
+               one shard per client is the fully sorted split, more are assigned at random (McMahan et al. 2017)
     column     one client for each distinct value of `groups`, in the values' sorted order
 """
 
@@ -94,7 +94,7 @@ def _by_client(owners: Indices, clients: int) -> list[Tensor]:
 
 
 def _even(records: int, parts: int) -> Indices:
-    """The part of each position when 0 … records − 1 is cut into `parts` runs as even as can be."""
+    """The part of each position when 0 … records − 1 is split into `parts` ranges whose sizes differ by at most one."""
     return np.arange(records, dtype=np.int64) * parts // records
 
 
@@ -111,7 +111,7 @@ def _label(labels: npt.NDArray[Any], clients: int, shards: int, random: np.rando
             f"clients × shards_per_client must be at most the number of records, {len(labels)}, "
             f"got {clients} × {shards}; take fewer of either"
         )
-    # Shuffled before the stable sort: within a label the order is the seed's, not the file's.
+    # Shuffled before the stable sort, so that the order within a label depends on the seed and not on the file.
     shuffled = random.permutation(len(labels))
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
     holder = np.repeat(np.arange(clients, dtype=np.int64), shards)
@@ -162,8 +162,8 @@ def _column(records: int, clients: int | None, groups: Column | None) -> tuple[I
 def stratified(targets: npt.NDArray[Any]) -> tuple[Indices, Indices]:
     """Training and test records, both in the file's order: 20 % of every class, rounded, drawn with seed 0.
 
-    Results are comparable only on the same records, so no library's version may move them: the order comes from
-    PCG64's raw bits, the one stream NumPy promises never to change.
+    Results are comparable only on the same records, so they must not depend on the version of a library: the order
+    comes from the raw bits of PCG64, the only stream that NumPy guarantees never to change.
     """
     bits = np.random.PCG64(_TEST_SEED)
     chosen = np.zeros(len(targets), dtype=bool)

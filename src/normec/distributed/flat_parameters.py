@@ -1,4 +1,4 @@
-"""A model's parameters, group by group, as one flat vector: what the method computes on."""
+"""A model's parameters, group by group, as one flat vector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 
 Groups = Sequence[dict[str, Any]]
-_wrapped = 0  # models that were put under DDP since this was imported
+_wrapped = 0  # models that were wrapped in DDP since this module was imported
 
 
 def _count_wrapped(outer: nn.Module, name: str, inner: nn.Module | None) -> None:  # noqa: ARG001
@@ -27,29 +27,29 @@ register_module_module_registration_hook(_count_wrapped)
 
 
 class FlatParameters:
-    """The order of parameters in the vector is that of the groups; each group moves by its own lr.
+    """The flat vector of trainable parameters, in the order of the groups; each group has its own lr.
 
-    Parameters that are frozen (`requires_grad` is False) when this is made are no part of it.
+    Parameters that are frozen (`requires_grad` is False) at creation are not part of it.
     """
 
     def __init__(self, groups: Groups) -> None:
         self._all: list[Tensor] = [p for group in groups for p in group["params"]]
         self.parameters: list[Tensor] = [p for p in self._all if p.requires_grad]
         if not self.parameters:
-            raise UsageError("there are no parameters to optimise: none has requires_grad")
+            raise UsageError("there are no parameters to optimise, because none has requires_grad")
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) > 1:
             raise UsageError(f"all parameters must have one dtype and device, got {sorted(map(str, kinds))}")
         first = self.parameters[0]
         if first.dtype not in (torch.float32, torch.float64):
             raise UsageError(
-                f"parameters must be float32 or float64, got {first.dtype}; use autocast for computing in {first.dtype}"
+                f"parameters must be float32 or float64, got {first.dtype}; use autocast to compute in {first.dtype}"
             )
         self.frozen = [p for p in self._all if not p.requires_grad]
         self.shapes = [list(p.shape) if p.requires_grad else None for p in self._all]  # None: frozen
         self.sizes = [p.numel() for p in self.parameters]
         self.like = first.detach().new_zeros(())
-        self._looked_at: int | None = None  # how many models were wrapped when `refuse_averaging` last looked
+        self._looked_at: int | None = None  # how many models were wrapped at the last check of `refuse_averaging`
 
     @property
     def dimension(self) -> int:
@@ -59,7 +59,7 @@ class FlatParameters:
         return torch.cat([p.detach().flatten() for p in self.parameters])
 
     def checksum(self) -> str:
-        """Of the values of all parameters, frozen ones included."""
+        """Return a checksum of all parameters, including frozen ones."""
         digest = hashlib.sha256()
         for p in self._all:
             digest.update(p.detach().flatten().cpu().view(torch.uint8).numpy().tobytes())
@@ -70,20 +70,20 @@ class FlatParameters:
             p.copy_(part.view_as(p))
 
     def gradient(self) -> Tensor | None:
-        """One vector, zero where a parameter was not used; None where no parameter has a gradient."""
+        """Return the gradient as one vector, zero for unused parameters; None if no parameter has a gradient."""
         if all(p.grad is None for p in self.parameters):
             return None
         for p in self.parameters:
             if p.grad is not None and p.grad.is_sparse:
-                raise UsageError("sparse gradients are not taken: a message is a normalised dense vector")
+                raise UsageError("sparse gradients are not supported, because a message is a dense vector")
         return torch.cat(
             [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
         )
 
     def refuse_averaging(self) -> None:
-        """Refuse parameters of a model under DDP, whose gradients are the mean over all ranks.
+        """Refuse parameters of a model in DDP, whose gradients are the mean over all ranks.
 
-        Looking through all objects takes a while, so it is done once, and again when some model was wrapped.
+        Searching all objects takes a while, so it is done once, and again after a model was wrapped.
         """
         if self._looked_at == _wrapped:
             return
@@ -97,11 +97,11 @@ class FlatParameters:
         self._looked_at = _wrapped
 
     def refuse_changes(self) -> None:
-        """Refuse parameters that were frozen or unfrozen since."""
+        """Refuse parameters that were frozen or unfrozen after creation."""
         if [id(p) for p in self._all if p.requires_grad] != [id(p) for p in self.parameters]:
             raise UsageError(
-                "parameters were frozen or unfrozen after the optimizer was made: its memories have no place for that; "
-                "make a new optimizer"
+                "parameters were frozen or unfrozen after the optimizer was created, whose memories have a fixed size; "
+                "create a new optimizer"
             )
 
     def move(self, direction: Tensor, groups: Groups) -> None:
@@ -113,6 +113,6 @@ class FlatParameters:
                     p.add_(next(parts).view_as(p), alpha=-group["lr"])
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """``[..., d]`` as one view a parameter, of shape ``[..., *p.shape]``."""
+        """Split ``[..., d]`` into one view per parameter, of shape ``[..., *p.shape]``."""
         parts = rows.split(self.sizes, dim=-1)
         return [part.view(*rows.shape[:-1], *p.shape) for part, p in zip(parts, self.parameters, strict=True)]

@@ -1,8 +1,8 @@
-"""Starting the ranks of a job on this machine, and starting them again when one of them is killed.
+"""Launching the ranks of a job on this machine, and restarting them if one is killed.
 
-The environment is torchrun's, so a rank cannot tell the difference. Unlike torchrun, the parent knows a mistake of the
-user (no restart helps) from a rank that was killed (the others end, and all go on from the last checkpoint), and its
-exit code is that of the ranks.
+The environment variables are torchrun's, so a rank cannot tell the difference. Unlike torchrun, the launcher
+distinguishes a user's mistake, after which a restart does not help, from a rank that was killed, after which all ranks
+continue from the last checkpoint. Its exit code is that of the ranks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch.distributed as dist
 from ..system.processes import PARENT
 from .rank_status import RankStatus, attempt_store
 
-_PATIENCE = 20.0  # seconds for the ranks to end by themselves, and say why, once one has failed
-_PATIENCE_AFTER_KILL = 5.0  # the same where all are started again anyway
-_AFTER_KILL = 60.0  # seconds for the system to end a process that was killed
+_PATIENCE = 20.0  # seconds for the ranks to end by themselves, with a message, after one has failed
+_PATIENCE_AFTER_KILL = 5.0  # the same if all ranks are restarted anyway
+_AFTER_KILL = 60.0  # seconds for the system to end a killed process
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGPIPE, signal.SIGSEGV)
 _ASKED = (signal.SIGINT, signal.SIGTERM)
@@ -36,7 +36,7 @@ _ASKED = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a rank ended: its exit code, negative for a signal; `by_us`: because the launcher killed it."""
+    """How a rank ended: its exit code, which is negative for a signal; `by_us`: the launcher killed it."""
 
     rank: int
     code: int
@@ -56,9 +56,9 @@ class _Ending:
 
 
 def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
-    """Run `command` as so many ranks of this machine, and start them again if one of them is killed.
+    """Run `command` as several ranks on this machine, and restart them if one of them is killed.
 
-    Ctrl-C and SIGTERM are passed on to the ranks each time they come; after that nothing is started again.
+    Ctrl-C and SIGTERM are passed on to the ranks each time; after that, nothing is restarted.
 
     Returns:
         The exit code of the ranks: that of the first one that failed, or 0.
@@ -69,16 +69,19 @@ def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
         killed = [ending for ending in failed if ending.killed]
         if asked or not killed:
             return next((ending.exit_code for ending in failed), 0)
-        first = min(killed, key=lambda ending: ending.crashed)  # others may crash because of it
-        word = f"rank {first.rank} was killed by {signal.Signals(-first.code).name}"
+        first = min(killed, key=lambda ending: ending.crashed)  # other ranks may crash as a consequence
+        reason = f"rank {first.rank} was killed by {signal.Signals(-first.code).name}"
         if attempt < max_restarts:
-            print(f"{word}; starting all ranks again from the last checkpoint", file=sys.stderr, flush=True)
-    print(f"error: {word}, after {max_restarts} restarts; the same command goes on from there", file=sys.stderr)
+            print(f"{reason}; restarting all ranks from the last checkpoint", file=sys.stderr, flush=True)
+    print(
+        f"error: {reason}, after {max_restarts} restarts; the same command continues from the last checkpoint",
+        file=sys.stderr,
+    )
     return 1
 
 
 def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list[_Ending], bool]:
-    """One attempt of the job: how the ranks ended, first to last, and whether somebody asked them to stop."""
+    """Run the job once; returns how the ranks ended, in order, and whether they were asked to stop."""
     with contextlib.ExitStack() as stack:
         store = _store()
         notes = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
@@ -95,10 +98,10 @@ def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list
 
 
 def _store() -> dist.TCPStore:
-    """A store on the loopback interface, for one attempt of the job: the last one's knows old addresses."""
+    """Return a store on the loopback interface for one attempt; the store of an earlier attempt has old addresses."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    # The store listens on a socket of ours, because it would bind one of its own to all interfaces.
+    # Pass our own socket to the store, because it would bind its socket to all interfaces.
     return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
@@ -112,9 +115,9 @@ def _environment(rank: int, processes: int, attempt: int, port: int) -> dict[str
         "LOCAL_WORLD_SIZE": str(processes),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the parent's, and outlives the ranks
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store belongs to the parent and outlives the ranks
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
-        "GLOO_SOCKET_IFNAME": _LOOPBACK,  # ranks of one machine need no other, and nobody else can connect
+        "GLOO_SOCKET_IFNAME": _LOOPBACK,  # ranks on one machine need no other interface, and nobody else can connect
         "NCCL_SOCKET_IFNAME": _LOOPBACK,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         PARENT: str(os.getpid()),
@@ -128,11 +131,11 @@ class _Job:
     """
 
     def __init__(self, statuses: Sequence[RankStatus]) -> None:
-        """`statuses`: where to leave word of a rank that was killed, for each rank."""
+        """`statuses`: where to record that a rank was killed, for each rank."""
         self.asked = False
         self._statuses = statuses
         self._ranks: list[subprocess.Popen[bytes]] = []
-        self._endings: dict[int, _Ending] = {}  # in the order in which they were noticed
+        self._endings: dict[int, _Ending] = {}  # in the order in which they were detected
         self._killed: set[int] = set()
 
     def __enter__(self) -> _Job:
@@ -140,12 +143,12 @@ class _Job:
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._handlers = {number: signal.signal(number, self._pass_on) for number in _ASKED}
-        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes `_sleep` up
+        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # it wakes `_sleep`
         self._outer_wake = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._kill_the_living()
+        self._kill_running()
         self._wait_after_kill()
         signal.set_wakeup_fd(self._outer_wake)
         for number, handler in self._handlers.items():
@@ -154,7 +157,7 @@ class _Job:
         self._wake.close()
 
     def start(self, command: Sequence[str], environment: dict[str, str], errors: IO[bytes] | None) -> None:
-        """Start the next rank; `errors` takes what it prints, None: it prints for all."""
+        """Start the next rank. Its output goes to `errors`; with None, it is printed."""
         if self.asked:
             return
         self._ranks.append(
@@ -164,24 +167,24 @@ class _Job:
                 stdin=subprocess.DEVNULL,
                 stdout=None if errors is None else subprocess.DEVNULL,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C reaches them through us, once
+                start_new_session=True,  # the launcher passes Ctrl-C on, once
             )
         )
 
     def wait(self) -> list[_Ending]:
-        """Until all have ended; once one has failed, the others have a moment before they are killed."""
-        while self._living() and not any(ending.code for ending in self._endings.values()):
+        """Wait until all ranks have ended; after a failure, the others are killed if they do not end soon."""
+        while self._running() and not any(ending.code for ending in self._endings.values()):
             self._sleep(None)
         killed = any(ending.killed for ending in self._endings.values())
         deadline = time.monotonic() + (_PATIENCE_AFTER_KILL if killed else _PATIENCE)
-        while self._living() and time.monotonic() < deadline:
+        while self._running() and time.monotonic() < deadline:
             self._sleep(deadline - time.monotonic())
-        self._kill_the_living()
+        self._kill_running()
         self._wait_after_kill()
         return list(self._endings.values())
 
-    def _living(self) -> list[int]:
-        """The ranks that have not ended; notes the others' ends. Looks at every rank."""
+    def _running(self) -> list[int]:
+        """Return the ranks that are still running, and record how the others ended."""
         for number, rank in enumerate(self._ranks):
             code = rank.poll()
             if code is not None and number not in self._endings:
@@ -191,25 +194,25 @@ class _Job:
         return [number for number in range(len(self._ranks)) if number not in self._endings]
 
     def _sleep(self, seconds: float | None) -> None:
-        """Until a signal comes, the end of a child among them, or the time is over."""
+        """Sleep until a signal arrives, including the end of a child, or the time is over."""
         select.select([self._woken], [], [], None if seconds is None else max(0.0, seconds))
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
 
-    def _kill_the_living(self) -> None:
-        for number in self._living():
+    def _kill_running(self) -> None:
+        for number in self._running():
             self._killed.add(number)
             self._ranks[number].kill()
 
     def _wait_after_kill(self) -> None:
         deadline = time.monotonic() + _AFTER_KILL
-        while self._living() and time.monotonic() < deadline:
+        while self._running() and time.monotonic() < deadline:
             self._sleep(deadline - time.monotonic())
-        for number in self._living():
+        for number in self._running():
             self._endings[number] = _Ending(number, 1, by_us=True)
             process = self._ranks[number].pid
-            print(f"rank {number} (process {process}) was killed and does not end; look at it", file=sys.stderr)
+            print(f"rank {number} (process {process}) was killed but does not end; check the process", file=sys.stderr)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.asked = True

@@ -1,15 +1,16 @@
-"""A method as a `torch.optim.Optimizer`: each rank hosts clients, sends bounded messages, keeps their memories.
+"""A method as a `torch.optim.Optimizer`: each rank has clients, sends their bounded messages and keeps their memories.
 
     for inputs, targets in loader:                  this rank's own data
         optimizer.zero_grad()
-        loss_of(model(inputs), targets).backward()  no DDP: the gradient stays here
+        loss_of(model(inputs), targets).backward()  without DDP: the gradient stays on this rank
         optimizer.step()                            one all-reduce of d numbers
 
-It replaces SGD under DDP. Every rank holds the same x, begun from rank 0's; what differs is its clients' memories, so
-every rank saves its own `state_dict`. The steps are `Method`'s, as in the round loop.
+It replaces SGD under DDP. Every rank has the same x, which starts from that of rank 0. The clients' memories differ, so
+every rank saves its own `state_dict`. The steps are those of `Method`, as in the training loop.
 
-In a private run no rank learns of another's data except through sums that carry noise and were paid for. So a client
-whose gradient is missing or broken sends zero, with noise, like everybody else; its own rank alone warns of it.
+In a private run a rank learns about another rank's data only through sums with noise that were paid for. Therefore a
+client whose gradient is missing or not finite sends zero plus noise, like every other client, and only its own rank
+warns about it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from .process_group import rank_status
 from .torch_communicator import TorchCommunicator
 
 FORMAT = 4
-POSITION = 8  # numbers beside the sum that say where a rank is; exact in float32 on up to 70,000 ranks
+POSITION = 8  # numbers next to the sum that encode a rank's position; exact in float32 for up to 70,000 ranks
 
 
 class ClientOptimizer(Optimizer):
@@ -104,7 +105,7 @@ class ClientOptimizer(Optimizer):
         self.n = clients * self.communicator.size
         self._clients = torch.arange(clients) + clients * self.communicator.rank
         d = self._flat.dimension
-        # Functions of the caller's own may mix the clients that they see together, for some values only.
+        # A user's own functions may mix the clients that they see together, for some values only.
         one_by_one = privacy is not None and not works_by_rows(method)
         self._steps = Steps(method, self._flat.values(), one_by_one)
         self._states = {
@@ -115,7 +116,7 @@ class ClientOptimizer(Optimizer):
         self._missing = torch.ones(clients, dtype=torch.bool)
         self._taken = 0
         self.round = 0
-        with torch.no_grad():  # all begin where rank 0 does, as under DDP
+        with torch.no_grad():  # all ranks start from the values of rank 0, as with DDP
             self._flat.set(self._of_rank_0(self._flat.values()))
             for p in self._flat.frozen:
                 p.copy_(self._of_rank_0(p.detach().clone()))
@@ -125,7 +126,7 @@ class ClientOptimizer(Optimizer):
 
     @property
     def method(self) -> Method:
-        """What clients send, and what the server does with the sum; fixed, for the noise was calibrated for it."""
+        """The method; it cannot be changed, because the noise was calibrated for it."""
         return self._method
 
     def _noise_of(
@@ -141,22 +142,26 @@ class ClientOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_ready", False):
-            raise UsageError("parameters are fixed once the optimizer is made: its memories have their size")
+            raise UsageError(
+                "parameters cannot be added after the optimizer was created, because its memories have a fixed size"
+            )
         odd = sorted(param_group.keys() - {"params", "lr"})
         if odd:
-            raise UsageError(f"a parameter group takes lr alone, got {', '.join(odd)}; the method is one for all")
+            raise UsageError(
+                f"a parameter group takes only lr, got {', '.join(odd)}; the method is the same for all groups"
+            )
         if "lr" in param_group:
             non_negative(lr=param_group["lr"])
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def add_client(self) -> None:
-        """Take the present gradients as those of this rank's next client, and clear them; only where it hosts several.
+        """Take the current gradients as those of this rank's next client, and clear them; for several clients per rank.
 
-        The next client begins without gradients, so that one client's data are in one message only.
+        The next client begins without gradients, so that a client's data enter one message only.
         """
         if self._taken == len(self._clients):
-            raise UsageError(f"this rank hosts {len(self._clients)} clients, and all have their gradients; call step")
+            raise UsageError(f"this rank has {len(self._clients)} clients, and all have their gradients; call step()")
         self._take_gradient()
         self.zero_grad(set_to_none=True)
 
@@ -169,15 +174,17 @@ class ClientOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Make one round: each client sends one message, and every rank makes the same server step. Collective.
+        """Run one round: each client sends one message, and every rank makes the same server step. Collective.
 
         Raises:
             UsageError: The ranks are not at the same round with the same step sizes.
-            Diverged: Without privacy: a gradient is missing or not finite, or a message is longer than its bound.
+            Diverged: Without privacy: a gradient is missing or not finite, or a message is above its bound.
             BudgetSpent: With privacy: the budget does not allow another release.
         """
         if closure is not None:
-            raise UsageError("closures are not taken: a round has one gradient; call backward, then step()")
+            raise UsageError(
+                "closures are not supported, because a round has one gradient; call backward(), then step()"
+            )
         self._flat.refuse_changes()
         self._flat.refuse_averaging()
         if self._taken == 0 and len(self._clients) == 1:
@@ -186,12 +193,12 @@ class ClientOptimizer(Optimizer):
         if self._noise is None:
             sent, kept = messages.sum(0), messages
             if faults:
-                sent = torch.full_like(sent, torch.nan)  # so that all ranks see that there is no sum
+                sent = torch.full_like(sent, torch.nan)  # so that all ranks notice that there is no sum
         else:
             self._noise.pay(self.round)
             sent, kept = self._noise.outgoing(messages, self._clients)
         wait = self.communicator.sum_async(torch.cat([sent, self._position().to(sent.dtype)]))
-        states = self._steps.commit(draft, kept)  # while the sum is made
+        states = self._steps.commit(draft, kept)  # while the sum is computed
         total = wait()
         self._refuse_other_positions(total[-POSITION:])
         total = total[:-POSITION]
@@ -205,13 +212,13 @@ class ClientOptimizer(Optimizer):
                 held[name].copy_(value)
         self._flat.move(direction, self.param_groups)
         self.round += 1
-        for fault in faults:  # where a sum was made all the same; last, because a warning may be made an error
+        for fault in faults:  # last, because a warning filter may turn it into an error
             warnings.warn(f"{fault} in round {self.round - 1}; it sent zero, with noise", stacklevel=2)
 
     def _messages(self) -> tuple[Tensor, Tables, list[str]]:
-        """The messages of this rank's clients, the drafts of their states, and what is wrong, client by client.
+        """Return the messages of this rank's clients, the drafts of their states, and the faults.
 
-        A client that has no message that may be sent sends zero, and its state stays as it is.
+        A client without a valid message sends zero, and its state stays unchanged.
         """
         self._missing[self._taken :] = True
         self._taken = 0
@@ -222,7 +229,7 @@ class ClientOptimizer(Optimizer):
         bound = self.method.bound if self._noise is None else self._noise.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
         rows = zip(self._clients.tolist(), self._missing.tolist(), finite.tolist(), lengths.tolist(), strict=True)
-        faults = {place: why for place, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
+        faults = {index: why for index, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
         if faults:
             messages[list(faults)] = 0.0
             draft = {name: rows.clone() for name, rows in draft.items()}
@@ -231,20 +238,20 @@ class ClientOptimizer(Optimizer):
         return messages, draft, list(faults.values())
 
     def _stop(self, faults: list[str]) -> None:
-        """Raise the same error on every rank, which all have seen that there is no sum."""
+        """Raise the same error on every rank; all ranks have noticed that there is no sum."""
         said = [
             f"rank {rank}: {'; '.join(what)}" for rank, what in enumerate(self.communicator.all_gather(faults)) if what
         ]
         raise Diverged(self.round, [], "; ".join(said) or "the sum of messages", "(no step was made)")
 
     def _position(self) -> Tensor:
-        """Digits of a checksum of the round and the step sizes, and their squares."""
+        """Return digits of a checksum of the round and the step sizes, and their squares."""
         digest = zlib.crc32(json.dumps([self.round, self._step_sizes()]).encode())
-        digits = torch.tensor([digest >> 4 * place & 15 for place in range(POSITION // 2)], device=self._grads.device)
+        digits = torch.tensor([digest >> 4 * digit & 15 for digit in range(POSITION // 2)], device=self._grads.device)
         return torch.cat([digits, digits.square()])
 
     def _refuse_other_positions(self, sums: Tensor) -> None:
-        """Refuse, on every rank alike, if the ranks' digits differ: Σ (digit − own digit)² is then above zero."""
+        """Raise the same error on every rank if the digits differ: then Σ (digit − own digit)² is above zero."""
         own, squares = self._position().to(torch.float64).chunk(2)
         sums, sums_of_squares = sums.to(torch.float64).chunk(2)
         if bool((sums_of_squares - 2 * own * sums + self.communicator.size * squares).any()):
@@ -258,7 +265,7 @@ class ClientOptimizer(Optimizer):
         return sizes
 
     def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None, ledger: bool) -> None:
-        """All ranks with one method, one model's sizes, one seed: else the sums mean nothing."""
+        """Check that all ranks have the same method, model sizes and seed; otherwise their sums are meaningless."""
         own = {
             "method": identity_of(self.method),
             "parameters": self._flat.shapes,
@@ -273,13 +280,13 @@ class ClientOptimizer(Optimizer):
         check_agreement(self.communicator, own)
 
     def _vectors(self) -> dict[str, Tensor]:
-        """The states that are as long as x, by name: they are shown parameter by parameter."""
+        """Return the states that are as long as x, by name; `state` shows them parameter by parameter."""
         server = {f"server.{name}" if name in self._states else name: value for name, value in self._server.items()}
         held = {**self._states, **server}
         return {name: value for name, value in held.items() if self._is_vector(value)}
 
     def _rest(self) -> dict[str, dict[str, Tensor]]:
-        """All other states."""
+        """Return all other states."""
         tables = {"client": self._states, "server": self._server}
         return {
             where: {name: value for name, value in held.items() if not self._is_vector(value)}
@@ -291,7 +298,7 @@ class ClientOptimizer(Optimizer):
         return wide and value.dtype == self._flat.like.dtype
 
     def _show_state(self) -> None:
-        """The state as torch's tools expect it: views of the flat vectors, parameter by parameter."""
+        """Fill `state` as torch's tools expect it: with views of the flat vectors, parameter by parameter."""
         for p in self._flat.parameters:
             self.state[p] = {}
         for name, value in self._vectors().items():
@@ -305,40 +312,40 @@ class ClientOptimizer(Optimizer):
         return {**facts, "private": self._noise is not None}
 
     def spent(self) -> Spent:
-        """What was paid for so far: the exact ε, and everything needed to read it rightly. Collective."""
+        """Return what was paid for so far: the exact ε and the facts that it depends on. Collective."""
         if self._noise is None:
-            raise UsageError("this optimizer has no privacy, so nothing was paid for; pass privacy=")
+            raise UsageError("this optimizer has no privacy, so nothing was spent; pass privacy=")
         return self._noise.spent()
 
     def close(self) -> None:
-        """Give the ledger back, so that another optimizer can open it; no step is possible afterwards."""
+        """Close the ledger, so that another optimizer can open it; no step is possible afterwards."""
         if self._noise is not None:
             self._noise.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, with its clients' memories: save one file a rank."""
+        """Return this rank's state with its clients' memories; save one file per rank."""
         privacy = self._noise.state() if self._noise is not None else {}
         own = {**self._facts(), "round": self.round, "privacy": privacy, "states": self._rest()}
         return {**super().state_dict(), "normec": own}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of the same rank of as many ranks, with as many clients. Collective.
+        """Continue from a state of the same rank, with the same numbers of ranks and clients. Collective.
 
-        What was paid for stays paid for: an older state brings back x's round and the memories, not the budget.
+        What was spent stays spent: an older state restores the round and the memories, not the budget.
         """
         held = state_dict.get("normec", {})
         for rank, why in enumerate(self.communicator.all_gather(self._unlike(held))):
             if why is not None:
-                raise UsageError(f"rank {rank} cannot go on from this state: {why}")
+                raise UsageError(f"rank {rank} cannot continue from this state: {why}")
         check_agreement(
             self.communicator, {"round of the state": held["round"]}, "load states that were saved together"
         )
         if self._noise is not None:
             self._noise.load(held["privacy"])
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "normec"})
-        for name, home in self._vectors().items():
-            for p, view in zip(self._flat.parameters, self._flat.split(home), strict=True):
+        for name, vector in self._vectors().items():
+            for p, view in zip(self._flat.parameters, self._flat.split(vector), strict=True):
                 view.copy_(self.state[p][name])
         for where, rest in self._rest().items():
             for name, value in rest.items():
@@ -347,22 +354,22 @@ class ClientOptimizer(Optimizer):
         self.round, self._taken = held["round"], 0
 
     def _unlike(self, held: dict[str, Any]) -> str | None:
-        """Why this optimizer cannot go on from a state with the facts `held`, or None."""
+        """Return why this optimizer cannot continue from a state with the facts `held`, or None."""
         for name, value in self._facts().items():
             if held.get(name) != value:
                 return f"{name} is {held.get(name)} in the state, {value} here"
-        return self._noise.unlike(held["privacy"]) if self._noise is not None else None
+        return self._noise.difference(held["privacy"]) if self._noise is not None else None
 
     def __getstate__(self) -> NoReturn:
-        raise UsageError("an optimizer of ranks cannot be copied or pickled; save its state_dict()")
+        raise UsageError("a distributed optimizer cannot be copied or pickled; save its state_dict()")
 
 
 def _fault(client: int, missing: bool, finite: bool, length: float, bound: float) -> str | None:
-    """What is wrong with a client's message, or None."""
+    """Return what is wrong with a client's message, or None."""
     if missing:
         return f"client {client} has no gradient"
     if not finite:
         return f"the gradient of client {client} is not finite"
     if length > bound * (1 + ROUNDING):
-        return f"the message of client {client} has norm {length:.6g}, past the bound {bound:g}"
+        return f"the message of client {client} has norm {length:.6g}, above the bound {bound:g}"
     return None

@@ -1,16 +1,17 @@
-"""The noise of an optimizer's messages: drawn on the rank before anything leaves it, paid for by rank 0.
+"""The noise of an optimizer's messages: each rank adds it before it sends, and rank 0 pays for it.
 
-Every release is paid for, however often its round is repeated, and has noise of its own: the user's loop computes the
-gradients, so nobody can vouch that a repeated round sends the same message.
+Every release is paid for and has its own noise, however often its round is repeated: the user's loop computes the
+gradients, so a repeated round may send another message.
 
-Noise that protects somebody needs a ledger. A simulation (seeded noise) may keep its account in `state_dict` instead:
-for each optimizer that has paid for releases of this training, how many, and at which noise multiplier. Of two accounts
-that are brought together, the larger number counts for each optimizer, so that going back to an older state takes
-nothing back. All optimizers of one training in one process have one account.
+Noise that protects anyone needs a ledger. A simulation (seeded noise) may keep its account in `state_dict` instead. The
+account lists, for each optimizer that has paid for releases of this training, their number and their noise multiplier.
+When two accounts are merged, the larger number counts for each optimizer, so that going back to an older state refunds
+nothing. All optimizers of one training in one process share one account.
 
-Seeded noise comes from a secret of this optimizer alone, unless a seed is given. Then it is named by the seed, by
-everything public, by where the training began (x and its step sizes), by the round, and by how often that round was
-released: two trainings that differ in any of these share no noise, and two that are alike in all repeat each other's.
+Seeded noise comes from a secret of this optimizer, unless a seed is given. With a seed, the noise depends on the seed,
+on all public settings, on the start of the training (x and its step sizes), on the round, and on how often this round
+was released. Two trainings that differ in any of these share no noise; two that agree in all of them have the same
+noise.
 """
 
 from __future__ import annotations
@@ -37,22 +38,20 @@ from ..training.budget import Budget
 from ..training.communicator import Communicator, check_agreement
 from ..training.independence import refuse_mixing_methods
 
-NOTES = ("the guarantee is for whole clients, however their losses and batches are made",)
+NOTES = ("the guarantee protects whole clients, whatever their losses and batches are",)
 GAPS = (
-    "gradients that a loop of one's own has added up over clients or ranks before the optimizer takes them",
-    "the model's buffers, which the optimizer does not see: statistics of a BatchNorm layer",
-    "what a rank prints or saves, and that it fails or ends: other ranks notice its absence",
+    "gradients that the training loop has added up over clients or ranks before the optimizer reads them",
+    "the model's buffers, which the optimizer does not see, such as the statistics of BatchNorm layers",
+    "what a rank prints or saves, and the fact that it fails or ends, which other ranks notice",
 )
-REPEATED = (
-    "other trainings of the same seed, start and settings: their noise is the same, so that differences show data"
-)
-FORGETFUL = "releases made after the state that a new process goes on from: without ledger= nothing remembers them"
+REPEATED = "other trainings with the same seed, start and settings: their noise is the same, so differences reveal data"
+FORGETFUL = "releases made after the state from which a new process continues: without ledger= they are not recorded"
 Account = dict[str, tuple[float, int]]  # an optimizer's random name → noise multiplier, releases
-_accounts: dict[str, Account] = {}  # of this process: an optimizer's random name → the account of its training
+_accounts: dict[str, Account] = {}  # in this process: an optimizer's random name → the account of its training
 
 
 class OptimizerNoise:
-    """A `Mechanism` for a training loop of the user's own."""
+    """A `Mechanism` for the user's own training loop."""
 
     def __init__(
         self,
@@ -66,17 +65,19 @@ class OptimizerNoise:
         ledger: str | Path | None,
         start: str,
     ) -> None:
-        """Refuse what no rule covers; `start`: where the training begins, as a checksum that all ranks know."""
+        """Raises `UsageError` if no rule covers the statement; `start` is a checksum, the same on all ranks."""
         if rounds is None:
             raise UsageError("privacy needs rounds, the number of steps that the noise must last for")
         if privacy.unit != "client" or privacy.sampling is not None:
-            raise UsageError("the optimizer protects whole clients, all of which take part: unit='client', no sampling")
+            raise UsageError(
+                "the optimizer protects whole clients, all of which take part; use unit='client' and no sampling"
+            )
         refuse_mixing_methods(method, dimension)
         privacy = privacy.with_noise("secure")
         if ledger is None and privacy.noise != "seeded":
             raise UsageError(
-                f"noise={privacy.noise!r} needs ledger=, a file on rank 0 that remembers every release; "
-                "for a simulation without one choose noise='seeded'"
+                f"noise={privacy.noise!r} needs ledger=, a file on rank 0 that records every release; "
+                "for a simulation without a ledger choose noise='seeded'"
             )
         public = {"method": identity_of(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
         self._public, self._start = public | {"dimension": dimension, "seed": seed}, start
@@ -97,7 +98,7 @@ class OptimizerNoise:
 
     @property
     def on_grid(self) -> bool:
-        """Whether sums travel as whole numbers."""
+        """Whether sums are sent as integers."""
         return self._mechanism.privacy.noise != "seeded" and self._mechanism.privacy.trust != "local"
 
     def _open(self) -> None:
@@ -106,12 +107,12 @@ class OptimizerNoise:
             self._mechanism.open(self._ledger)
 
     def _name(self) -> str:
-        """The first part of the name of all noise of this training."""
+        """Return the first part of the name of this training's noise."""
         return hashlib.sha256(json.dumps([self._public, self._start], sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def bound(self) -> float:
-        """The norm of a message that the noise was calibrated for."""
+        """The norm of a message for which the noise was calibrated."""
         return self._mechanism.release.bound
 
     @property
@@ -119,14 +120,14 @@ class OptimizerNoise:
         return _accounts[self._own]
 
     def state(self) -> dict[str, Any]:
-        """What a saved state must know: the start, and the ledger as it is now, or the account and its statement."""
+        """Return what a saved state needs: the start, and the head of the ledger or the account with its statement."""
         if self._ledger is not None:
             return {"start": self._start, "ledger": self._mechanism.head}
         account = {name: list(paid) for name, paid in self._account.items()}
         return {"start": self._start, "statement": self._mechanism.privacy.to_dict(), "account": account}
 
     def load(self, held: dict[str, Any]) -> None:
-        """Bring the account of a saved state together with this one, and go on with its noise. Collective."""
+        """Merge the account of a saved state with this one, and continue with its noise. Collective."""
         check_agreement(
             self._communicator, {"start of the state's training": held["start"]}, "load states that were saved together"
         )
@@ -137,39 +138,41 @@ class OptimizerNoise:
             return
         saved = self._communicator.all_gather(held["account"])
         known = [_accounts[name] for account in saved for name in account if name in _accounts]
-        together = _together([self._account, *saved, *known])
-        _accounts.update(dict.fromkeys(together, together))
+        merged = _merged([self._account, *saved, *known])
+        _accounts.update(dict.fromkeys(merged, merged))
 
-    def unlike(self, held: dict[str, Any]) -> str | None:
-        """Why this optimizer cannot go on from a saved state with the account `held`, or None."""
+    def difference(self, held: dict[str, Any]) -> str | None:
+        """Return why this optimizer cannot continue from a saved state with the account `held`, or None."""
         if self._ledger is None and "account" not in held:
             return "its releases are in a ledger; pass the same ledger= here"
         if self._ledger is not None and "ledger" not in held:
-            return "its releases are in no ledger; go on without ledger=, or start anew"
+            return "its releases are in no ledger; continue without ledger=, or start again"
         if self._ledger is not None:
             return None  # the ledger itself was opened for this statement
         for name, value in self._mechanism.privacy.to_dict().items():
             before = held["statement"].get(name)
             if before != value:
-                return f"{name} is {before!r} in the state, {value!r} here; keep the statement, or start anew"
+                return f"{name} is {before!r} in the state, {value!r} here; keep the statement, or start again"
         return None
 
     def pay(self, round: int) -> None:
-        """Pay for one more release, of `round`; raises `BudgetSpent` on every rank. Collective."""
+        """Pay for one more release in `round`; raises `BudgetSpent` on every rank. Collective."""
         if round >= self._rounds:
-            raise UsageError(f"the noise was calibrated for {self._rounds} rounds; plan more of them from the start")
+            raise UsageError(
+                f"the noise was calibrated for {self._rounds} rounds, and this would be one more; give a larger rounds="
+            )
         self._take_account()
         self._budget.begin()
         self._budget.pay(round)
         self._account[self._own] = self._multiplier, self._account[self._own][1] + 1
 
     def _take_account(self) -> None:
-        """Take what was paid for so far, which another optimizer of this training may have done."""
+        """Load what was paid for so far, possibly by another optimizer of this training."""
         if self._ledger is None:
             self._mechanism.take_account(Event(z, count=count) for z, count in self._account.values() if count)
 
     def outgoing(self, messages: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """(what leaves this rank, what the memories take)."""
+        """Return (what this rank sends, what the memories take)."""
         kept = self._mechanism.send(messages, clients)
         return self._mechanism.outgoing(torch.zeros_like(messages[0]), len(clients) / self._clients), kept
 
@@ -177,13 +180,13 @@ class OptimizerNoise:
         return self._mechanism.received(whole, like)
 
     def spent(self) -> Spent:
-        """The exact account. Collective."""
+        """Return the exact account. Collective."""
         self._take_account()
         return self._budget.spent()
 
 
-def _together(accounts: Iterable[Mapping[str, Sequence[Any]]]) -> Account:
-    """One account of all, with the larger number of releases for each optimizer."""
+def _merged(accounts: Iterable[Mapping[str, Sequence[Any]]]) -> Account:
+    """Merge accounts; for each optimizer the larger number of releases counts."""
     together: Account = {}
     for account in accounts:
         for name, (multiplier, releases) in account.items():

@@ -1,7 +1,7 @@
-"""The methods as `torch.optim` optimizers, by name: what `normec.NormEC` and its like are for the training loop.
+"""The built-in methods as `torch.optim` optimizers.
 
-Each takes, beside its method's settings, what `ClientOptimizer` takes: `clients`, `privacy`, `rounds`, `ledger` and
-`seed`.
+Each takes the settings of its method and the keyword arguments of `ClientOptimizer`: `clients`, `privacy`, `rounds`,
+`ledger` and `seed`.
 """
 
 from __future__ import annotations

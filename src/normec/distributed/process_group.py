@@ -1,4 +1,4 @@
-"""Joining the ranks of a job that torchrun (or `normec train --processes`) has started, and leaving them."""
+"""Joining and leaving the process group of a job that torchrun or `normec train --processes` has started."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# Before any group is made: defaults of its functions are the group of that moment, so that a later import (the first
-# optimizer's) keeps it. Its threads then outlive `destroy_process_group`, and may abort the interpreter at its end.
-# Who calls `init_process_group` before importing this package is not helped.
+# Import this before a group is created. The default arguments of its functions hold the group that exists at import,
+# so a later import (by the first optimizer) would keep the group alive. Its threads would outlive
+# `destroy_process_group` and might abort the interpreter at exit. This does not help if `init_process_group` is called
+# before this import.
 import torch.distributed.nn.functional
 
 from ..errors import RankLost, UsageError, positive
@@ -21,7 +22,7 @@ from .rank_status import RankStatus, attempt_store
 from .torch_communicator import TorchCommunicator
 
 DEFAULT_TIMEOUT = 600.0
-_statuses: list[RankStatus] = []  # of the job this process is in, so that optimizers find it
+_statuses: list[RankStatus] = []  # the status of the joined job, which optimizers use
 
 
 def launched() -> bool:
@@ -31,7 +32,7 @@ def launched() -> bool:
 
 @contextmanager
 def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -> Iterator[Communicator]:
-    """The ranks of this job, as torchrun's environment names them; `SingleProcess` where there is one process.
+    """Join the ranks of this job, from torchrun's environment variables; `SingleProcess` if there is only one process.
 
     On a GPU each rank of a host takes the device of its local number.
 
@@ -59,11 +60,13 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
     if device.type == "cuda":
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if local >= torch.cuda.device_count():
-            raise UsageError(f"local rank {local} has no GPU: this host has {torch.cuda.device_count()}; start fewer")
+            raise UsageError(
+                f"local rank {local} has no GPU: this host has {torch.cuda.device_count()}; start fewer ranks"
+            )
         torch.cuda.set_device(local)
         device = torch.device("cuda", local)
     limit = timedelta(seconds=timeout)
-    patience = timedelta(seconds=max(timeout, DEFAULT_TIMEOUT))  # hosts start at their own pace
+    patience = timedelta(seconds=max(timeout, DEFAULT_TIMEOUT))  # hosts may start at different times
     try:
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience)))
         store = attempt_store(store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -73,7 +76,7 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
         )
         store.set_timeout(limit)
     except (RuntimeError, ValueError) as error:
-        raise RankLost(f"the ranks did not find one another: {' '.join(str(error).split())[:300]}") from error
+        raise RankLost(f"the ranks could not connect: {' '.join(str(error).split())[:300]}") from error
     status = RankStatus(store, rank, size, timeout)
     _statuses.append(status)
     try:
@@ -87,7 +90,7 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
 
 
 def rank_status() -> RankStatus:
-    """Of the job this process is in, joined here or by the user's own `init_process_group`."""
+    """Return the status of this process's job, whether `join` or the user's `init_process_group` joined it."""
     if _statuses:
         return _statuses[-1]
     return RankStatus(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), None)

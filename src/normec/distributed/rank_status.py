@@ -1,8 +1,8 @@
-"""When a collective call fails: which rank hangs, which one is gone, and what it said before it went.
+"""Diagnosis of a failed collective call: which rank hangs, which rank has ended, and why.
 
-Ranks that are left waiting say so in the job's store, and a rank that goes leaves its reason there; for a rank that was
-killed the launcher does so. Who has said neither within a moment is the one that hangs or was killed. Nothing is
-written while all is well.
+When a collective call fails, every rank that was waiting records this in the job's store. A rank that ends records its
+reason there, and the launcher does so for a rank that was killed. A rank that has recorded neither after a few seconds
+hangs or was killed. Nothing is written while the job works.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch.distributed import PrefixStore, Store
 
 from ..errors import RankLost
 
-_GRACE = 10.0  # seconds for the others to notice and say that they wait, too
+_GRACE = 10.0  # seconds for the other ranks to notice the failure and record that they wait
 
 
 def attempt_store(store: Store, attempt: str) -> Store:
-    """The part of a job's store that belongs to one attempt of its ranks; torchrun may keep its store over restarts."""
+    """Return the part of a job's store for one attempt; torchrun may keep its store across restarts."""
     return PrefixStore(f"attempt-{attempt}", store)
 
 
 class RankStatus:
-    """What ranks leave word of in the job's store."""
+    """The status of the ranks, in the job's store."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float | None) -> None:
-        """`store`: of this attempt of the ranks. `timeout`: how long a collective call waits, where it is known."""
+        """`store` belongs to this attempt. `timeout` is that of collective calls, if it is known."""
         store = PrefixStore("status", store)
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
 
     def record_exit(self, reason: str) -> None:
-        """This rank goes, for `reason`."""
-        with contextlib.suppress(RuntimeError):  # the store went with its host
+        """Record that this rank ends, and why."""
+        with contextlib.suppress(RuntimeError):  # the store has ended with its host
             self._store.set(f"left/{self._rank}", reason)
 
     def diagnose(self, error: RuntimeError) -> RankLost:
-        """Why a collective call failed with `error`, as far as it can be known."""
+        """Return why a collective call failed with `error`, as far as this is known."""
         silent = set(range(self._size)) - {self._rank}
         left: dict[int, str] = {}
         deadline = time.monotonic() + _GRACE
@@ -50,16 +50,16 @@ class RankStatus:
                         silent.discard(rank)
                 time.sleep(0.05)
         except RuntimeError:
-            return RankLost("whoever keeps the job's store is gone: rank 0, or the process that started the ranks")
+            return RankLost("the process with the job's store has ended: rank 0, or the process that started the ranks")
         if left:
             return RankLost("; ".join(f"rank {rank} ended: {why}" for rank, why in left.items()))
         if not silent:
-            return RankLost(f"the connection between ranks broke: {_line(error)}")
+            return RankLost(f"the connection between the ranks failed: {_line(error)}")
         named = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, sorted(silent)))
         if "timed out" in str(error).lower() or "timeout" in str(error).lower():
-            limit = f"{self._timeout:g} s" if self._timeout is not None else "the group's time-out"
-            return RankLost(f"{named} did not answer within {limit}: hanging, or cut off")
-        return RankLost(f"{named} gone without a word: killed, or crashed")
+            limit = f"{self._timeout:g} s" if self._timeout is not None else "the timeout of the process group"
+            return RankLost(f"{named} did not answer within {limit}; it hangs, or its connection is lost")
+        return RankLost(f"{named} ended without a message; it was killed, or it crashed")
 
 
 def _line(error: Exception) -> str:

@@ -1,1 +1,1 @@
-"""From a configuration to a run on disk, and from runs to comparisons, sweeps and tables of results."""
+"""Experiments: a configuration becomes a run on disk, and runs become comparisons, sweeps and tables of results."""

@@ -1,21 +1,21 @@
-"""An audit of a method as it really runs: a canary client, the real rounds, the real noise.
+"""The audit of a method in its real training loop: a canary client, real rounds and real noise.
 
-The scenario. The canary's gradient is huge along a dense random direction and its sign follows +, −, −, −, +, …, so its
-messages have full length whatever its memory holds: the worst a client can send. The sign both changes and stays from
-one round to the next, and to the one after it, because noise that is used twice cancels in a difference and noise that
-returns with the opposite sign cancels in a sum. One other client pushes against the canary with half its size, so that
-a bound on the sum of gradients is not taken for a bound on each message. All others have small gradients of their own,
-so that whatever enters their memories shows in their next messages. They are drawn in every other round only, for their
-noise belongs in the sum in every round. The canary is the first client in half of the runs and the last in the others.
-The engine yields two blocks of clients, and the canary shares one with its opponent, so that a bound on a block is not
-taken for a bound on a client either.
+**Scenario.** The canary's gradient is huge along a dense random direction, and its sign follows +, −, −, −, +, …, so
+its messages have full length whatever its memory is; this is the worst case for a client. The sign both changes and
+stays from one round to the next, and to the one after it: noise that is used twice cancels in a difference, and noise
+that returns with the opposite sign cancels in a sum. One other client, the opponent, pushes against the canary with
+half its size, so that a bound on the sum of gradients is not mistaken for a bound on each message. All other clients
+have small gradients, so that whatever enters their memories shows in their next messages. They are drawn only in every
+other round, because their noise belongs in the sum of every round. The canary is the first client in half of the runs
+and the last client in the others. The engine yields two blocks of clients, and the canary and its opponent are in the
+same block, so that a bound on a block is not mistaken for a bound on a client.
 
-The observer. It knows what everybody would send without noise: `Method.client_step` with a memory a client, the
-definition, not the code under audit. Under "secure-sum" and "central" trust it sees the sum of each round, read back
-from the server's estimate. Under "local" trust it sees every single message. A simulation of local trust adds one draw
-to the sum instead; that sum is audited too, and held against the noise of all messages together.
+**Observer.** The observer knows what every client would send without noise, from `Method.client_step` with one memory
+per client: the definition, not the code under audit. Under "secure-sum" and "central" trust it sees the sum of each
+round. Under "local" trust it sees every message. A simulation of local trust adds one draw to the sum instead; this sum
+is audited as well and compared with the noise of all messages together.
 
-`normec.privacy.audit_releases` turns what was seen with and without the canary into a lower bound on ε.
+`normec.privacy.audit_releases` turns the observations with and without the canary into a lower bound on ε.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ def audit_method(
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Audit:
-    """Run `method` under `privacy` `trials` times each way and try to refute the ε of that many rounds.
+    """Try to refute the ε of `method` under `privacy` with `trials` runs with a canary and as many without.
 
     Args:
         method: The method, with a bounded operator.
-        privacy: The statement under audit, at client level and without a claimed gain from sampling.
-        clients: How many clients take part; at least 4.
-        rounds: Rounds of a run.
-        dimension: Coordinates of a message.
-        trials: Runs with the canary, and as many without; at least 192. A half of them is judged.
+        privacy: The statement to audit, at client level and without a gain from sampling.
+        clients: The number of clients; at least 4.
+        rounds: The rounds of a run.
+        dimension: The dimension of a message.
+        trials: Runs with the canary, and as many without; at least 192. Half of them are judged.
         confidence: A true mechanism is refuted with probability 1 − confidence at most.
-        seed: Of the canary's direction and, for seeded noise, of the noise.
-        progress: Is told how many of the runs are done.
+        seed: The seed of the canary's direction and of seeded noise.
+        progress: Called with the number of runs that are done.
 
     Returns:
-        The bounds of what looked worst, as `audit_releases` chose it on runs that it does not judge.
+        The bounds for the view that looked worst; `audit_releases` chooses it on runs that it does not judge.
     """
     at_least(192, trials=trials)
     at_least(4, clients=clients)
     at_least(1, rounds=rounds, dimension=dimension)
     if privacy.unit != "client" or privacy.sampling is not None:
-        raise UsageError("the audit has canaries at client level, without sampling; leave out sampling and unit")
+        raise UsageError("the audit works at client level and without sampling; leave out sampling and unit")
     privacy = privacy.with_noise("seeded")
     setting = Setting(clients, rounds, dimension=method.message_length(dimension), parameters=dimension)
     composed = release(facts_of(method), privacy, setting)
@@ -86,7 +86,7 @@ def audit_method(
     direction /= direction.norm(dim=1, keepdim=True)
     observers = [(True, claim.epsilon)] if privacy.trust == "local" else [(False, claim.epsilon)]
     if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean":
-        together = replace(composed, gain=math.sqrt(clients))  # what the sum of all messages may lose
+        together = replace(composed, gain=math.sqrt(clients))  # the guarantee of the sum of all messages
         observers.append((False, together.epsilon(claim.sigma, privacy.delta)))
     views, done = [], 0
     for per_message, epsilon in observers:
@@ -113,10 +113,10 @@ def audit_method(
 
 
 def _pooled(views: list[View], name: str) -> View:
-    """All runs together, wherever the canary is.
+    """Return one view of all runs, whichever client is the canary.
 
-    What is expected without the canary is exchanged for what the first view expects, in both kinds of runs alike: the
-    adversary knows where the canary would be, not whether it is there.
+    In both kinds of runs, the expectation without the canary is replaced by that of the first view: the adversary knows
+    which client would be the canary, but not whether it is present.
     """
     first = views[0]
     moved = [first.expected_outside - one.expected_outside for one in views]
@@ -126,14 +126,14 @@ def _pooled(views: list[View], name: str) -> View:
 
 
 def _mixed(parts: list[np.ndarray[Any, np.dtype[np.float64]]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Runs of all parts in turn, so that every stretch of them has the same mixture."""
+    """Interleave the runs of all parts, so that every section has the same mixture."""
     length = min(map(len, parts))
     return np.stack([part[:length] for part in parts], axis=1).reshape(-1, *parts[0].shape[1:])
 
 
 @dataclass(frozen=True)
 class _Scenario:
-    """Who has which gradient, in the runs with (`present`) or without the canary, client `canary`."""
+    """The gradients of all clients in runs with (`present`) or without the canary, which is client `canary`."""
 
     method: Method
     relation: str
@@ -144,16 +144,16 @@ class _Scenario:
 
     @property
     def opponent(self) -> int:
-        """The canary's neighbour, in the same block."""
+        """The client next to the canary, in the same block."""
         return 1 if self.canary == 0 else self.canary - 1
 
     def by_role(self, rows: Tensor) -> Tensor:
-        """Rows of clients: the canary's first, then its opponent's, then the others'."""
+        """Return the rows of clients in the order canary, opponent, others."""
         leading = [self.canary, self.opponent]
         return rows[leading + [client for client in range(self.clients) if client not in leading]]
 
     def gradients(self, round: int) -> Tensor:
-        """``[n, d]``, the same whatever x is."""
+        """Return the gradients ``[n, d]``, which do not depend on x."""
         direction, rest = self.directions
         sign = _SIGNS[round % len(_SIGNS)]
         absent = 0.0 if self.relation == "zero-out" else -1.0
@@ -163,12 +163,12 @@ class _Scenario:
         return grads
 
     def drawn(self, round: int) -> Tensor:
-        """The canary and its opponent in every round, the others in every other one."""
+        """Return the drawn clients: canary and opponent in every round, the others in every second round."""
         chosen = range(self.clients) if round % 2 == 1 else sorted((self.canary, self.opponent))
         return torch.tensor(list(chosen))
 
     def expected(self, rounds: int, per_message: bool) -> list[np.ndarray[Any, Any]]:
-        """What the observer would see without noise, by the definition of the method."""
+        """Return what the observer would see without noise, by the definition of the method."""
         steps = Steps(self.method, self.directions[0])
         state = {name: rows_like(start, self.clients).clone() for name, start in steps.initial_client_state.items()}
         server, seen = dict(steps.initial_server_state), []
@@ -188,7 +188,7 @@ class _Scenario:
 
 
 class _ScenarioEngine:
-    """The engine of a scenario: the first half of the clients is one block, the second half another."""
+    """The engine of a scenario; each half of the clients is one block."""
 
     name = "canary"
     threads = 1
@@ -215,7 +215,7 @@ class _ScenarioEngine:
 
 @dataclass(frozen=True)
 class _ScenarioParticipation:
-    """Takes part: whoever the scenario says."""
+    """The participation rule of a scenario."""
 
     scenario: _Scenario
 
@@ -225,7 +225,7 @@ class _ScenarioParticipation:
 
 
 class _RecordingMechanism(Mechanism):
-    """The mechanism under audit; with `per_message`, messages are made one by one and what is seen of each is kept."""
+    """The mechanism under audit; with `per_message`, messages are made one by one, and each noisy message is stored."""
 
     def __init__(self, per_message: bool, *arguments: Any, **words: Any) -> None:
         self._per_message = per_message
@@ -248,7 +248,7 @@ class _RecordingMechanism(Mechanism):
 
 
 def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setting) -> list[np.ndarray[Any, Any]]:
-    """What the observer sees of one run: each round's sum, or each round's messages in the order of their roles."""
+    """Return what the observer sees of one run: the sum of each round, or its messages in the order of `by_role`."""
     method, dimension, per_message = scenario.method, scenario.directions.shape[1], mechanism._per_message
     problem = FunctionProblem([torch.sum] * setting.clients, torch.zeros(dimension, dtype=torch.float64))
     plan = Plan(

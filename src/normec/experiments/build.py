@@ -1,4 +1,4 @@
-"""From a configuration to what `train` takes: data dealt to clients, a model, a method."""
+"""Building the arguments of `train` from a configuration: data of the clients, a model, a method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from . import methods
 if TYPE_CHECKING:
     from ..privacy import Privacy
 
-# What `problem` below reads: configurations that agree in these have the same problem.
+# The settings that `problem` reads; configurations that agree in them have the same problem.
 PROBLEM_SETTINGS = (*in_groups("data", "model"), "seed")
 DEFAULT_CLIENTS = 100
 DEFAULT_EPSILON = 8.0
@@ -32,7 +32,7 @@ PRIVATE_SETTINGS = tuple(name for name in in_groups("privacy") if name != "priva
 
 
 def problem(config: RunConfig) -> Problem:
-    """The clients' data and the model at its start; the seed decides the split and the parameters."""
+    """Return the problem: the clients' data and the initial model; the seed decides the split and the parameters."""
     clients = number_of_clients(config)
     found = data.load(config.data, config.data_dir)
     inputs, targets = found.train.tensors
@@ -41,10 +41,10 @@ def problem(config: RunConfig) -> Problem:
     groups = found.groups
     if config.column is not None:
         if config.split != "column":
-            raise UsageError(f"column is for split = 'column', got split = {config.split!r}")
+            raise UsageError(f"column needs split = 'column', got split = {config.split!r}")
         if inputs.ndim != 2 or not 0 <= config.column < inputs.shape[1]:
             raise UsageError(f"column must name one of the {inputs[0].numel()} inputs, got {config.column}")
-        groups = torch.unique(inputs[:, config.column], return_inverse=True)[1]  # one client a distinct value
+        groups = torch.unique(inputs[:, config.column], return_inverse=True)[1]  # one client per distinct value
     parts = data.split(
         targets[kept],
         clients,
@@ -70,12 +70,12 @@ def problem(config: RunConfig) -> Problem:
 
 
 def number_of_clients(config: RunConfig) -> int | None:
-    """The number of clients; None where the values of a column decide it."""
+    """Return the number of clients; None if the values of a column decide it."""
     return DEFAULT_CLIENTS if config.clients is None and config.split != "column" else config.clients
 
 
 def _drawn(count: int, setting: str, wanted: int | None, seed: int) -> Tensor:
-    """Which of `count` records are used: all, or as many as the setting says, drawn by `seed`."""
+    """Return which of `count` records are used: all of them, or `wanted` records drawn with `seed`."""
     if wanted is None:
         return torch.arange(count)
     at_least(1, **{setting: wanted})
@@ -86,7 +86,7 @@ def _drawn(count: int, setting: str, wanted: int | None, seed: int) -> Tensor:
 
 
 def _test(found: data.Dataset, config: RunConfig) -> Dataset[Any] | None:
-    """The test records; where fewer are wanted, the same ones for every seed."""
+    """Return the test records; if fewer are used, they are the same for every seed."""
     if found.test is None or config.test_records is None:
         return found.test
     used = _drawn(len(found.test), "test_records", config.test_records, seed=0)
@@ -94,12 +94,12 @@ def _test(found: data.Dataset, config: RunConfig) -> Dataset[Any] | None:
 
 
 def problem_key(config: RunConfig) -> str:
-    """The settings that make a problem what it is, as text."""
+    """Return the settings that define the problem, as text."""
     return config.model_dump_json(include=set(PROBLEM_SETTINGS))
 
 
 def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
-    """Training records kept for the clients, and those held out to choose settings by."""
+    """Return the training records of the clients, and those that are held out for choosing settings."""
     if not 0 <= config.validation < 1:
         raise UsageError(f"validation must lie in [0, 1), got {config.validation}")
     if not config.validation:
@@ -111,7 +111,7 @@ def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
 
 
 def held_out(count: int, share: float) -> int:
-    """How many of `count` records a share is."""
+    """Return how many of `count` records are held out."""
     return max(1, round(share * count)) if share else 0
 
 
@@ -161,14 +161,14 @@ def training(
 
 
 def privacy(config: RunConfig) -> Privacy | None:
-    """What the run promises; None where privacy was turned off."""
+    """Return the privacy statement of the run; None if privacy is off."""
     from ..privacy import Privacy
 
     if not config.private:
         defaults = RunConfig()
         for name in PRIVATE_SETTINGS:
             if getattr(config, name) != getattr(defaults, name):
-                raise UsageError(f"{name} is for private runs, but private = false; drop one of the two")
+                raise UsageError(f"{name} is for private runs, but private = false; remove one of the two")
         return None
     return Privacy(
         epsilon=target_epsilon(config),
@@ -176,7 +176,7 @@ def privacy(config: RunConfig) -> Privacy | None:
         unit=config.unit,
         relation=config.relation,
         trust=config.trust,
-        # A gain is claimed only where a rule allows it; elsewhere every round counts in full.
+        # A gain is claimed only if a rule allows it; otherwise every round counts in full.
         sampling=config.sample_rate if _sampling_gains(config) else None,
         honest=config.honest,
         noise=config.noise,
@@ -188,7 +188,7 @@ def privacy(config: RunConfig) -> Privacy | None:
 
 
 def target_epsilon(config: RunConfig) -> float | None:
-    """The target of a private run; None where the noise is given, and for a run without privacy."""
+    """Return the target ε of a private run; None if sigma is given, or without privacy."""
     given = not config.private or config.epsilon is not None or config.sigma is not None
     return config.epsilon if given else DEFAULT_EPSILON
 
@@ -198,7 +198,7 @@ def _sampling_gains(config: RunConfig) -> bool:
 
 
 def device(name: str) -> torch.device:
-    """A device by name; "auto" is the GPU where there is one."""
+    """Return a device by name; "auto" is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

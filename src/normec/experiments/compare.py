@@ -1,8 +1,8 @@
-"""Several methods on the same problem, each with the step size that suits it best.
+"""Comparison of several methods on the same problem, each with its best step size.
 
-A method is named with its own settings, as in ``normec:beta=1,server_norm=false`` or ``mine.py:Mine,tau=0.1``. Each
-runs with every step size offered, and the one with the best final training loss, gradient norm or validation result is
-shown: test data has no say. Without step sizes each method takes its own.
+A method is given with its own settings, as in ``normec:beta=1,server_norm=false`` or ``mine.py:Mine,tau=0.1``. Each
+method runs with every given step size, and the run with the best final training loss, gradient norm or validation
+result is shown; test data are never used for this choice. Without step sizes, each method uses its default.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} |
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method with its settings, and its runs to be: one a step size."""
+    """A method with its settings, and its planned runs, one per step size."""
 
     label: str
     cells: tuple[RunConfig, ...]
@@ -37,9 +37,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of a candidate, and what became of each step size: its final criterion.
+    """The best run of a candidate, and the final criterion for each step size.
 
-    None: the run diverged, or it is a candidate's only one and did not record the criterion.
+    The criterion is None if the run diverged, or if it is the only run of a candidate and did not record it.
     """
 
     label: str
@@ -50,7 +50,7 @@ class Outcome:
 def candidates(
     specs: Sequence[str], settings: Mapping[str, Any], step_sizes: Sequence[float] | None = None
 ) -> list[Candidate]:
-    """What to run; `settings` that belong to some methods only are passed to those."""
+    """Return the candidates; `settings` that belong only to some methods are passed to these."""
     found = []
     private = settings.get("private", True)
     for spec in specs or ([name for name in PAPER_METHODS if not private or name in PRIVATE_METHODS]):
@@ -65,7 +65,7 @@ def candidates(
             for size in sizes
         )
         for cell in cells:
-            # Refuse bad settings before the first run.
+            # Refuse invalid settings before the first run.
             built = methods.build(cell, dim=1 if cell.k is None else cell.k)
             if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
@@ -75,14 +75,14 @@ def candidates(
             raise UsageError(f"{key} applies to none of the methods compared; leave it out")
     labels = [candidate.label for candidate in found]
     if len(set(labels)) < len(labels):
-        raise UsageError(f"a method is named twice in {', '.join(labels)}; give each other settings")
+        raise UsageError(f"a method occurs twice in {', '.join(labels)}; give them different settings")
     return found
 
 
 def run(
     entries: Sequence[Candidate], folder: Path, watch: Callable[[str], Callback], criterion: str = "loss"
 ) -> list[Outcome]:
-    """Run every cell in its own folder under `folder`; what is done is not done again."""
+    """Run every cell in its own folder under `folder`; finished cells are not run again."""
     one_of(CRITERIA, criterion=criterion)
     column = CRITERIA[criterion]
     if any(len(entry.cells) > 1 and not tuning.records(cell, column) for entry in entries for cell in entry.cells):
@@ -94,7 +94,7 @@ def run(
         for cell in entry.cells:
             size = methods.step_size(cell)
             if isinstance(size, str):
-                raise UsageError("compare wants step sizes as numbers; lr='theory' is for train")
+                raise UsageError("compare needs step sizes as numbers, got lr='theory', which is for train")
             name = f"{re.sub('[:=,/]', '-', entry.label)}-lr-{size:g}"
             try:
                 result = runs.execute(cell, folder / name, [watch(f"{entry.label} lr {size:g}")])
@@ -109,7 +109,7 @@ def run(
             tried[size] = tuning.value(result.summary, column)
             if tried[size] is None and len(entry.cells) > 1:
                 raise tuning.unmeasured(column)
-        if len(entry.cells) == 1:  # nothing to choose
+        if len(entry.cells) == 1:  # there is nothing to choose
             best = next(iter(found), None)
         else:
             best = tuning.best({size: [value] for size, value in tried.items()}, column)
@@ -122,7 +122,7 @@ def histories(outcomes: Sequence[Outcome]) -> dict[str, History]:
 
 
 def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
-    """The table as JSON, the picture, if anything to draw was recorded, and the page; returns the first two's paths."""
+    """Write the table as JSON, the picture if there is anything to draw, and the page; returns the first two paths."""
     from ..report import page, pictures
 
     table, picture = folder / "comparison.json", folder / "comparison.png"
@@ -136,7 +136,7 @@ def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
-    """One line of the table."""
+    """Return one row of the table."""
     facts: dict[str, Any] = {
         "method": outcome.label,
         "tried": {f"{lr:g}": value for lr, value in outcome.tried.items()},

@@ -1,4 +1,4 @@
-"""ε over rounds, against several observers: who is trusted decides what a noise is worth."""
+"""Tables of ε over rounds for several observers; the guarantee of a noise depends on who is trusted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
 @dataclass(frozen=True)
 class EpsilonTable:
-    """ε for each number of rounds, one column an observer and relation."""
+    """ε for each number of rounds, with one column per observer and relation."""
 
     title: str
     rounds: list[int]
@@ -42,7 +42,7 @@ def build(
         privacy = Privacy(sigma=sigma, delta=delta, **words)
         composed = release(Facts("a message", bound, feedback=True), privacy, Setting(clients, rounds, sampling))
         columns[name] = [composed.epsilon(sigma, delta, count) for count in counts]
-    return EpsilonTable(f"ε at δ = {delta:g}, σ = {sigma:g} a client, {clients} clients", counts, columns)
+    return EpsilonTable(f"ε at δ = {delta:g}, σ = {sigma:g} per client, {clients} clients", counts, columns)
 
 
 def draw(table: EpsilonTable, path: Path) -> None:

@@ -17,7 +17,7 @@ FORMATS = ("table", "csv", "json", "parquet")
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """A header and a line a row; what is not known is empty."""
+    """Return a header and one line per row; missing values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -26,18 +26,18 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 
 def to_json(rows: Sequence[Row]) -> str:
-    """A list of objects."""
+    """Return the rows as a list of JSON objects."""
     return json.dumps(rows, indent=1) + "\n"
 
 
 def to_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown."""
+    """Return the lines of a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """A Parquet file; a column of mixed types, such as a step size that may be "theory", becomes text."""
+    """Write a Parquet file; a column of mixed types, such as a step size that may be "theory", becomes text."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -48,7 +48,7 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
 
 
 def _alike(values: list[Any]) -> list[Any]:
-    """Values of one type, and None."""
+    """Return values of one type, or None."""
     types = {type(value) for value in values if value is not None}
     if types == {int, float}:
         return [None if value is None else float(value) for value in values]

@@ -1,17 +1,17 @@
-"""A grid of runs, from one TOML file to the list of its cells.
+"""Grids of runs: from a TOML file to the list of its cells.
 
-data = "digits"                 # settings that all cells share, as in `normec train`
+data = "digits"                 # settings of all cells, as in `normec train`
 validation = 0.2
 seeds = 3                       # 0, 1, 2; or a list
-tune = ["lr"]                   # settings whose best value is looked for in each cell …
-by = "validation_accuracy"      # … and the column that decides
+tune = ["lr"]                   # settings whose best value is chosen in each cell …
+by = "validation_accuracy"      # … by this column
 
 [grid]                          # every combination of these
 lr = [0.05, 0.2, 1.0]
 
-[[cases]]                       # settings that belong together; each case meets the whole grid
+[[cases]]                       # settings that belong together; each case is combined with the whole grid
 method = "normec"
-grid.beta = [0.01, 0.1]         # a case may have a grid of its own
+grid.beta = [0.01, 0.1]         # a case may have its own grid
 
 [[cases]]
 method = "clip21"
@@ -41,27 +41,27 @@ LONGEST_NAME = 120
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid, and the settings that tell it from the others."""
+    """One run of a grid, and the settings that distinguish it from the others."""
 
     config: RunConfig
     settings: Mapping[str, Scalar]
 
     @property
     def label(self) -> str:
-        """The settings in a line: ``normec beta 0.1 lr 0.05 seed 0``."""
+        """The settings as one line: ``normec beta 0.1 lr 0.05 seed 0``."""
         parts = [(str(v) if key == "method" else f"{key} {text(v)}") for key, v in self.settings.items()]
         return " ".join(parts) or self.config.method
 
     @property
     def name(self) -> str:
-        """The label as a folder's name, with the digest by which the run is known."""
+        """The label as a folder name, with the digest that identifies the run."""
         plain = re.sub(r"[^\w.+-]+", "-", self.label).strip("-.")
         return f"{plain[:LONGEST_NAME]}-{self.config.digest()}"
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells in their order, and how the best of them is told."""
+    """The cells in order, and how the best of them is chosen."""
 
     cells: tuple[Cell, ...]
     tune: tuple[str, ...] = ()
@@ -70,12 +70,12 @@ class Grid:
 
 
 def load(path: str | Path) -> Grid:
-    """The grid in a file; what is wrong with it is said in one line, before anything runs."""
+    """Return the grid in a file; raises `UsageError` with one line before anything runs."""
     return expand(read(path))
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A grid file as tables."""
+    """Read a grid file as tables."""
     try:
         return read_toml(Path(path))
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def expand(tables: Mapping[str, Any]) -> Grid:
-    """Every cell that the tables of a grid file ask for."""
+    """Return the grid that the tables of a grid file define."""
     shared = {key: value for key, value in tables.items() if key not in OWN}
     _known(shared, "the shared settings", OWN)
     common = _lists(tables.get("grid", {}), "grid")
@@ -95,11 +95,11 @@ def expand(tables: Mapping[str, Any]) -> Grid:
     if not common and "cases" not in tables:
         raise UsageError(
             "the grid is empty: give lists of values under [grid], tables [[cases]], or seeds; "
-            "a single run is for `normec train`"
+            "use `normec train` for a single run"
         )
     cells = []
     for number, (case, own) in enumerate(cases, 1):
-        _apart(number, shared, common, case, own)
+        _check_conflicts(number, shared, common, case, own)
         values = {**own, **common}
         for combination in itertools.product(*values.values()):
             varied: dict[str, Scalar] = {**case, **dict(zip(values, combination, strict=True))}
@@ -109,7 +109,7 @@ def expand(tables: Mapping[str, Any]) -> Grid:
 
 
 def _cases(tables: Any) -> Iterator[tuple[dict[str, Scalar], dict[str, list[Scalar]]]]:
-    """Each case's own settings and its own grid; without cases, one that changes nothing."""
+    """Yield the settings and the grid of each case; without cases, one empty case."""
     if tables is None:
         yield {}, {}
         return
@@ -123,22 +123,24 @@ def _cases(tables: Any) -> Iterator[tuple[dict[str, Scalar], dict[str, list[Scal
         _known(case, where, ("grid",))
         for key, value in case.items():
             if isinstance(value, list):
-                raise UsageError(f"{key} in {where} is a list; several values are for grid.{key}")
+                raise UsageError(f"{key} in {where} is a list; put several values into grid.{key}")
         yield case, _lists(table["grid"], f"the grid of {where}") if "grid" in table else {}
 
 
 def _lists(table: Any, where: str) -> dict[str, list[Scalar]]:
-    """A table of settings, each with the values it takes."""
+    """Check a table of settings, each with a list of values, and return it."""
     if not isinstance(table, dict):
         raise UsageError(f"{where} must be a table of lists, got {table!r}")
     _known(table, where)
     for key, values in table.items():
         if not isinstance(values, list):
-            raise UsageError(f"{key} in {where} must be a list of values, got {values!r}; one value belongs above it")
+            raise UsageError(
+                f"{key} in {where} must be a list of values, got {values!r}; put a single value above [grid]"
+            )
         if not values:
             raise UsageError(f"{key} in {where} is an empty list: there is nothing to run")
         if key in NOT_IDENTITY:
-            raise UsageError(f"{key} says where a run is computed, not what; a grid over it repeats the same run")
+            raise UsageError(f"{key} decides where a run is computed, not what; a grid over it repeats the same run")
         for position, value in enumerate(values):
             if value in values[:position]:
                 raise UsageError(f"{key} in {where} has {value!r} twice")
@@ -152,21 +154,21 @@ def _known(table: Mapping[str, Any], where: str, more: tuple[str, ...] = ()) -> 
             raise UsageError(f"there is no setting {key!r} ({where}){guess}; `normec train --settings` lists all")
 
 
-def _apart(
+def _check_conflicts(
     number: int, shared: Mapping[str, Any], common: Mapping[str, Any], case: Mapping[str, Any], own: Any
 ) -> None:
-    """A setting has one place; only a case's constants may stand in for shared ones."""
-    places = [
+    """Check that a setting occurs once; only the constants of a case may replace shared settings."""
+    pairs = [
         (common, "[grid]", shared, "the shared settings"),
         (common, "[grid]", case, f"case {number}"),
         (common, "[grid]", own, f"the grid of case {number}"),
         (own, f"the grid of case {number}", shared, "the shared settings"),
         (own, f"the grid of case {number}", case, f"case {number}"),
     ]
-    for one, here, other, there in places:
+    for one, here, other, there in pairs:
         for key in one:
             if key in other:
-                raise UsageError(f"{key} stands in {here} and in {there}; keep one of them")
+                raise UsageError(f"{key} occurs in {here} and in {there}; keep one of them")
 
 
 def _seeds(given: Any) -> list[Scalar]:
@@ -183,7 +185,7 @@ def _seeds(given: Any) -> list[Scalar]:
 
 
 def _cell(settings: dict[str, Any], varied: dict[str, Scalar]) -> Cell:
-    """A cell whose settings go together: the method has them, privacy has a rule for them."""
+    """Return a cell after checking that its settings fit the method and that a privacy rule covers them."""
     label = ", ".join(f"{key} = {text(value)}" for key, value in varied.items())
     try:
         config = make(settings)
@@ -194,14 +196,14 @@ def _cell(settings: dict[str, Any], varied: dict[str, Scalar]) -> Cell:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse what can be seen to be wrong before any data is read."""
+    """Refuse settings that are wrong, as far as this is known before data are read."""
     one_of(models.MODELS, model=config.model)
     if not config.data.startswith(FILE_PREFIX):
         one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=config.data)
     method = methods.build(config, dim=1 if config.k is None else config.k)
-    build.training(config.model_copy(update={"device": "cpu"}))  # the cell's own may be on another machine
+    build.training(config.model_copy(update={"device": "cpu"}))  # the device of the cell may be on another machine
     if config.private and not math.isfinite(method.bound):
-        raise UsageError(f"{config.method} sends messages without a bound; it goes with private = false only")
+        raise UsageError(f"{config.method} sends messages without a bound; set private = false")
 
 
 def _distinct(cells: list[Cell]) -> None:
@@ -209,7 +211,7 @@ def _distinct(cells: list[Cell]) -> None:
     for cell in cells:
         other = seen.setdefault(cell.config.digest(), cell)
         if other is not cell:
-            raise UsageError(f"two cells are the same run: {other.label}, and {cell.label}; take one of them out")
+            raise UsageError(f"two cells are the same run: {other.label}, and {cell.label}; remove one of them")
 
 
 def _tuned(tables: Mapping[str, Any], cells: tuple[Cell, ...]) -> Grid:
@@ -237,5 +239,5 @@ def _tuned(tables: Mapping[str, Any], cells: tuple[Cell, ...]) -> Grid:
 
 
 def text(value: Scalar) -> str:
-    """A setting's value as people write it."""
+    """Return the value of a setting as people write it."""
     return f"{value:g}" if isinstance(value, float) else str(value)

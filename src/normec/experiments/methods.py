@@ -18,19 +18,19 @@ SETTINGS = tuple(name for name in in_groups("method") if name not in ("method", 
 
 
 def applies(method: str, setting: str) -> bool:
-    """Whether a method's setting (one of `SETTINGS`) means anything to `method`."""
+    """Whether `method` has a setting, which is one of `SETTINGS`."""
     return setting in settings_of(method)
 
 
 def settings_of(method: str) -> Sequence[str]:
-    """The settings that a method has."""
+    """Return the settings that a method has."""
     if is_own(method):
         return tuple(registry.settings_of(registry.find(method)))
     return tuple(entry(method).settings)
 
 
 def split_name(text: str) -> tuple[str, dict[str, Any]]:
-    """A method with its settings, as `compare` takes it: NAME:KEY=VALUE,… or FILE.py:CLASS,KEY=VALUE,…"""
+    """Split a method with its settings, as in `compare`: NAME:KEY=VALUE,… or FILE.py:CLASS,KEY=VALUE,…"""
     file, colon, rest = text.partition(".py:")
     if colon:
         kind, _, own = rest.partition(",")
@@ -50,7 +50,7 @@ def step_size(config: RunConfig) -> float | Literal["theory"]:
 
 
 def rounds(config: RunConfig) -> int | None:
-    """The configuration's rounds, or the method's own; None where epochs are given instead."""
+    """Return the rounds of the configuration, or the method's default; None if epochs are given instead."""
     if config.rounds is not None or config.epochs is not None:
         return config.rounds
     known = CATALOGUE.get(config.method)
@@ -58,7 +58,7 @@ def rounds(config: RunConfig) -> int | None:
 
 
 def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Method:
-    """The method of a configuration, for a model of `dim` parameters in tensors of `sizes` (None: one)."""
+    """Build the method of a configuration, for a model of `dim` parameters in tensors of `sizes` (None: one tensor)."""
     for setting in SETTINGS:
         if getattr(config, setting) is not None and not applies(config.method, setting):
             has = ", ".join(settings_of(config.method)) or "no settings"
@@ -89,9 +89,9 @@ def _participation(config: RunConfig) -> float:
 
 
 def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
-    """The settings of one of this package's methods with the values that are used, its own where none are given.
+    """Return the settings of a built-in method with the values that are used, including defaults.
 
-    `dim` is the number of parameters; without it, a setting that depends on it is None unless it is given.
+    `dim` is the number of parameters; without it, a default that depends on it is None.
     """
     defaults = entry(config.method).defaults(config.private)
     if "k" in defaults and dim is not None:
@@ -111,13 +111,13 @@ def entry(method: str) -> Entry:
 
 
 def own_settings_given(config: RunConfig) -> dict[str, Any]:
-    """The settings that are given for a method of the user's own, under its names or under those of `SETTINGS`."""
+    """Return the given settings of a user's own method, under its own names or those in `SETTINGS`."""
     shared = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) is not None}
     return shared | parse_assignments(config.method_settings or "")
 
 
 def own_settings_used(config: RunConfig) -> str | None:
-    """The settings of a method of the user's own, with the defaults of its class, as `method_settings` holds them."""
+    """Return the settings of a user's own method with the defaults of its class, as text for `method_settings`."""
     declared = registry.settings_of(registry.find(config.method))
     defaults = {name: one.default for name, one in declared.items() if one.default is not one.empty}
     used = {**defaults, **own_settings_given(config)}
@@ -125,14 +125,14 @@ def own_settings_used(config: RunConfig) -> str | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether KEY=VALUE,… can hold a value."""
+    """Whether KEY=VALUE,… can represent a value."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, bool | int) or (isinstance(value, str) and "," not in value)
 
 
 def _own(config: RunConfig) -> Method:
-    """A method of the user's own, or of another package."""
+    """Build a user's own method, or one of another package."""
     given = own_settings_given(config)
     known = settings_of(config.method)
     for name in given:

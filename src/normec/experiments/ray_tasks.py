@@ -1,7 +1,7 @@
-"""Cells as the tasks of a Ray cluster, whose machines all see the sweep's folder.
+"""Cells as tasks of a Ray cluster whose machines share the sweep's folder.
 
-How far a cell is, is read from its folder; a file beside the cells asks the tasks to stop. So nothing of a sweep
-depends on what Ray does with messages and signals, and a cell is the same wherever it runs.
+The progress of a cell is read from its folder, and a file next to the cells asks the tasks to stop. So a sweep does not
+depend on how Ray treats messages and signals, and a cell runs in the same way everywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tasks import Ending, Progress, Report, StopAsked, Task, ended, run_group
 
 SECONDS_TO_LOOK = 1.0
 SECONDS_TO_ANSWER = 10.0
-TAIL = 4096  # bytes; more than the last row of a history has
+TAIL = 4096  # bytes; longer than the last row of a history
 
 
 def run_on_ray(
@@ -33,9 +33,9 @@ def run_on_ray(
     report: Report,
     stop_asked: StopAsked,
 ) -> None:
-    """Run every group as a task with `threads` cores, or a GPU where the cluster has some; returns when all ended.
+    """Run every group as a task with `threads` cores, or on a GPU if the cluster has any; returns when all have ended.
 
-    `address` is a cluster's, "auto" for the one this machine belongs to, or "local" for one of its own.
+    `address` is that of a cluster, "auto" for the cluster of this machine, or "local" for a new cluster.
     """
     if not groups:
         return
@@ -81,8 +81,8 @@ def _run(
 
 
 def _connect(address: str) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent home
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's next default; it warns otherwise
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics are sent
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the next default of Ray, which warns otherwise
     try:
         import ray
     except ModuleNotFoundError:
@@ -90,7 +90,7 @@ def _connect(address: str) -> Any:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if port.isdigit():
-            socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()  # Ray would try for minutes
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
@@ -99,32 +99,32 @@ def _connect(address: str) -> Any:
 
 
 def _wants_gpu(ray: Any, groups: Sequence[Sequence[Task]]) -> bool:
-    """Whether the cells go to GPUs: those that do not say otherwise do, where the cluster has any."""
+    """Whether the cells run on GPUs: if the cluster has any and the cells do not exclude them."""
     devices = {task.config.device.partition(":")[0] for group in groups for task in group}
     has_some = ray.cluster_resources().get("GPU", 0) >= 1
     if "cuda" in devices and not has_some:
-        raise UsageError("device = 'cuda', but the Ray cluster has no GPU")
+        raise UsageError("device = 'cuda', but the Ray cluster has no GPU; use device = 'auto' or 'cpu'")
     return bool(has_some and devices & {"cuda", "auto"})
 
 
 def _slots(ray: Any, threads: int, gpu: bool) -> int:
-    """How many tasks the cluster can run at once, as it is now."""
+    """Return how many tasks the cluster can run at once now."""
     found = ray.cluster_resources()
     return max(1, int(found.get("GPU", 0)) if gpu else int(found.get("CPU", 1)) // threads)
 
 
 def _serve(group: list[Task], threads: int, stop: Path) -> list[Progress]:
-    """In the cluster: run the cells of a group; returns how each ended."""
+    """Run the cells of a group in the cluster; returns how each ended."""
     import torch
 
     torch.set_num_threads(threads)
-    heard: list[Progress] = []
-    run_group(group, heard.append, stop.exists)
-    return [message for message in heard if message.ending is not None]
+    reported: list[Progress] = []
+    run_group(group, reported.append, stop.exists)
+    return [progress for progress in reported if progress.ending is not None]
 
 
 def _report_progress(group: Sequence[Task], seen: dict[int, int], report: Report) -> None:
-    """The newest row of each history that has grown."""
+    """Report the newest row of each history that has grown."""
     for task in group:
         row = _last_row(task.folder / "metrics.jsonl")
         if row is not None and row["round"] > seen.get(task.index, -1):
@@ -139,23 +139,23 @@ def _last_row(path: Path) -> Row | None:
             whole = file.read().rpartition(b"\n")[0]
         row: Row = json.loads(whole.rpartition(b"\n")[2])
     except (OSError, ValueError):
-        return None  # not there yet
+        return None  # there is no complete row yet
     return row
 
 
 def _report_end(ray: Any, reference: Any, group: list[Task], report: Report) -> list[Task]:
-    """Say how the cells of a task ended; returns those that it never came to."""
+    """Report how the cells of a task ended; returns the cells that it did not start."""
     try:
-        messages = ray.get(reference)
+        reports = ray.get(reference)
     except ray.exceptions.RayError as error:
         return _report_loss(group, " ".join(str(error).split())[:300], report)
-    for message in messages:
-        report(message)
+    for progress in reports:
+        report(progress)
     return []
 
 
 def _report_loss(group: list[Task], why: str, report: Report) -> list[Task]:
-    """A task was lost with its process: what is in the folders tells which cell it was at."""
+    """Report the cells of a task whose process was lost; the folders show which cell was running."""
     for position, task in enumerate(group):
         ending = ended(task)
         report(Progress(task.index, ending=ending or Ending("failed", error=why)))

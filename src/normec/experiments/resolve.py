@@ -1,4 +1,4 @@
-"""A configuration with every value that is used: the defaults that depend on the method, on privacy and on the data."""
+"""Filling in the defaults of a configuration that depend on the method, on privacy and on the data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from . import build, methods
 
 @dataclass(frozen=True)
 class Measured:
-    """What a configuration leaves to the data and to the machine; None where it is not known.
+    """Values that the data and the machine decide; None if they are not known.
 
-    A run knows all of it once its problem is built. A folder knows what its summary or its checkpoint says.
+    All of them are known once the problem of a run is built. For a folder, its summary or its checkpoint has them.
     """
 
     clients: int | None = None
@@ -23,17 +23,17 @@ class Measured:
     lr: float | None = None
     device: str | None = None
     engine: str | None = None
-    method: str | None = None  # how a method of one's own is found, if not by its name
+    method: str | None = None  # the name under which a user's own method is found, if it differs
 
 
 def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
-    """The configuration with the values that are used in place of those that were not given.
+    """Return the configuration with the values that are used for settings that were not given.
 
-    It trains the same run. A value that is not known stays as it is in `config`; one that does not exist stays None:
-    `rounds` where `epochs` are given, `epsilon` where `sigma` is, the seed of noise that comes from a secret.
+    It trains the same run. A value that is not known stays as it is in `config`. A setting that does not apply stays
+    None: `rounds` if `epochs` are given, `epsilon` if `sigma` is given, the seed if the noise comes from a secret.
 
     Args:
-        config: The configuration as it was asked for.
+        config: The configuration as it was given.
         measured: What is known of the run's data.
 
     Raises:
@@ -68,7 +68,7 @@ def _of_the_method(config: RunConfig, known: Measured) -> dict[str, Any]:
 
 
 def _step_size(config: RunConfig, measured: float | None) -> Any:
-    """The step size; that of the theory is known once it was computed."""
+    """Return the step size; that of the theory is known after it was computed."""
     if config.lr is None:
         return None if is_own(config.method) else methods.step_size(config)
     return measured if config.lr == "theory" and measured is not None else config.lr

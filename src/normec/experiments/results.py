@@ -1,7 +1,7 @@
-"""Runs on disk as tidy rows: one a run, or mean and spread over seeds, or the best of a tuned setting in each cell.
+"""Runs on disk as tidy rows: one row per run, mean and spread over seeds, or the best of a tuned setting per cell.
 
-A column is a setting, a metric (its value at the end of the run, or its mean over seeds; of ε the largest) or a
-metric's spread (the standard deviation over seeds). The same configuration found twice counts once.
+A column is a setting, a metric (its value at the end of the run, or its mean over seeds; for ε the largest) or the
+spread of a metric (the standard deviation over seeds). A configuration that is found twice counts once.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ METRICS = (
     *("epsilon", "bytes", "seconds"),
 )
 STATES = ("finished", "stopped", "diverged", "failed", "unfinished")
-PARTS = ("config.toml", "summary.json", "metrics.jsonl", "checkpoint")  # any of them makes a folder a run's
+PARTS = ("config.toml", "summary.json", "metrics.jsonl", "checkpoint")  # a folder with any of them is a run
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run: all its settings, how it ended, and its summary."""
+    """One run: all its settings, its status and its summary."""
 
     folder: Path
     settings: Mapping[str, Any]
     status: str
     summary: Mapping[str, Any]
-    paid: float | None = None  # epsilon by the ledger of a private run that is not finished
+    paid: float | None = None  # epsilon from the ledger, for a private run that is not finished
 
 
 @dataclass(frozen=True)
 class Found:
-    """The runs below some folders, and a line on each that is left out."""
+    """The runs below some folders, and a line about each run that is left out."""
 
     records: list[Record]
     notes: list[str]
 
 
 def collect(paths: Sequence[Path]) -> Found:
-    """Every run at or below `paths`: single runs, the cells of sweeps, the candidates of comparisons."""
+    """Return every run at or below `paths`: single runs, cells of sweeps, and runs of comparisons."""
     records: dict[Key, Record] = {}
     notes: list[str] = []
     copies: list[str] = []
@@ -87,7 +87,7 @@ def collect(paths: Sequence[Path]) -> Found:
 
 
 def of(summary: Mapping[str, Any], folder: Path) -> Record:
-    """A run by its summary."""
+    """Return the record of a run from its summary."""
     status = summary["status"]
     known = {key: summary.get(key) for key in ("clients", "dimension", "rounds")}
     settings = _settings(summary["config"], Measured(**known))
@@ -95,20 +95,20 @@ def of(summary: Mapping[str, Any], folder: Path) -> Record:
 
 
 def _settings(held: Mapping[str, Any], measured: Measured | None = None) -> dict[str, Any]:
-    """Every setting with the value that was used, also of a run whose record holds only those that were given."""
+    """Return every setting with the value that was used, also if the record has only the given settings."""
     try:
         return resolved(configs.make(held), measured).model_dump()
-    except UsageError:  # of another version, or of a method whose file is gone: as it was written
+    except UsageError:  # from another version, or the method's file is missing: use the record as it is
         return {**RunConfig().model_dump(), **held}
 
 
 def varied(records: Iterable[Record]) -> list[str]:
-    """The settings in which runs differ."""
+    """Return the settings in which runs differ."""
     return [name for name in configs.varied([record.settings for record in records]) if name in IDENTITY]
 
 
 def each(records: Sequence[Record]) -> list[Row]:
-    """One row a run."""
+    """Return one row per run."""
     names = _shown(records)
     return [
         {
@@ -125,16 +125,16 @@ def each(records: Sequence[Record]) -> list[Row]:
 
 
 def over_seeds(records: Sequence[Record]) -> list[Row]:
-    """One row a setting: mean and spread of every metric over the seeds that have a result."""
+    """Return one row per setting: mean and spread of every metric over the seeds with a result."""
     names = [key for key in _shown(records) if key != "seed"]
     return [_summary(group, names) for group in _grouped(records, names).values()]
 
 
 def tuned(records: Sequence[Record], tune: Sequence[str], by: str, on_test: bool = False) -> list[Row]:
-    """One row a cell: the values of the settings `tune` with the best mean over seeds of the column `by`.
+    """Return one row per cell: the values of the settings `tune` with the best mean of the column `by` over seeds.
 
-    `tried` says how many values there were, `edge` which tuned setting took the smallest or largest of its values:
-    the best may lie beyond it.
+    `tried` is the number of values. `edge` names a tuned setting whose best value is the smallest or the largest one;
+    the optimum may lie beyond it.
     """
     tuning.check(by, on_test)
     for name in tune:
@@ -155,7 +155,7 @@ def tuned(records: Sequence[Record], tune: Sequence[str], by: str, on_test: bool
 
 
 def best(records: Sequence[Record], by: str) -> Row | None:
-    """The setting with the best mean over seeds, of all."""
+    """Return the setting with the best mean over seeds."""
     names = [key for key in varied(records) if key != "seed"]
     candidates = _grouped(records, names)
     chosen = _best(candidates, by)
@@ -187,7 +187,7 @@ def _summary(group: Sequence[Record], names: Sequence[str]) -> Row:
     finished = [_metrics(record) for record in group if record.status in tuning.RESULTS]
     for name in METRICS:
         values = [metrics[name] for metrics in finished if metrics[name] is not None]
-        middle = max if name == "epsilon" else statistics.fmean  # a guarantee is that of the worst
+        middle = max if name == "epsilon" else statistics.fmean  # the guarantee is the worst one
         row[name] = middle(values) if values else None
         row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else None
     return row
@@ -212,7 +212,7 @@ def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[
 
 
 def _key(record: Record, names: Iterable[str]) -> Key:
-    """The values of some settings, to group by."""
+    """Return the values of some settings, for grouping."""
     return tuple(record.settings.get(name) for name in names)
 
 
@@ -222,7 +222,7 @@ def _shown(records: Sequence[Record]) -> list[str]:
 
 
 def _folders(path: Path) -> Iterator[Path]:
-    """Run folders at or below a path, in the order of their names."""
+    """Yield the run folders at or below a path, in the order of their names."""
     for here, below, files in os.walk(path):
         if any(part in files or part in below for part in PARTS):
             below.clear()
@@ -232,18 +232,18 @@ def _folders(path: Path) -> Iterator[Path]:
 
 
 def _read(folder: Path) -> Record:
-    """A run as it is: one without a summary yet is unfinished, and its last row is what it has."""
+    """Read a run; a run without a summary is unfinished, and its last row is its result."""
     if (folder / "summary.json").exists():
         summary = runs.read(folder).summary
         if not isinstance(summary.get("config"), dict) or not isinstance(summary.get("final"), dict):
             raise UsageError(f"{folder / 'summary.json'} is damaged: it lacks the run's settings or its final row")
         wrong = schema.fitting(summary, schema.SUMMARY, None)[1]
         if wrong:
-            raise UsageError(f"{folder / 'summary.json'} is damaged: {wrong[0]} is not what a run writes")
+            raise UsageError(f"{folder / 'summary.json'} is damaged: {wrong[0]} has a wrong type")
         record = of(summary, folder)
         return record if record.status == "finished" else replace(record, paid=_paid(folder, summary))
     if not (folder / "config.toml").exists():
-        raise UsageError(f"{folder} is half-written: it has no config.toml")
+        raise UsageError(f"{folder} is incomplete: it has no config.toml")
     held = read_toml(folder / "config.toml")
     started_from_python = STARTED_BY in held
     settings = _settings_of_python(held) if started_from_python else _settings(_checked(held))
@@ -253,13 +253,13 @@ def _read(folder: Path) -> Record:
     if not schema.ROW(last):
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     summary = {"round": last.get("round", 0), "final": last}
-    if started_from_python and last and last.get("round") == held.get("rounds"):  # such a run writes no summary
+    if started_from_python and last and last.get("round") == held.get("rounds"):  # a run from Python writes no summary
         return Record(folder, settings, "finished", {**summary, "rounds": held["rounds"]}, _paid(folder, summary))
     return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
 
 
 def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that was started from Python; lists and tables, as of its method, become text."""
+    """Return the settings of a run that was started from Python; lists and tables become text."""
     plain = {
         name: value if schema.scalar(value) else json.dumps(value, default=str, sort_keys=True)
         for name, value in held.items()
@@ -268,12 +268,12 @@ def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(held: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of a config.toml; raises `UsageError` where they are none."""
+    """Return the settings of a config.toml; raises `UsageError` if they are invalid."""
     configs.make(held)
     return held
 
 
 def _paid(folder: Path, summary: Mapping[str, Any]) -> float | None:
-    """What a run has paid for that may have gone on since its summary or its last row."""
+    """Return the ε that a run has paid for, which may be more than its summary or its last row says."""
     paid = verified(folder, summary)
     return paid.epsilon if paid is not None else None

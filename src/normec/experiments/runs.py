@@ -2,10 +2,9 @@
 
     runs/NAME/  config.toml  metrics.jsonl  summary.json  report.html  ledger.jsonl  checkpoint/
 
-`config.toml` holds every setting with the value that was used, and is what to rerun; `summary.json` holds the same
-settings and what came out, `report.html` is the page about both; the rest is `train`'s.
-A folder belongs to one configuration; it is known by it, goes on where it stopped, and is left alone once it is
-finished.
+`config.toml` has every setting with the value that was used, and repeats the run. `summary.json` has the same settings
+and the results, and `report.html` shows both. `train` writes the other files. A folder belongs to one configuration: a
+run that was stopped continues there, and a finished run is not changed.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ from ..training.train import prepare, ready
 from . import build, methods
 from .resolve import Measured, resolved
 
-# Settings whose defaults depend on the data: the number of clients, of parameters, or of rounds.
+# Settings whose defaults depend on the data, through the number of clients, parameters or rounds.
 DATA_DEPENDENT = ("clients", "k", "log_every", "evaluate_every")
 HELD_OUT = (
-    "the validation records are held out of the training records: no client holds them, no noise covers them, and the "
+    "the validation records are held out of the training records: no client has them, no noise covers them, and the "
     "guarantee does not protect them"
 )
 FITTED = "the inputs were scaled by statistics of all training records, which no noise covers"
@@ -51,7 +50,7 @@ FITTED = "the inputs were scaled by statistics of all training records, which no
 
 @dataclass(frozen=True)
 class Result:
-    """A run's summary and its history, fresh or read back from its folder."""
+    """The summary and the history of a run, new or read from its folder."""
 
     folder: Path
     summary: dict[str, Any]
@@ -64,7 +63,7 @@ def execute(
     callbacks: Sequence[Callback] = (),
     communicator: Communicator | None = None,
 ) -> Result:
-    """Train what `config` says in its folder: from the start, from where it stopped, or not at all."""
+    """Train the run of `config` in its folder, or continue it; a finished run is only read."""
     with Interrupt() as interrupt, ready(config.precision):
         return run_to_end(steps(config, folder, callbacks, lambda: interrupt.asked, communicator=communicator))
 
@@ -77,9 +76,9 @@ def steps(
     problem: Problem | None = None,
     communicator: Communicator | None = None,
 ) -> Generator[None, None, Result]:
-    """`execute`, round by round, until it is `asked` to stop; `problem` is the configuration's, if it is there already.
+    """`execute` round by round, until `asked` returns True; `problem` is the problem of `config`, if it exists already.
 
-    Whoever steps makes torch `ready`: runs that take turns share its precision. Of several ranks the first writes.
+    The caller must enter `ready`, because runs that take turns share the precision of torch. Only rank 0 writes.
     """
     folder, communicator = default_folder(config) if folder is None else folder, communicator or SingleProcess()
     known = communicator.on_rank_zero(lambda: _finished(folder, config))
@@ -114,11 +113,11 @@ def steps(
 
 
 def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
-    """The summary of the run in the folder, if there is one and it has reached its end."""
+    """Return the summary of the run in the folder if it is finished, else None."""
     known = existing(folder, config)
     if known is None or known.summary["status"] != "finished":
         return None
-    # Whether the theory gives the step size that is stored there is for the checkpoint to say.
+    # Only the checkpoint can tell whether the theory gives the step size that is stored there.
     unsure = config.lr == "theory" and known.summary.get("config", {}).get("lr") != "theory"
     return None if unsure else known.summary
 
@@ -128,13 +127,15 @@ def default_folder(config: RunConfig) -> Path:
 
 
 def read(folder: Path) -> Result:
-    """A run read back from its folder; the ledger of a private one must bear out what its summary says."""
+    """Read a run from its folder; the ledger of a private run must support its summary."""
     try:
         summary = read_json(folder / "summary.json")
     except FileNotFoundError:
-        raise UsageError(f"{folder} holds no finished or interrupted run (there is no summary.json)") from None
+        raise UsageError(f"{folder} has no finished or interrupted run (there is no summary.json)") from None
     if not isinstance(summary, dict) or "status" not in summary:
-        raise UsageError(f"{folder / 'summary.json'} is damaged: it has no status; remove it to have it written anew")
+        raise UsageError(
+            f"{folder / 'summary.json'} is damaged: it has no status; remove it, and run the command again to write it"
+        )
     verified(folder, summary)
     history = History(folder / "metrics.jsonl")
     history.reread()
@@ -142,7 +143,7 @@ def read(folder: Path) -> Result:
 
 
 def record_end(settings: Mapping[str, Any], folder: Path, facts: dict[str, Any]) -> None:
-    """Record in its folder that a run ended without a result: `facts` say its status and why."""
+    """Record in its folder that a run ended without a result; `facts` are its status and the reason."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CONFIG).exists():
@@ -153,7 +154,7 @@ def record_end(settings: Mapping[str, Any], folder: Path, facts: dict[str, Any])
 
 
 def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str, Any]:
-    """Every setting with the value that is used, as far as it is known before (None) or when the run is prepared."""
+    """Return every setting with the value that is used, as far as it is known; `loop` is the prepared run, if any."""
     if loop is None:
         return resolved(config).record()
     lr = loop.plan.lr
@@ -169,7 +170,7 @@ def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str
 
 
 def summarise(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reader wants to know first; `settings` are all that were used."""
+    """Return the summary of a run; `settings` are all settings that were used."""
     last = run.history.rows[-1] if len(run.history) else {}
     accuracies, norms = run.history["accuracy"], run.history["grad_norm"]
     best = max(accuracies, default=None)
@@ -199,11 +200,11 @@ def device_name(device: torch.device) -> str:
 
 
 def existing(folder: Path, config: RunConfig, method: str | None = None) -> Result | None:
-    """The run already in the folder, None if there is none yet; another configuration's is refused.
+    """Return the run in the folder, or None if there is none; a run of another configuration is refused.
 
-    Configurations are compared by the values that are used. Those that depend on data which is not loaded here are
-    computed from what the folder says of its data; training compares them again with its checkpoint. `method` says how
-    a method of one's own is found, if not by its name.
+    Configurations are compared by the values that are used. Values that depend on data, which are not loaded here, are
+    computed from the facts in the folder; training compares them again with its checkpoint. `method` is the name under
+    which a user's own method is found, if it differs from that in `config`.
     """
     if not folder.exists():
         return None
@@ -212,7 +213,7 @@ def existing(folder: Path, config: RunConfig, method: str | None = None) -> Resu
     path = folder / CONFIG
     if not path.exists():
         if any(not entry.name.startswith(".") for entry in folder.iterdir()):
-            raise UsageError(f"{folder} exists and is not a run (it has no config.toml); choose another folder")
+            raise UsageError(f"{folder} exists but is not a run (it has no config.toml); choose another folder")
         return None
     if STARTED_BY in read_toml(path):
         raise UsageError(f"{folder} holds a run that was started from Python; choose another folder with --out")
@@ -230,13 +231,13 @@ def existing(folder: Path, config: RunConfig, method: str | None = None) -> Resu
 
 
 def _measured(folder: Path, config: RunConfig, stored: RunConfig) -> Measured:
-    """What a run's folder says of its data, where a setting of either configuration depends on it."""
+    """Return the facts about the data in a run's folder, if a setting of either configuration depends on them."""
     lr = stored.lr if isinstance(stored.lr, float) else None
     if not any(_depends_on_data(one) for one in (config, stored)):
         return Measured(lr=lr)
     facts: dict[str, Any] = {}
     for name in ("checkpoint/latest.json", "summary.json"):
-        with suppress(FileNotFoundError, UsageError):  # whoever reads the run says what is wrong with it
+        with suppress(FileNotFoundError, UsageError):  # reading the run will report what is wrong
             found = read_json(folder / name)
             facts |= found.get("identity", found) if isinstance(found, dict) else {}
     known = {key: facts[key] for key in ("clients", "dimension", "rounds") if isinstance(facts.get(key), int)}
@@ -254,6 +255,6 @@ def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """The summary, and before it the page: a run that has the one has the other."""
+    """Write the page and then the summary, so that a run with a summary has a page."""
     page.write_run(folder, summary)
     write_atomic(folder / "summary.json", json.dumps(summary, indent=1) + "\n")

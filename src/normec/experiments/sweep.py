@@ -1,10 +1,10 @@
-"""Many runs, each in its own folder: what is done is skipped, what was cut off goes on, what breaks is recorded.
+"""Sweeps: many runs, each in its own folder. Finished runs are skipped, stopped runs continue, failures are recorded.
 
     OUT/sweep.toml            the grid
-    OUT/cells/NAME-digest/    an ordinary run folder a cell
+    OUT/cells/NAME-digest/    the run folder of a cell
 
-A cell is known by the digest of its configuration, so a grid may grow, and its cells be named anew, without running
-anything twice. A cell that diverged is done; one that failed is tried again by the next sweep over the folder.
+A cell is identified by the digest of its configuration, so a grid may grow and its cells may be renamed without running
+anything twice. A cell that diverged is done; a cell that failed is tried again by the next sweep in the folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .tasks import DONE, Ending, Progress, Task, run_group, run_in_workers
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell: "finished", "diverged", "failed" or "stopped", and what it left on disk."""
+    """The outcome of a cell: "finished", "diverged", "failed" or "stopped", with its summary and history."""
 
     cell: Cell
     status: str
@@ -40,12 +40,12 @@ class Outcome:
     summary: dict[str, Any] = field(default_factory=dict)
     history: History = field(default_factory=History)
     error: str | None = None
-    skipped: bool = False  # it was done before
+    skipped: bool = False  # it had ended before
 
 
 @dataclass(frozen=True)
 class Event:
-    """News of a sweep: a cell began or is in round `round` of `rounds`, or it ended with `outcome`."""
+    """An event of a sweep: a cell began, is in round `round` of `rounds`, or ended with `outcome`."""
 
     cell: Cell
     round: int = 0
@@ -62,7 +62,7 @@ def sweep(
     on_event: Callable[[Event], None] | None = None,
     **how: Any,
 ) -> list[Outcome]:
-    """Run a grid in `out`, with a copy of its file (`text`), and leave a page; `how` goes to `run_cells`."""
+    """Run a grid in `out`, store its file (`text`) there, and write a page; `how` is passed to `run_cells`."""
     outcomes = run_cells(grid.cells, out, jobs, on_event, **how, text=text)
     _write_page(out)
     return outcomes
@@ -80,16 +80,16 @@ def run_cells(
     text: str | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Run every cell that is not done yet; returns all outcomes, in the order of the cells.
+    """Run every cell that is not done yet; returns all outcomes in the order of the cells.
 
-    `jobs` processes with `threads` threads of torch each; by default one thread each and as many processes as there
-    are cores, or a single process on a GPU. `together` cells at a time are handed to one process. With `ray`, the
-    address of a Ray cluster or "auto", the cells are its tasks, and `out` must be a folder that all its machines see.
-    `text` is the grid's file, to be kept as sweep.toml.
+    The cells run in `jobs` processes with `threads` threads of torch each. By default, a process has one thread and
+    there are as many processes as cores, or a single process on a GPU. A process gets `together` cells at a time. With
+    `ray`, the address of a Ray cluster or "auto", the cells are tasks of the cluster, whose machines must share the
+    folder `out`. `text` is the grid's file, which is stored as sweep.toml.
 
-    Ctrl-C, and likewise `stop` once it says so, ends the running cells after their round, with a checkpoint, and
-    raises `Interrupted`; a disk that can no longer be written ends the sweep with an OSError. Anything else that goes
-    wrong is an outcome.
+    After Ctrl-C, or when `stop` returns True, the running cells end after their round with a checkpoint, and
+    `Interrupted` is raised. If the disk cannot be written any more, the sweep ends with an OSError. All other failures
+    are outcomes.
     """
     at_least(1, together=together)
     for name, given in (("jobs", jobs), ("threads", threads)):
@@ -97,7 +97,7 @@ def run_cells(
             at_least(1, **{name: given})
     if ray is None:
         for device in {cell.config.device for cell in cells}:
-            build.device(device)  # refuses one that is not here
+            build.device(device)  # refuses a device that does not exist here
     with _LockedFolder(out), Interrupt() as interrupt:
         if text is not None:
             write_atomic(out / "sweep.toml", text)
@@ -106,7 +106,7 @@ def run_cells(
 
 
 def cell_states(cells: Sequence[Cell], out: Path) -> list[tuple[Path, str]]:
-    """Each cell's folder, and where it stands: its status, "begun" or "waiting"; nothing is run."""
+    """Return each cell's folder and state, which is its status, "begun", "waiting" or "damaged"; nothing is run."""
     found = []
     for cell, folder in zip(cells, _folders(cells, out), strict=True):
         try:
@@ -120,7 +120,7 @@ def cell_states(cells: Sequence[Cell], out: Path) -> list[tuple[Path, str]]:
 
 
 class _Sweep:
-    """One sweep under way."""
+    """A running sweep."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class _Sweep:
 
 
 class _LockedFolder:
-    """While entered, the sweep's folder is this process's own."""
+    """A context in which the sweep's folder is locked for this process."""
 
     def __init__(self, out: Path) -> None:
         if out.exists() and not out.is_dir():
@@ -214,13 +214,13 @@ class _LockedFolder:
 
 
 def _folders(cells: Sequence[Cell], out: Path) -> list[Path]:
-    """Where the cells live: a folder with a cell's digest is its own, however it is called."""
+    """Return the folders of the cells; a folder whose name ends with a cell's digest belongs to the cell."""
     present = {path.name.rpartition("-")[2]: path for path in (out / "cells").glob("*-*")}
     return [present.setdefault(cell.config.digest(), out / "cells" / cell.name) for cell in cells]
 
 
 def _known(cell: Cell, folder: Path) -> Outcome | None:
-    """A cell that is done already; None if it is to be run, and what is wrong with its folder is then said by that."""
+    """Return the outcome of a cell that is done; None if it has to run, which reports what is wrong with its folder."""
     try:
         found = runs.existing(folder, cell.config)
     except UsageError as error:
@@ -232,7 +232,7 @@ def _known(cell: Cell, folder: Path) -> Outcome | None:
 
 
 def _outcome(cell: Cell, folder: Path, ending: Ending) -> Outcome:
-    """What a cell left, with word of its end in its folder where it could not leave that itself."""
+    """Return the outcome of a cell, and record its end in its folder if the cell could not do so."""
     try:
         found = runs.existing(folder, cell.config)
         if ending.status == "failed" or (ending.status == "diverged" and found is None):
@@ -241,19 +241,19 @@ def _outcome(cell: Cell, folder: Path, ending: Ending) -> Outcome:
                 facts["traceback"] = ending.traceback
             runs.record_end(runs.settings_of(cell.config), folder, facts)
         found = runs.read(folder)
-    except UsageError as error:  # the folder is damaged, or another run's: it is left as it is
+    except UsageError as error:  # the folder is damaged or belongs to another run, so it is not changed
         return Outcome(cell, "failed", folder, error=ending.error or str(error))
     return Outcome(cell, ending.status, folder, found.summary, found.history, ending.error)
 
 
 def _default_jobs(configs: Sequence[RunConfig], threads: int) -> int:
-    """As many processes as there are cores for; one where a GPU computes."""
+    """Return the default number of processes: as many as the cores allow, or one if a GPU is used."""
     if any(build.device(name).type == "cuda" for name in {config.device for config in configs}):
         return 1
     return max(1, len(os.sched_getaffinity(0)) // threads)
 
 
 def _write_page(out: Path) -> None:
-    """A page about the sweep in its folder, unless no cell got far enough to be shown."""
+    """Write a page about the sweep in its folder, unless no cell has anything to show."""
     with suppress(UsageError):
         page.write_sweep(out)

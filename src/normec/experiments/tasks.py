@@ -43,7 +43,7 @@ SECONDS_TO_LEAVE = 10.0
 
 @dataclass(frozen=True)
 class Task:
-    """A cell to be computed: its place in the list, what to run, and where it lives."""
+    """A cell to compute: its index in the sweep, its configuration and its folder."""
 
     index: int
     config: RunConfig
@@ -52,7 +52,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a cell ended: finished, stopped, interrupted, diverged (in which round) or failed (why)."""
+    """How a cell ended: finished, stopped, interrupted, diverged (in `round`) or failed (with `error`)."""
 
     status: str
     round: int | None = None
@@ -62,7 +62,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Progress:
-    """News of one cell; `ending` is set once, last."""
+    """The progress of one cell; `ending` is set in the last report only."""
 
     index: int
     round: int = 0
@@ -76,10 +76,10 @@ StopAsked = Callable[[], bool]
 
 
 def run_group(group: Sequence[Task], report: Report, stop_asked: StopAsked = lambda: False) -> None:
-    """Run cells that were grouped: on a GPU in turns, a round each, elsewhere one after another.
+    """Run the cells of a group: in turns on a GPU, one round each, and one after another otherwise.
 
-    A cell that cannot be run is reported as failed, whatever the reason: the others go on. After a request to stop,
-    cells that have not begun are left out.
+    A cell that cannot run is reported as failed, whatever the reason, and the others continue. After a request to stop,
+    cells that have not begun are skipped.
     """
     device = build.device(group[0].config.device)
     alike = len({(task.config.device, task.config.precision) for task in group}) == 1
@@ -104,7 +104,7 @@ def _run_in_turns(group: Sequence[Task], device: torch.device, report: Report, s
         held = build.problem_key(task.config)
 
         def begun() -> Generator[None, None, runs.Result]:
-            if held not in problems:  # cells that differ in their step size share their data
+            if held not in problems:  # cells that differ only in their step size share their data
                 problems[held] = build.problem(task.config).to(device)
             reporter = _ProgressReporter(task.index, report, lambda: False)
             return (yield from runs.steps(task.config, task.folder, [reporter], stop_asked, problems[held]))
@@ -116,7 +116,7 @@ def _run_in_turns(group: Sequence[Task], device: torch.device, report: Report, s
                     next(stepping)
                 except StopIteration as end:
                     return Ending(end.value.summary["status"], end.value.summary["round"])
-                except Exception as error:  # the border between a cell and the rest of a sweep
+                except Exception as error:  # the failure of a cell must not end the sweep
                     return _failure(task, error)
                 yield
 
@@ -127,7 +127,7 @@ def _run_in_turns(group: Sequence[Task], device: torch.device, report: Report, s
 
 
 def ended(task: Task) -> Ending | None:
-    """How a cell ended by the word of its folder; None if it is not done, or the folder is damaged."""
+    """Return how a cell ended, from its folder; None if it is not done, or the folder is damaged."""
     try:
         found = runs.existing(task.folder, task.config)
     except UsageError:
@@ -141,7 +141,7 @@ def run_cell(task: Task, report: Report, stop_asked: StopAsked) -> Ending:
     """Train one cell in its folder."""
     try:
         result = runs.execute(task.config, task.folder, [_ProgressReporter(task.index, report, stop_asked)])
-    except Exception as error:  # the border between a cell and the rest of a sweep
+    except Exception as error:  # the failure of a cell must not end the sweep
         return _failure(task, error)
     return Ending(result.summary["status"], result.summary["round"])
 
@@ -159,7 +159,7 @@ def _failure(task: Task, error: Exception) -> Ending:
 
 
 class _ProgressReporter(Callback):
-    """Reports how far a run is, and turns a request to stop into the Ctrl-C that ends a run after its round."""
+    """Reports the progress of a run, and turns a request to stop into a Ctrl-C, which ends a run after its round."""
 
     def __init__(self, index: int, report: Report, stop_asked: StopAsked) -> None:
         self._index, self._report, self._stop_asked = index, report, stop_asked
@@ -183,13 +183,13 @@ class _ProgressReporter(Callback):
         self._report(Progress(self._index, round, self._rounds, self._row))
         if not self._stop_requested and self._stop_asked():
             self._stop_requested = True
-            _thread.interrupt_main()  # Ctrl-C, for processes too in which the signal itself is blocked
+            _thread.interrupt_main()  # like Ctrl-C, but also for processes in which the signal is blocked
 
 
 def run_in_workers(
     groups: Sequence[Sequence[Task]], jobs: int, threads: int, report: Report, stop_asked: StopAsked
 ) -> None:
-    """Run every group in one of `jobs` processes with `threads` threads of torch each; returns when all have ended."""
+    """Run all groups in `jobs` processes with `threads` threads of torch each; returns when all have ended."""
     waiting = deque(list(group) for group in groups)
     workers: list[_Worker] = []
     stopping = False
@@ -211,7 +211,7 @@ def run_in_workers(
             if not busy:
                 return
             for pipe in connection.wait(list(busy), SECONDS_TO_LOOK):
-                worker = busy[pipe]  # type: ignore[index]  # `wait` returns what it was given
+                worker = busy[pipe]  # type: ignore[index]  # `wait` returns the objects that it was given
                 progress = worker.receive()
                 if progress is not None:
                     report(progress)
@@ -231,32 +231,32 @@ def run_in_workers(
 
 
 class _Worker:
-    """A process, the pipe to it, and the cells it still owes."""
+    """A worker process, the pipe to it, and the cells that it has not finished."""
 
     def __init__(self, threads: int) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until the worker is ready
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the worker inherits this until it is ready
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        theirs.close()  # so that the death of the worker is the end of the pipe
+        theirs.close()  # so that the pipe closes when the worker dies
         self.group: list[Task] = []
 
     def alive(self) -> bool:
         return self._process.is_alive()
 
     def send(self, group: list[Task] | None) -> None:
-        """Hand over a group; None asks to stop."""
+        """Send a group to the worker; None asks it to stop."""
         if group is not None:
             self.group = group
-        with suppress(OSError):  # it is dead then, which the next `receive` will say
+        with suppress(OSError):  # the worker is dead, which the next `receive` reports
             self.pipe.send(group)
 
     def receive(self) -> Progress | None:
-        """The next progress; None if there will be no more."""
+        """Return the next report, or None if there will be no more."""
         try:
             progress: Progress = self.pipe.recv()
         except (EOFError, OSError):
@@ -268,7 +268,7 @@ class _Worker:
         return progress
 
     def exit_reason(self) -> str:
-        """Why the process is no more."""
+        """Return why the process ended."""
         self._process.join(SECONDS_TO_LEAVE)
         if self._process.exitcode is None:
             self._process.kill()
@@ -277,10 +277,10 @@ class _Worker:
         if code >= 0:
             return f"its process ended with code {code}"
         name = signal.Signals(-code).name
-        return f"its process was killed by {name}" + (" (is the memory enough?)" if name == "SIGKILL" else "")
+        return f"its process was killed by {name}" + (" (perhaps for lack of memory)" if name == "SIGKILL" else "")
 
     def end(self) -> None:
-        """A worker without cells leaves when its pipe closes; one that still has some is stopped at once."""
+        """Close the pipe, which ends an idle worker; kill a worker that still has cells."""
         if self.group:
             self._process.kill()
         self.pipe.close()
@@ -288,7 +288,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, threads: int) -> None:
-    """A worker's life."""
+    """Run groups from the pipe until it closes or sends None; the main function of a worker."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -299,7 +299,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     def stop_asked() -> bool:
         nonlocal stopped
         while not stopped and pipe.poll():
-            stopped = pipe.recv() is None  # nothing but a request to stop comes while a group is under way
+            stopped = pipe.recv() is None  # while a group runs, only a request to stop is sent
         return stopped
 
     try:
@@ -309,11 +309,11 @@ def _serve(pipe: Connection, threads: int) -> None:
                 return
             run_group(group, pipe.send, stop_asked)
     except (EOFError, OSError):
-        return  # the parent is gone
+        return  # the parent has ended
 
 
 def _follow_parent() -> None:
-    """End with the parent, however it ended: a run that is cut off goes on from its checkpoint."""
+    """End this process when its parent ends, however it ends; the run can continue from its checkpoint."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

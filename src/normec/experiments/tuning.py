@@ -1,4 +1,4 @@
-"""Which of several settings is best: by a column of the results, as a mean over seeds, never on test data unawares."""
+"""The choice among several settings by a column of the results, as a mean over seeds; test data need a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..storage.history import NOT_COVERED, UNNOISED
 
 Key = TypeVar("Key")
 
-# What can decide, and whether more of it is better.
+# The columns that can decide, and whether larger values are better.
 CRITERIA: Mapping[str, bool] = {
     "validation_accuracy": True,
     "validation_loss": False,
@@ -24,23 +24,23 @@ CRITERIA: Mapping[str, bool] = {
     "best_accuracy": True,
     "test_loss": False,
 }
-RESULTS = ("finished", "stopped")  # how a run ends that has a result; it is stopped where its privacy budget ends
+RESULTS = ("finished", "stopped")  # the states of runs with a result; a run is stopped when its privacy budget is spent
 TEST = ("accuracy", "best_accuracy", "test_loss")
 DEFAULT = "validation_accuracy"
 
 
 def check(by: str, on_test: bool) -> None:
-    """Refuse a column that is none, and one of test data unless that was asked for in so many words."""
+    """Refuse unknown columns, and columns of test data unless `on_test` is set."""
     one_of(CRITERIA, by=by)
     if by in TEST and not on_test:
         raise UsageError(
             f"by = {by!r} would choose settings on test data; take validation_accuracy or validation_loss "
-            "(tune_on_test = true, or --on-test, is for replaying a paper that did so)"
+            "(tune_on_test = true, or --on-test, is for reproducing a paper that did so)"
         )
 
 
 def value(summary: Mapping[str, Any], by: str) -> float | None:
-    """A run's value of a criterion at its end; None where it was not measured, or the run has no result."""
+    """Return the final value of a criterion; None if it was not measured, or the run has no result."""
     if summary.get("status") not in RESULTS:
         return None
     found = summary[by] if by in summary else summary["final"].get(by)
@@ -48,10 +48,10 @@ def value(summary: Mapping[str, Any], by: str) -> float | None:
 
 
 def best(candidates: Mapping[Key, Sequence[float | None]], by: str) -> Key | None:
-    """The candidate with the best mean over its seeds; None where none has a value.
+    """Return the candidate with the best mean over its seeds; None if none has a value.
 
-    A missing value (None) is a seed that diverged, failed or has not run: a candidate that lost fewer seeds goes
-    before one that lost more, whatever their means.
+    A missing value (None) is a seed that diverged, failed or has not run. A candidate with fewer missing seeds is
+    preferred to one with more, whatever their means.
     """
     sign = -1.0 if CRITERIA[by] else 1.0
     ranks = {}
@@ -63,19 +63,19 @@ def best(candidates: Mapping[Key, Sequence[float | None]], by: str) -> Key | Non
 
 
 def records(config: RunConfig, by: str) -> bool:
-    """Whether a run may record a criterion: a private one records nothing without noise unless it is told to."""
+    """Whether a run records a criterion; a private run records values without noise only with diagnostics."""
     return not config.private or config.diagnostics or by.removeprefix("smallest_") not in UNNOISED
 
 
 def uncovered(by: str) -> UsageError:
-    """What to say where private runs are to be chosen by what they do not record."""
+    """Return the error for choosing private runs by a column that they do not record."""
     return UsageError(
         f"private runs do not record {by}: it is measured without noise, and {NOT_COVERED}; choose by "
-        "validation_accuracy (validation = 0.2), or set diagnostics = true (--diagnostics) to record it all the same"
+        "validation_accuracy (validation = 0.2), or set diagnostics = true (--diagnostics) to record it anyway"
     )
 
 
 def unmeasured(by: str) -> UsageError:
-    """What to say where finished runs have no value of a criterion."""
+    """Return the error for finished runs without a value of a criterion."""
     cure = "set validation = 0.2" if by.startswith("validation") else "set full_gradient = true"
-    return UsageError(f"{by} was not measured; {cure} to have it")
+    return UsageError(f"{by} was not measured; {cure} to measure it")

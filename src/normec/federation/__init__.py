@@ -1,5 +1,5 @@
-"""Real parties: each keeps its data, memory and ledger to itself, and enforces its own privacy.
+"""Federations of real parties. Each party keeps its own data, memory and ledger, and enforces its own privacy.
 
-Here is the protocol without a network: what travels (`wire`), what a party allows (`policy`) and does (`party`), and
-what the server does (`coordinator`).
+`protocol` is the protocol without a network, `flower` runs it over Flower, and `local` runs a whole federation on one
+machine.
 """

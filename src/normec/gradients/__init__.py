@@ -1,1 +1,1 @@
-"""How all clients' gradients are computed; every engine gives what the loop, the reference, gives."""
+"""The engines that compute all clients' gradients. The loop is the reference that every engine must reproduce."""

@@ -1,4 +1,4 @@
-"""The records of a round on the device: numbers drawn on the host for many rounds ahead, so that no round waits."""
+"""The record numbers of a round on the device; they are drawn on the host for many rounds ahead, so no round waits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..sampling.batches import Batches
 from ..sampling.random_streams import Stream
 from .engine import upload
 
-_AHEAD = 2**18  # at most so many record numbers are drawn at once where everyone takes part
+_AHEAD = 2**18  # the most record numbers that are drawn at once if all clients take part
 
 
 class BatchFeed:
-    """Record numbers ``[c, B]`` and the augmentation's uniforms ``[c, B, draws]`` of clients in a round."""
+    """The record numbers ``[c, B]`` of clients in a round, and the augmentation's uniform numbers ``[c, B, draws]``."""
 
     def __init__(self, problem: Problem, records: ResidentRecords, batches: Batches | None, seed: int) -> None:
         self._problem, self._records, self._batches = problem, records, batches
@@ -30,7 +30,7 @@ class BatchFeed:
         self._ahead: dict[tuple[int, int], tuple[int, Tensor, Tensor | None]] = {}
 
     def groups(self, clients: Tensor, block: int, *, full: bool) -> Iterator[Tensor]:
-        """Clients with batches of equal length, at most `block` records together; no more blocks than it takes."""
+        """Yield groups of clients with batches of equal length and at most `block` records, as few as possible."""
         lengths = self.lengths(clients, full=full)
         for length in lengths.unique().tolist():
             same = clients[lengths == length]
@@ -45,21 +45,24 @@ class BatchFeed:
     def tables(
         self, clients: Tensor, round: int, *, everyone: bool, full: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Of clients whose batches are equally long. `everyone`: the same group is asked for every round."""
+        """Return the tables of clients whose batches have equal length.
+
+        `everyone`: the same group is requested in every round.
+        """
         if not everyone or full:
             numbers, uniforms = self._drawn(clients, [round], full)
             return numbers[0], uniforms[0] if uniforms is not None else None
         group = (int(clients[0]), len(clients))
         begun, numbers, uniforms = self._ahead.get(group, (round, torch.empty(0), None))
         if not begun <= round < begun + len(numbers):
-            count = min(self._most(clients), 2 * len(numbers) or 8)  # more and more: a short run draws little in vain
+            count = min(self._most(clients), 2 * len(numbers) or 8)  # growing, so that a short run draws little in vain
             begun = round
             numbers, uniforms = self._drawn(clients, list(range(round, round + count)), full)
             self._ahead[group] = (begun, numbers, uniforms)
         return numbers[round - begun], uniforms[round - begun] if uniforms is not None else None
 
     def _most(self, clients: Tensor) -> int:
-        """Rounds to draw ahead: bounded by their record numbers, and by the orders of all their passes."""
+        """Return how many rounds to draw ahead; record numbers and the orders of their passes limit it."""
         length = int(self.lengths(clients[:1], full=False)[0])
         most = min(256, _AHEAD // (length * self._problem.clients))
         if self._batches is not None:  # a pass draws a number for each record of the largest client
@@ -72,7 +75,7 @@ class BatchFeed:
         if self._batches is None or full:
             numbers = self._owned[clients, :length].expand(len(rounds), -1, -1)
         else:
-            one = len(rounds) == 1  # keeps the order of the pass for the next time
+            one = len(rounds) == 1  # `table` keeps the order of the pass for the next round
             tables = (
                 self._batches.table(clients, rounds[0])[None]
                 if one

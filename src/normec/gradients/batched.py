@@ -1,4 +1,4 @@
-"""All clients at once by `torch.func`: for small models with a layer that the shared pass has no rule for."""
+"""All clients at once with `torch.func`, for small models with a layer for which the shared pass has no rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK_FLOATS = 2**22
 
 
 class BatchedEngine:
-    """vmap over clients of one client's gradient; buffers go in and come out as tensors."""
+    """Applies vmap over clients to the gradient of one client; buffers are passed and returned as tensors."""
 
     name = "batched"
 
@@ -39,7 +39,7 @@ class BatchedEngine:
 
     @property
     def variant(self) -> str:
-        """The engine and whatever else the bits of its sums depend on."""
+        """The engine, with everything else that the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 
     @property
@@ -47,7 +47,7 @@ class BatchedEngine:
         return torch.get_num_threads()
 
     def shrink(self) -> bool:
-        """After running out of memory: smaller blocks, or False if they cannot be smaller."""
+        """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
         self._block //= 2
         return self._block > 0
 

@@ -1,4 +1,4 @@
-"""Which engine computes a problem's gradients."""
+"""The choice of the engine that computes a problem's gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .verified_engine import FastEngine, VerifiedEngine
 
 ENGINES = ("auto", "loop", "compiled", "batched", "shared", "linear")
 
-# Parameters × records of a client's batch above which convolutions keep a CPU busy client by client.
+# Parameters × records per batch above which the convolutions of one client keep a CPU busy.
 _HEAVY = 3e6
 
 
@@ -41,32 +41,34 @@ def choose_engine(
     rounds: int = 1,
     private: bool = False,
 ) -> Engine:
-    """The engine of that name; "auto" takes the fastest that fits so many rounds. One's own is taken as it is.
+    """Return the engine of that name; "auto" is the fastest that suits the problem. A custom engine is used unchanged.
 
-    With `private` the choice depends on types and sizes alone, never on the clients' data, and no code of the caller's
-    own sees the records of several clients together.
+    With `private` the choice depends on types and sizes alone, never on the clients' data, and the user's own code
+    never sees the records of several clients together.
     """
     if not isinstance(name, str):
         if record_clip is not None:
-            raise UsageError("record_clip needs an engine of ours, by name; an engine of one's own may not clip")
+            raise UsageError(
+                "record_clip needs one of the built-in engines, given by name; a custom engine may not clip"
+            )
         return name
     one_of(ENGINES, engine=name)
     loop = LoopEngine(problem, batches, seed, record_clip, precision)
     if name == "loop":
         return loop
     if not isinstance(problem, Problem) or not isinstance(problem.records, ResidentRecords):
-        return _instead(name, loop, "it needs a model and its records in tensors")
+        return _fall_back(name, loop, "it needs a model, and records in tensors")
     if private and type(problem) is not Problem:
-        return _instead(name, loop, f"{type(problem).__name__} may override what the engines compute")
+        return _fall_back(name, loop, f"{type(problem).__name__} may override what the engines compute")
     kinds: tuple[Kind, ...]
     if name in ("auto", "linear") and fits(problem):
         kinds = ("linear",)
     elif name == "linear":
         raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
     elif record_clip is not None:
-        return _instead(name, loop, "only the loop clips record by record")
+        return _fall_back(name, loop, "only the loop clips record by record")
     elif batches is not None and not isinstance(batches, Batches):
-        return _instead(name, loop, "batches of one's records drawn by coins differ in length from client to client")
+        return _fall_back(name, loop, "Poisson batches differ in length from client to client")
     elif name != "auto":
         kinds = (cast(Kind, name),)
     elif problem.x0.is_cuda or _light(problem, loop):
@@ -79,7 +81,7 @@ def choose_engine(
     for kind in kinds:
 
         def make(of: Problem, precision: Precision, kind: Kind = kind) -> FastEngine:
-            compiling = of is problem  # what is compiled is checked as it is, for compiling twice takes twice the time
+            compiling = of is problem  # only the run's own engine compiles; compiling twice takes twice the time
             return _fast(kind, of, batches, seed, record_clip, precision, private, compiling)
 
         try:
@@ -87,7 +89,7 @@ def choose_engine(
             return VerifiedEngine(problem, make, loop, (kind, precision, record_clip, drawn, private), private)
         except NoRule as reason:
             why = str(reason)
-    return _instead(name, loop, why)
+    return _fall_back(name, loop, why)
 
 
 def _fast(
@@ -100,14 +102,14 @@ def _fast(
     private: bool,
     compiling: bool,
 ) -> FastEngine:
-    """The engine of that kind for the run's problem, or for a copy to compare engines on."""
+    """Return the engine of that kind, for the run's problem or for a copy on which engines are compared."""
     records = problem.records
     if not isinstance(records, ResidentRecords):
-        raise TypeError("records that were resident are so in every precision")
+        raise TypeError("resident records stay resident in every precision")
     if kind == "linear":
         return LinearEngine(problem, records, batches, record_clip)
     if batches is not None and not isinstance(batches, Batches):
-        raise TypeError("batches of other kinds are left to the loop")
+        raise TypeError("other kinds of batches need the loop")
     match kind:
         case "shared":
             return SharedEngine(problem, records, batches, seed, precision, private=private)
@@ -118,12 +120,12 @@ def _fast(
 
 
 def _light(problem: Problem, loop: LoopEngine) -> bool:
-    """Whether a client's gradient is so little work that a CPU gains by doing many at once."""
+    """Whether a client's gradient is so little work that a CPU gains by computing many at once."""
     convolves = any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in problem.model.modules())
     return not convolves or len(problem.x0) * float(loop.divisors.mean()) < _HEAVY
 
 
-def _instead(name: str, loop: LoopEngine, reason: str) -> LoopEngine:
+def _fall_back(name: str, loop: LoopEngine, reason: str) -> LoopEngine:
     if name != "auto":
-        logging.getLogger("normec").warning("engine %s is not used, the loop is: %s", name, reason)
+        logging.getLogger("normec").warning("engine %s is not used; the loop runs instead: %s", name, reason)
     return loop

@@ -1,4 +1,4 @@
-"""Client by client through one compiled model: for long runs of large models on a CPU, where compiling pays back."""
+"""Client by client with a compiled model, for long runs of large models on a CPU, where compiling saves time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .engine import Block
 from .precision import Precision, autocast
 
 _BLOCK_FLOATS = 2**24
-# A CPU's float32 work in floating-point operations a second, roughly, and the seconds compiling takes, roughly. Both
-# are constants so that the choice is the same every time: an engine chosen by the clock would not repeat its bits.
+# Rough constants: float32 operations per second of a CPU, the seconds that compiling takes, and the share of time that
+# it saves. They are not measured, so that the choice is always the same: another engine would give other bits.
 _RATE, _COMPILING, _SAVED = 4e10, 60.0, 0.3
 
 
 class CompiledEngine:
-    """The loop with the model compiled once, its images channels last."""
+    """The loop with a model that is compiled once, and images with channels last."""
 
     name = "compiled"
 
@@ -47,13 +47,13 @@ class CompiledEngine:
         self._buffers = dict(self._model.named_buffers())
         self._forward: Callable[[Tensor], Tensor] = self._model
         if compiling:
-            # Dropout is to draw what it draws in the loop, not numbers of the compiler's own.
+            # Dropout must draw the same numbers as in the loop, not numbers of the compiler.
             self._forward = torch.compile(self._model, dynamic=False, options={"fallback_random": True})
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
 
     @property
     def variant(self) -> str:
-        """The engine and whatever else the bits of its sums depend on."""
+        """The engine, with everything else that the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 
     @property
@@ -61,7 +61,7 @@ class CompiledEngine:
         return torch.get_num_threads()
 
     def shrink(self) -> bool:
-        return False  # one client at a time is the least there is
+        return False  # it already computes one client at a time
 
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
@@ -77,7 +77,7 @@ class CompiledEngine:
                 for i, client in enumerate(group.tolist()):
                     seed_generators(derive_seed(self._seed, "model", client, round), x.device)
                     own = {name: rows[client] for name, rows in buffers.items()}
-                    self._set(x)  # for every client anew: a model may write to its parameters
+                    self._set(x)  # for every client, because a model may write to its parameters
                     losses[i] = self._gradient(own, numbers[i], uniforms[i] if uniforms is not None else None, grads[i])
                 yield Block.of(group, grads if slope is None else grads.add_(slope), losses + base)
 
@@ -111,12 +111,12 @@ class CompiledEngine:
 
 
 def pays_back(problem: Problem, records: float, rounds: int) -> bool:
-    """Whether compiling saves more time than it takes: by the operations of a gradient, counted, not timed."""
+    """Whether compiling saves more time than it takes; the operations of a gradient are counted, not timed."""
     from torch.utils.flop_counter import FlopCounterMode
 
     if not isinstance(problem.records, ResidentRecords):
         return False
-    inputs = torch.zeros_like(problem.records.inputs[:1])  # operations are counted on no client's data
+    inputs = torch.zeros_like(problem.records.inputs[:1])  # no client's data are used to count operations
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         problem.model.eval()
         problem.outputs(problem.x0, inputs)

@@ -1,4 +1,4 @@
-"""CUDA graphs: a round's hundreds of small kernels recorded once and launched as one."""
+"""CUDA graphs: the hundreds of small kernels of a round are captured once and then launched together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..problems.objective import Buffers
 
 Result = TypeVar("Result")
 
-_PATIENCE = 3  # a shape is recorded when it has been seen so often
-MOST = 16  # graphs kept; each holds the memory of its activations
+_PATIENCE = 3  # a call is captured when it has occurred this often
+MOST = 16  # the most graphs that are kept; each holds the memory of its activations
 
 
 @dataclass
@@ -28,10 +28,10 @@ class _Recorded:
 
 
 class CudaGraphs:
-    """Calls of one function, replayed from a recording once the same call has come often enough."""
+    """Runs a function, and replays a captured graph of it once the same call has occurred often enough."""
 
     def __init__(self, what: str = "this model") -> None:
-        """`what` it is that is recorded, for the line that says why it cannot be."""
+        """`what` names the function in the warning that it cannot be captured."""
         self._what = what
         self._seen: dict[tuple[object, ...], int] = {}
         self._kept: dict[tuple[object, ...], _Recorded] = {}
@@ -46,10 +46,11 @@ class CudaGraphs:
         name: str,
         changed: Buffers | None = None,
     ) -> Result:
-        """function(*moving). `fixed` are tensors it uses in place: a recording is good for these addresses only.
+        """Return function(*moving). It uses the tensors `fixed` in place; a graph is valid for their addresses only.
 
-        `changed`: those of them that the function changes, kept whole while it is tried out for recording. Without
-        them it is not tried out, but watched in the call before: for functions that no library's choices depend on.
+        `changed` are the fixed tensors that the function changes; they are restored after trial runs before the
+        capture. Without `changed` there are no trial runs, and the call before is checked for synchronisation instead.
+        This suits functions for which no library has to choose kernels or allocate workspaces.
         """
         key = (name, *(tuple(t.shape) for t in moving), *(t.data_ptr() for t in fixed))
         kept = self._kept.get(key)
@@ -69,7 +70,7 @@ class CudaGraphs:
         return output
 
     def _watched(self, function: Callable[..., Result], moving: Sequence[Tensor]) -> Result:
-        """function(*moving); if it waits for the device, it will not be recorded."""
+        """Return function(*moving); a function that waits for the device will not be captured."""
         with _waits() as found:
             result = function(*moving)
         if found:
@@ -90,7 +91,7 @@ class CudaGraphs:
             if changed is not None:
                 side.wait_stream(here)
                 with torch.cuda.stream(side):
-                    function(*inputs)  # libraries choose their kernels and take their workspaces before the recording
+                    function(*inputs)  # libraries choose kernels and allocate workspaces before the capture
                     with _unwaiting():
                         function(*inputs)
                 here.wait_stream(side)
@@ -99,8 +100,8 @@ class CudaGraphs:
                 output = function(*inputs)
             self._pool = graph.pool()
             return _Recorded(graph, inputs, output)
-        except RuntimeError as error:  # a model that waits for the device cannot be recorded
-            torch.cuda.set_stream(here)  # a recording that fails leaves its own in place
+        except RuntimeError as error:  # a model that waits for the device cannot be captured
+            torch.cuda.set_stream(here)  # a failed capture leaves its own stream as the current one
             here.wait_stream(side)
             self._give_up(str(error).splitlines()[0])
             return None
@@ -111,14 +112,14 @@ class CudaGraphs:
 
 @contextmanager
 def _unwaiting() -> Iterator[None]:
-    """A wait for the device within is an error; met in a recording it would leave torch's allocator in disorder."""
+    """Make waiting for the device an error; during a capture it would leave torch's allocator in a bad state."""
     with _sync_mode("error"):
         yield
 
 
 @contextmanager
 def _waits() -> Iterator[list[str]]:
-    """What is said of waits for the device within; they happen all the same."""
+    """Collect warnings about waiting for the device, without preventing it."""
     found: list[str] = []
     with _sync_mode("warn"), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -130,7 +131,7 @@ def _waits() -> Iterator[list[str]]:
 def _sync_mode(mode: str) -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that not every wait is found
+        warnings.simplefilter("ignore")  # torch warns that it does not detect every wait
         torch.cuda.set_sync_debug_mode(mode)
     try:
         yield

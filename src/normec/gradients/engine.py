@@ -1,4 +1,4 @@
-"""The one interface of gradient engines."""
+"""The interface of gradient engines, and the blocks of gradients that they yield."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..problems.objective import Buffers
 class Block:
     """The gradients ``[c, d]`` and losses ``[c]`` of some clients (their numbers, sorted, on the host).
 
-    A block lives until the next one is asked for: engines use its memory again, and whoever takes a block may
-    overwrite its gradients. `rows` are the clients' rows in a table of all, for indexing on the device: a slice where
-    they are neighbours, so that they are a view and not a copy; where the table begins with another client than 0,
-    `within` says so.
+    A block is valid until the next one is requested: engines reuse its memory, and the caller may overwrite its
+    gradients. `rows` index the clients' rows in a table of all clients, on the device. They are a slice if the clients
+    are consecutive, so that indexing gives a view and not a copy. `relative_to` adapts them to a table that begins
+    with another client than 0.
     """
 
     clients: Tensor
@@ -36,7 +36,7 @@ class Block:
         return Block(clients, grads, losses, upload(clients, grads.device))
 
     def relative_to(self, first: int) -> Block:
-        """The same block, its rows counted in a table that begins with client `first`."""
+        """Return the same block with its rows counted in a table that begins with client `first`."""
         if not first:
             return self
         moved = (
@@ -48,33 +48,34 @@ class Block:
 
     @property
     def row_numbers(self) -> Tensor:
-        """`rows` as numbers on the host."""
+        """`rows` as a tensor of numbers on the host."""
         return self.clients - self.first
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """From the host to the device, without waiting for it."""
+    """Copy a tensor from the host to the device without waiting for the device."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 class Engine(Protocol):
-    """Computes gradients in blocks of clients, so that no [n, d] matrix of gradients need exist."""
+    """Computes gradients in blocks of clients, so that no [n, d] matrix of gradients is needed."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def threads(self) -> int:
-        """How many of the CPU's threads suit this work."""
+        """The number of CPU threads that suits this work."""
         ...
 
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
     ) -> Iterator[Block]:
-        """Gradients of `clients` (sorted, on the host; None: all) on their batches of `round`; `full`: on all records.
+        """Yield the gradients of `clients` (sorted, on the host; None: all) on their batches of `round`.
 
-        Buffers are updated in place, row by row; pass a clone to look without touching.
+        With `full`, the gradients use all records. Buffers are updated in place, row by row; pass a copy to keep them
+        unchanged.
         """
         ...

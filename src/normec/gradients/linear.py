@@ -1,8 +1,8 @@
-"""Softmax and logistic regression in closed form: all clients at once, no autograd.
+"""Softmax and logistic regression in closed form: all clients at once, without autograd.
 
 With P the predicted probabilities and Y the targets, record j contributes (P_j − Y_j) x_jᵀ, so the gradients of a
 block of clients are one product over padded records [c, B, features]. A record's gradient has norm
-‖P_j − Y_j‖ ‖(x_j, 1)‖, so clipping every record costs nothing more.
+‖P_j − Y_j‖ ‖(x_j, 1)‖, so clipping every record costs nothing extra.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _BLOCK_FLOATS = 2**24
 
 
 def fits(problem: Problem) -> bool:
-    """Whether the closed form is this problem's gradient."""
+    """Whether the closed form is the gradient of this problem."""
     losses = {Softmax: F.cross_entropy, Logistic: binary_loss}
     return losses.get(type(problem.model)) is problem.loss and problem.augment is None
 
 
 class LinearEngine:
-    """The closed form, in blocks of clients."""
+    """Computes the closed form in blocks of clients."""
 
     name = "linear"
 
@@ -51,20 +51,22 @@ class LinearEngine:
         self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of a block of clients, padded
 
     def shrink(self) -> bool:
-        """After running out of memory: smaller blocks, or False if they cannot be smaller."""
+        """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
         self._whole.clear()
         self._block //= 2
         return self._block > 0
 
     @property
     def variant(self) -> str:
-        """The engine and whatever else the bits of its sums depend on."""
+        """The engine, with everything else that the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 
     @property
     def threads(self) -> int:
         work = 2 * len(self._problem.x0) * float(self._divisors.sum())
-        return 1 if work < 1e9 else torch.get_num_threads()  # some ms: less than two threads lose by waiting
+        return (
+            1 if work < 1e9 else torch.get_num_threads()
+        )  # some milliseconds; below that, a second thread costs more than it gains
 
     def blocks(
         self,
@@ -92,7 +94,7 @@ class LinearEngine:
     def _padded(
         self, clients: Tensor, rows: tuple[Tensor, Tensor] | None, divisors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [c, B, features], targets [c, B] and weights [c, B], zero where there is no record."""
+        """Return inputs [c, B, features], targets [c, B] and weights [c, B]; the weight of padding is zero."""
         owned = self._owned[clients.to(self._owned.device)]
         if rows is None:
             lengths = self._sizes[clients]
@@ -102,15 +104,15 @@ class LinearEngine:
             numbers = owned.gather(1, upload(table, owned.device))
         present = torch.arange(numbers.shape[1], device=owned.device) < upload(lengths, owned.device)[:, None]
         inputs = self._transformed(self._records.inputs[numbers], lengths).flatten(2).to(self._problem.x0.dtype)
-        if int(lengths.min()) < numbers.shape[1]:  # the table is filled up with a record of somebody else
+        if int(lengths.min()) < numbers.shape[1]:  # the table is padded with records of another client
             inputs = inputs.masked_fill(~present[..., None], 0)
         weights = present / divisors.to(inputs.device)[:, None]
         return inputs, self._records.targets[numbers], weights.to(inputs.dtype)
 
     def _transformed(self, inputs: Tensor, lengths: Tensor) -> Tensor:
-        """Records ``[c, B, ...]`` as the model takes them, zero beyond a client's length.
+        """Return records ``[c, B, ...]`` as the model expects them, zero beyond a client's length.
 
-        A transform sees one client's own records; where records are clipped, one record at a time.
+        A transform sees the records of one client; if records are clipped, it sees one record at a time.
         """
         transform = self._problem.transform
         if transform is None:

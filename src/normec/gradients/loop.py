@@ -1,6 +1,6 @@
-"""The reference: one client after the other, by plain autograd.
+"""The reference engine: one client after the other, by plain autograd.
 
-With `record_clip`, every record's share is clipped: (1/B) Σ Clip_C(∇ℓ_r(x)), with a fixed, public B.
+With `record_clip`, the gradient of every record is clipped: (1/B) Σ Clip_C(∇ℓ_r(x)), with a fixed, public B.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..sampling.random_streams import Stream, derive_seed, seed_generators
 from .engine import Block
 from .precision import Precision, autocast
 
-_BLOCK_FLOATS = 2**24  # a block of gradients holds at most this many numbers, so 64 MiB in float32
+_BLOCK_FLOATS = 2**24  # the most numbers in a block of gradients, 64 MiB in float32
 
-_CHUNK_FLOATS = 2**24  # gradients of single records held at once
+_CHUNK_FLOATS = 2**24  # the most numbers in per-record gradients that are held at once
 _ONE_THREAD_FLOPS = 1e7
 
 
 class LoopEngine:
-    """Client by client; anything autograd can differentiate."""
+    """Computes client by client anything that autograd can differentiate."""
 
     name = "loop"
 
@@ -48,17 +48,17 @@ class LoopEngine:
         self._work = 2 * len(problem.x0) * float(self.divisors.mean())
 
     def of(self, problem: Objective, precision: Precision = "tf32") -> LoopEngine:
-        """The same batches of another problem; by default with no autocast."""
+        """Return the same engine for another problem; by default without autocast."""
         return LoopEngine(problem, self._batches, self._seed, self._clip, precision)
 
     @property
     def variant(self) -> str:
-        """The engine and whatever else the bits of its sums depend on."""
+        """The engine, with everything else that the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 
     @property
     def threads(self) -> int:
-        """Small gradients are done before a second thread has woken up, and on a busy machine far sooner."""
+        """One thread for small gradients, which are done before a second thread has woken up."""
         return 1 if self._work < _ONE_THREAD_FLOPS else torch.get_num_threads()
 
     def blocks(
@@ -78,7 +78,7 @@ class LoopEngine:
     def _gradient(
         self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, round: int
     ) -> tuple[Tensor, Tensor]:
-        # Dropout and random transforms draw from torch's global generators: let them be this client's, now.
+        # Dropout and random transforms draw from torch's global generators, so seed them for this client and round.
         seed_generators(derive_seed(self._seed, "model", client, round), x.device)
         point = x.detach().clone().requires_grad_()  # a model may write to its parameters
         divisor = float(self.divisors[client])
@@ -89,9 +89,11 @@ class LoopEngine:
         with torch.enable_grad(), autocast(x.device, self.precision):
             poisson = None if rows is None or len(rows) == divisor else divisor
             loss = self._problem.client_loss(point, client, rows, own, uniforms, poisson)
-            if not loss.requires_grad:  # a function that does not depend on x
+            if not loss.requires_grad:  # the function does not depend on x
                 if isinstance(self._problem, Problem):
-                    raise UsageError("the loss does not depend on the model's parameters: was something detached?")
+                    raise UsageError(
+                        "the loss does not depend on the model's parameters; look for detach() or no_grad()"
+                    )
                 return loss.detach(), torch.zeros_like(point)
             (grad,) = torch.autograd.grad(loss, point)
         return loss.detach(), grad
@@ -109,9 +111,10 @@ class LoopEngine:
 def clipped_gradient(
     problem: Problem, x: Tensor, client: int, rows: Tensor | None, clip: float, divisor: float
 ) -> tuple[Tensor, Tensor]:
-    """(loss, gradient) of a client on its records `rows` (None: all), each clipped to `clip`, summed, over `divisor`.
+    """Return (loss, gradient) of a client on its records `rows` (None: all).
 
-    The penalty depends on no record: its gradient is added whole. The loss is for the history; no guarantee covers it.
+    The gradient of each record is clipped to `clip`; their sum is divided by `divisor`. The penalty depends on no
+    record, so its gradient is added unclipped. The loss is for the history; no guarantee covers it.
     """
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
@@ -127,7 +130,7 @@ def clipped_gradient(
 
 
 def record_gradients(problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Every record's gradient ``[B, d]`` and loss ``[B]``; the model and the transform see one record at a time."""
+    """Return per-record gradients ``[B, d]`` and losses ``[B]``; model and transform see one record at a time."""
     problem.model.train()
 
     def one(point: Tensor, item: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How many bits the matrix products of gradients use; x, memories and messages are in the run's dtype throughout."""
+"""The precision of the matrix products in gradients; x, memories and messages always have the run's dtype."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
-    """Forward passes within compute in bfloat16 where that was asked for."""
+    """Return a context in which forward passes use bfloat16 if `precision` is "bf16"."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
 
 
 @contextmanager
 def products(precision: Precision) -> Iterator[None]:
-    """While a run lasts: which kernels a GPU uses, and whether they may round float32 inputs to TF32's 10 bits."""
+    """Choose the kernels that a GPU uses, and whether they may round float32 inputs to TF32's 10 bits."""
     matmul, tf32 = torch.backends.cuda.matmul, precision != "float32"
     before = matmul.allow_tf32
     matmul.allow_tf32 = tf32
     try:
-        # Repeatable kernels, the same ones every time: `benchmark` would choose by the clock.
+        # Deterministic kernels, the same ones every time; `benchmark` would choose by measured times.
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
             yield
     finally:

@@ -1,7 +1,7 @@
-"""A fast engine is trusted once it has reproduced the reference on the problem at hand; else the loop takes over.
+"""A fast engine is used once it has reproduced the reference on the problem at hand; otherwise the loop runs.
 
-Which engine ran is told with the run and covered by no noise. So in a private run the two are compared on made-up
-records of the same shapes, and an engine that fails later, on the clients' own, stops the run.
+The results of a run name its engine, and no noise covers that. Therefore a private run compares the two engines on
+synthetic records of the same shapes, and an engine that fails later, on the clients' records, stops the run.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from .engine import Block, Engine
 from .loop import LoopEngine
 from .precision import Precision
 
-_LOOKED_AT = 3  # clients whose gradients are compared
-_CLOSE = 1e-6  # of their size, in float64: float32 would blur it, for a rounding moves a ReLU over its kink
-_ROUGHER, _ROUGH = 3.0, 0.02  # times the loop's own error, and as much besides: roundings fall otherwise
+_COMPARED = 3  # clients whose gradients are compared
+_CLOSE = 1e-6  # relative, in float64; in float32 a rounding error may move a ReLU over its kink
+_ROUGHER, _ROUGH = 3.0, 0.02  # allowed error: a multiple of the loop's error, plus a constant, because roundings differ
 _NUDGES = 8
-_MADE_UP = 256  # records that stand for the clients' own in a private run
-_NO_ROOM = "the device has too little memory for it"
+_SYNTHETIC = 256  # records that replace the clients' records in a private run
+_NO_MEMORY = "the device has too little memory for it"
 
 log = logging.getLogger("normec")
 
-# Engines that were compared in this process: other runs of the same problem need not ask again.
+# Results of comparisons in this process, so that other runs of the same problem need not compare again.
 _verdicts: WeakKeyDictionary[Problem, dict[Hashable, str | None]] = WeakKeyDictionary()
 
 
 class FastEngine(Engine, Protocol):
-    """An engine that the guard can hold against the reference."""
+    """An engine that can be compared with the reference."""
 
     @property
     def variant(self) -> str:
-        """The engine and whatever else the bits of its sums depend on."""
+        """The engine, with everything else that the bits of its sums depend on."""
         ...
 
     def shrink(self) -> bool: ...
 
 
 class VerifiedEngine:
-    """`fast` where it gives the loop's gradients, the loop where it does not, cannot, or runs out of memory."""
+    """The fast engine if it reproduces the loop's gradients; the loop if it does not, fails, or runs out of memory."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class VerifiedEngine:
         kind: Hashable,
         private: bool = False,
     ) -> None:
-        """`make`: the fast engine; made once more for the problem in float64, where the two are compared.
+        """`make` creates the fast engine, and once more for the problem in float64, where the two are compared.
 
-        `kind`: the engine with all its settings; for the same problem it is compared once. `private`: whether the
-        engine that runs may not depend on the clients' data.
+        `kind` is the engine with all its settings; it is compared once per problem. With `private`, the choice of the
+        engine must not depend on the clients' data.
         """
         self._problem, self._make, self._reference, self._kind = problem, make, reference, kind
         self._private = private
@@ -108,52 +108,52 @@ class VerifiedEngine:
             except Exception as error:
                 if self._engine is not self._fast or isinstance(error, UsageError):
                     raise
-                if before is not None:  # what the failed pass did to the buffers of those that are left
+                if before is not None:  # undo what the failed pass did to the buffers of the remaining clients
                     again = _without(clients, done, len(self._reference.divisors))
                     for name, rows in buffers.items():
                         rows[again] = before[name][again]
                 if not isinstance(error, torch.OutOfMemoryError):
-                    if self._private:  # whether the loop takes over must not depend on the data
+                    if self._private:  # whether the loop runs instead must not depend on the data
                         raise UsageError(
                             f"engine {self._fast.name} failed on the clients' records: {_line(error)}; "
                             "give engine='loop'"
                         ) from error
                     self._fall_back(_line(error))
                 elif not self._fast.shrink():
-                    self._fall_back(_NO_ROOM)
+                    self._fall_back(_NO_MEMORY)
 
     def _fall_back(self, reason: str) -> None:
-        log.warning("engine %s is not used, the loop is: %s", self._fast.name, reason)
+        log.warning("engine %s is not used; the loop runs instead: %s", self._fast.name, reason)
         self._engine = self._reference
 
     def _difference(self, x: Tensor, buffers: Buffers, round: int, drawn: Tensor | None) -> str | None:
-        """Why the two do not agree on a few clients of this round, or None."""
+        """Return why the two do not agree on a few clients of this round, or None."""
         drawn = drawn if drawn is not None and len(drawn) and not self._private else None
-        clients = _alike(self._reference.divisors, drawn)
-        shown = _made_up(self._problem) if self._private else self._problem
+        clients = _equal_lengths(self._reference.divisors, drawn)
+        shown = _synthetic(self._problem) if self._private else self._problem
         fine = shown.to(x.device, torch.float64)
         x = x.double()
         buffers = {name: rows.double() if rows.is_floating_point() else rows for name, rows in buffers.items()}
         try:
             fast, loop = self._make(fine, "float32"), self._reference.of(fine)
-            for point in (_beside(x), x):
+            for point in (_near(x), x):
                 mine = _fitting(fast, point, buffers, round, clients, clients)
-                if self._private:  # a model that keeps what it saw may fail from the second time on
+                if self._private:  # a model that stores what it saw may fail from the second time on
                     mine = _fitting(fast, point, buffers, round, clients, clients)
                 theirs = _collected(loop, point, buffers, round, clients, clients)
                 if all(bool(torch.isfinite(part).all()) for part in theirs):
-                    reason = _unlike(mine, theirs) or self._rougher(shown, x, buffers, round, clients, drawn, loop)
+                    reason = _unlike(mine, theirs) or self._inaccuracy(shown, x, buffers, round, clients, drawn, loop)
                     self._compared = True
                     return reason
         except UsageError:
-            return None  # the problem's own mistake: the run will say it
+            return None  # a mistake in the problem, which the run will report
         except torch.OutOfMemoryError:
-            return _NO_ROOM
-        except Exception as error:  # whatever a model does that cannot be batched, or not in float64
+            return _NO_MEMORY
+        except Exception as error:  # the model cannot be batched, or cannot run in float64
             return _line(error)
         return None  # a run that diverges at its start is not the engine's fault
 
-    def _rougher(
+    def _inaccuracy(
         self,
         shown: Problem,
         x: Tensor,
@@ -163,12 +163,13 @@ class VerifiedEngine:
         drawn: Tensor | None,
         fine: LoopEngine,
     ) -> str | None:
-        """Why the engine is not to be trusted in the precision it will run in, or None.
+        """Return why the engine is too inaccurate in the precision in which it will run, or None.
 
-        A GPU's kernels for float32 and half precisions are others than those for float64. They may be as far from the
-        gradients in float64 as the loop is in that precision, and a little more. Where TF32 is allowed the loop may get
-        kernels that make no use of it: then what such a rounding of x does to its gradients is the measure. Which
-        kernels, may depend on how many clients go together: so the few are looked at among all that are drawn.
+        A GPU uses other kernels for float32 and half precisions than for float64. Their gradients may be as far from
+        the gradients in float64 as those of the loop in the same precision, and a little farther. If TF32 is allowed,
+        the loop may get kernels that do not use it; then the effect of such a rounding of x on the gradients is the
+        measure. The choice of kernels may depend on the number of clients, so the few clients are compared in a pass
+        over all that are drawn.
         """
         if not x.is_cuda:
             return None
@@ -188,10 +189,10 @@ class VerifiedEngine:
         return too_rough(mine, theirs, exact)
 
 
-def _made_up(problem: Problem) -> Problem:
-    """A copy of the problem with records of the same shapes that tell nothing of the clients' own.
+def _synthetic(problem: Problem) -> Problem:
+    """Return a copy of the problem with records of the same shapes that reveal nothing about the clients' records.
 
-    Floats are normal, bytes uniform; other whole numbers are zero, which every table of classes or tokens has.
+    Floats are normal and bytes uniform. Other integers are zero, a valid index of every table of classes or tokens.
     """
     made, held = problem.to(problem.x0.device), problem.records
     if not isinstance(held, ResidentRecords):
@@ -199,46 +200,49 @@ def _made_up(problem: Problem) -> Problem:
     draw = torch.Generator().manual_seed(0)
 
     def like(tensor: Tensor) -> Tensor:
-        shape = (_MADE_UP, *tensor.shape[1:])
+        shape = (_SYNTHETIC, *tensor.shape[1:])
         if tensor.is_floating_point():
             return torch.randn(shape, generator=draw).to(tensor)
         if tensor.dtype == torch.uint8 and tensor.ndim > 1:
             return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).to(tensor.device)
         return tensor.new_zeros(shape)
 
-    made.records = ResidentRecords(like(held.inputs), like(held.targets), [rows % _MADE_UP for rows in held.rows])
+    made.records = ResidentRecords(like(held.inputs), like(held.targets), [rows % _SYNTHETIC for rows in held.rows])
     return made
 
 
 def too_rough(mine: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> str | None:
-    """Whether `mine` is in some row much farther from the exact gradients than any of `theirs`; why, in words."""
+    """Return a reason if a row of `mine` is much farther from the exact gradients than all of `theirs`, else None."""
     scale = norms(exact).clamp_min(1e-30)
     off, *others = (norms(found.double() - exact) / scale for found in (mine, *theirs))
     usual = torch.stack(others).amax(0)
     if bool((off <= _ROUGHER * usual + _ROUGH).all()):
         return None
     most, least = 100 * float(off.max()), 100 * float(usual.max())
-    return f"its gradients are off by {most:.0f} % where the loop's are, so rounded, by {least:.0f} %"
+    return f"its gradients are off by {most:.0f} %, those of the loop in this precision by {least:.0f} %"
 
 
 def nudged(x: Tensor) -> Iterator[Tensor]:
-    """Points as near to x as TF32 brings the two factors of a product: 10 bits of each are kept."""
+    """Yield points that differ from x by as much as TF32 changes the factors of a product, which keep 10 bits."""
     draw = torch.Generator().manual_seed(0)
     for _ in range(_NUDGES):
         yield x * (1 + 2**-10 * (2 * torch.rand(len(x), dtype=x.dtype, generator=draw).to(x.device) - 1))
 
 
-def _alike(lengths: Tensor, drawn: Tensor | None) -> Tensor:
-    """A few clients with batches of the commonest length: only equally long ones go through a model together."""
+def _equal_lengths(lengths: Tensor, drawn: Tensor | None) -> Tensor:
+    """Return a few clients with batches of the most common length; only such batches pass through a model together."""
     chosen = drawn.cpu() if drawn is not None else torch.arange(len(lengths))
     found, counts = lengths[chosen].unique(return_counts=True)
-    same: Tensor = chosen[lengths[chosen] == found[counts.argmax()]][:_LOOKED_AT]
+    same: Tensor = chosen[lengths[chosen] == found[counts.argmax()]][:_COMPARED]
     return same.sort().values
 
 
-def _beside(x: Tensor) -> Tensor:
-    """A point near x. At x itself a parameter that is read past the engine has the right value, and one behind a
-    factor that starts at zero the right gradient."""
+def _near(x: Tensor) -> Tensor:
+    """Return a point near x.
+
+    At x itself two errors would be hidden: a parameter that bypasses the engine has the right value there, and a
+    parameter that is multiplied by an initial zero has the right gradient.
+    """
     noise = torch.randn(len(x), dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(x.device)
     return x + (1e-3 + 0.1 * x.square().mean().sqrt()) * noise
 
@@ -253,7 +257,7 @@ def _unlike(mine: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> str | None:
 def _fitting(
     engine: FastEngine, x: Tensor, buffers: Buffers, round: int, clients: Tensor, among: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """`_collected`, in blocks as small as the memory asks for."""
+    """Return `_collected`, with blocks as small as the memory requires."""
     while True:
         try:
             return _collected(engine, x, buffers, round, clients, among)
@@ -265,7 +269,7 @@ def _fitting(
 def _collected(
     engine: Engine, x: Tensor, buffers: Buffers, round: int, clients: Tensor, among: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Gradients, losses and buffers of a few clients; from a pass over those `among` whom they are (None: all)."""
+    """Return gradients, losses and buffers of a few clients, from a pass over the clients `among` (None: all)."""
     scratch = {name: rows.clone() for name, rows in buffers.items()}
     grads, losses = x.new_zeros(len(clients), len(x)), x.new_zeros(len(clients))
     left = len(clients)

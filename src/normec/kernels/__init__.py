@@ -1,7 +1,7 @@
-"""Fused GPU kernels in Triton. Each does what a few lines of PyTorch do, in fewer passes over memory.
+"""Fused GPU kernels in Triton. Each computes the same as a few lines of PyTorch, in fewer passes over memory.
 
-Every function here returns None or False where it does not apply (no GPU, no Triton, another dtype or layout), and the
-caller then takes the plain way: that one is the definition, and the tests hold the kernel against it.
+`usable` and the `fits` functions say whether a kernel applies, which depends on the device, Triton, the dtype and the
+layout. Otherwise the caller uses PyTorch, which is the definition; the tests compare the kernels with it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def _installed() -> bool:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether kernels may run on these: on a GPU (or in Triton's interpreter), in a precision they know."""
+    """Whether kernels can run on these tensors: on a GPU (or in Triton's interpreter), in a supported precision."""
     known = (torch.float32, torch.bfloat16, torch.float16)
-    # Triton launches on the current device, whatever its arguments' is.
+    # Triton launches on the current device, whatever the device of the arguments is.
     here = all(t.is_cuda and t.device.index == torch.cuda.current_device() for t in tensors)
     somewhere = here or os.environ.get("TRITON_INTERPRET") == "1"
     return somewhere and _installed() and all(t.dtype in known for t in tensors)
@@ -34,7 +34,7 @@ def usable(*tensors: Tensor) -> bool:
 
 @contextmanager
 def evaluating() -> Iterator[None]:
-    """Within, a model that is not asked for gradients may use kernels that know of none: see `models.norm_relu`."""
+    """A context in which models without gradients may use kernels that have no backward; see `models.norm_relu`."""
     global _evaluating
     before, _evaluating = _evaluating, True
     try:
@@ -48,17 +48,17 @@ def forward_only() -> bool:
 
 
 def blank(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Room for images, channels last."""
+    """Return uninitialised images with channels last."""
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def pointer(given: Tensor | None, other: Tensor) -> Tensor:
-    """A kernel wants a tensor for every argument, also for one that it does not use."""
+    """Return `given`, or `other` as a placeholder, because a kernel needs a tensor for every argument."""
     return other if given is None else given
 
 
 def scales(weight: Tensor | None, bias: Tensor | None, other: Tensor) -> tuple[Tensor, Tensor]:
-    """A norm's weight and bias as its kernels take them: both, or neither is used; a lone weight's bias is zero."""
+    """Return a norm's weight and bias for its kernels, which use both or neither; a missing bias is zero."""
     if weight is None:
         return other, other
     return weight, torch.zeros_like(weight) if bias is None else bias

@@ -1,11 +1,11 @@
-"""BatchNorm with every client's own statistics, on rows ``[clients · P, C]`` (channels last): two passes each way.
+"""BatchNorm with each client's statistics, on rows ``[clients · P, C]`` (channels last), in two passes per direction.
 
-Where a convolution of ours comes before it, that has taken the moments, and one pass forward is enough. With it, where
-asked for, what `relu` does: the addition of a shortcut, and ReLU.
+If `convolution` made the input and computed its moments, one forward pass is enough. The kernels can also add a
+shortcut and apply ReLU (`relu`).
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 

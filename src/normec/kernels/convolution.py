@@ -1,11 +1,11 @@
 """3×3 convolutions of few channels in half precision: forward, and the gradient of the input, by one of two kernels.
 
-See `tiles` for the product that it is. cuDNN, which does all other convolutions, is the definition. Where a BatchNorm
-follows, the moments it needs are taken before the images leave the multiprocessor: see `Moments`.
+`tiles` describes the matrix product. cuDNN, which computes all other convolutions, is the definition. If a BatchNorm
+follows, the kernel also computes the moments that it needs, before it writes the images (see `Moments`).
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -85,25 +85,25 @@ def _widen(x, wide, pixels, C: tl.constexpr, PITCH: tl.constexpr, BLOCK: tl.cons
 
 @dataclass(frozen=True)
 class Moments:
-    """Means over a program's tiles, and sums of squares around them, ``[clients · parts, 2, pixels, places]``.
+    """Means over a program's tiles, and sums of squares around them, ``[clients · parts, 2, pixels, channels]``.
 
-    For each pixel of a tile and channel; `each` tiles a program.
+    They are kept for each pixel of a tile and each channel; a program has `each` tiles.
     """
 
     values: Tensor
-    parts: int  # programs a client
+    parts: int  # programs per client
     each: int
 
 
 def pack(x: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
-    """x at the numbers of `table`, and zero where those are −1."""
+    """Return x at the indices in `table`, and zero where the index is −1."""
     packed = x.new_empty(table.shape, dtype=dtype)
     _pack[(triton.cdiv(len(table), 1024),)](x, table, packed, len(table), BLOCK=1024)
     return packed
 
 
 def widened(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Images as `tiles.forward` and `gathering` read them: in this precision, channels last, and at least `LEAST`."""
+    """Return images for `tiles.forward` and `gathering`: in this dtype, channels last, at least `LEAST` channels."""
     images, C, H, W = x.shape
     if C >= LEAST:
         return x.to(dtype, memory_format=torch.channels_last)
@@ -115,7 +115,7 @@ def widened(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def moments_of(source: Tensor, tiles: Tiles, size: tuple[int, int], clients: int) -> Moments | None:
-    """Room for the moments of what `convolve` makes; None where a program's tiles are cut, or several clients'."""
+    """Return storage for the moments of a convolution; None if a program has partial tiles or several clients."""
     whole = size[0] % tiles.tall == 0 and size[1] % tiles.wide == 0
     down, across = tiles.grid(*size)
     count = len(source) // clients * down * across
@@ -139,9 +139,9 @@ def convolve(
     moments: Moments | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Images of this size, channels last as `source` is, which is `widened`; weights as `Tiles.table` orders them.
+    """Return the output images of this size, with channels last, and fill `moments`.
 
-    Fills `moments`.
+    `source` must be `widened`, and the weights in the order of `Tiles.table`.
     """
     images, seen = len(source), (source.shape[2], source.shape[3])
     out = blank((images, tiles.writes, *size), source)
@@ -162,7 +162,7 @@ def convolve(
 def settings(
     tiles: Tiles, images: int, seen: tuple[int, int], size: tuple[int, int]
 ) -> tuple[dict[str, int], tuple[int, int], dict[str, int]]:
-    """The kernel's constants, its grid and its options, from sizes alone."""
+    """Return the kernel's constants, grid and options, from sizes alone."""
     meta = geometry(tiles, seen, size)
     count = images * meta["GH"] * meta["GW"]
     each, wide = _each(tiles, count), min(128, tiles.breadth)
@@ -171,7 +171,7 @@ def settings(
 
 
 def _each(tiles: Tiles, count: int) -> int:
-    """Tiles a program, of so many in all."""
+    """Return the number of tiles per program."""
     return 128 if count >= 128 * _MANY and tiles.chunk * tiles.padded_reads <= 64 else 64
 
 

@@ -1,11 +1,11 @@
-"""GroupNorm on channels-last images: one program an image, each way; sums over a client's images come after.
+"""GroupNorm on channels-last images, with one program per image; a second kernel sums over a client's images.
 
-A small image is read once and held by its program, a larger one is read two or three times. With it, where asked for,
-what `relu` does: the addition of a shortcut, and ReLU.
+A program holds a small image and reads it once; a larger image is read two or three times. The kernels can also add a
+shortcut and apply ReLU (`relu`).
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 

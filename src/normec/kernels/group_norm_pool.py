@@ -1,12 +1,13 @@
-"""GroupNorm, ReLU and the largest of every 2×2 pixels at once, on small channels-last images: one program an image.
+"""GroupNorm, ReLU and 2×2 max pooling in one kernel, on small channels-last images, with one program per image.
 
-A program sees an image as four parts, one for each place in a square of 2×2 pixels: what lies in one square is then
-compared number by number. What is normalised but not pooled is never written. Forward the image is held; back it is
-read twice, some squares at a time, the second time from the cache: so many programs run at once that this is faster.
+A program treats an image as four parts, one for each position in a square of 2×2 pixels, so that the four pixels of a
+square are compared elementwise. Normalised values that are not the maximum are never written. In the forward pass a
+program holds the image. In the backward pass it reads the image twice, some squares at a time, the second time from the
+cache; this is faster, because many programs run at once.
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from .group_norm import HELD, affine, by_group, over_groups
 
 
 @triton.jit
-def _places(image, start, W: tl.constexpr, SQUARES: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """Of squares from `start` on the first pixel in x, the square in y, and which of them there are."""
+def _positions(image, start, W: tl.constexpr, SQUARES: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Return, for squares from `start` on, the position of the first pixel in x, that in y, and which squares exist."""
     c, r = tl.arange(0, C), start + tl.arange(0, BLOCK)
     first = (r // (W // 2)) * 2 * W + r % (W // 2) * 2
     own = image.to(tl.int64) * SQUARES * C
@@ -30,7 +31,7 @@ def _places(image, start, W: tl.constexpr, SQUARES: tl.constexpr, C: tl.constexp
 
 @triton.jit
 def _read(x, at, real, WHOLE: tl.constexpr):
-    """`WHOLE`: all is real, and nothing need be asked."""
+    """`WHOLE`: all squares exist, so no mask is needed."""
     found = tl.load(x + at) if WHOLE else tl.load(x + at, mask=real, other=0.0)
     return found.to(tl.float32)
 
@@ -53,7 +54,7 @@ def _write(y, at, real, value, WHOLE: tl.constexpr):
 
 @triton.jit
 def _made(value, scale, offset, KIND: tl.constexpr):
-    """What the norm makes of it, rounded as it would be written."""
+    """Return the normalised value, rounded as if it were written."""
     return (value * scale[None, :] + offset[None, :]).to(KIND).to(tl.float32)
 
 
@@ -64,9 +65,9 @@ def _larger(a, b):
 
 @triton.jit
 def _later(value, best, chosen, scale, offset, KIND: tl.constexpr):
-    """Whether what is made of a value is larger than the best so far; the first of equal numbers stays.
+    """Return whether the normalised value exceeds the best so far, and the new best; the first of equal numbers stays.
 
-    NaN needs no care: it spoils the mean, and so the whole group.
+    NaN needs no special treatment, because it makes the mean of the whole group NaN.
     """
     made = _made(value, scale, offset, KIND)
     take = made > best
@@ -79,7 +80,7 @@ def _forward(
     W: tl.constexpr, SQUARES: tl.constexpr, AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image, c = tl.program_id(0), tl.arange(0, C)
-    at, out, real = _places(image, 0, W, SQUARES, C, BLOCK)
+    at, out, real = _positions(image, 0, W, SQUARES, C, BLOCK)
     count = 4 * SQUARES * (C // G)
     whole: tl.constexpr = BLOCK == SQUARES
     one, two = _read(x, at, real, whole), _read(x, at + C, real, whole)
@@ -92,18 +93,18 @@ def _forward(
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
     scale, offset = affine(weight, bias, c, C, AFFINE)
-    # Neither the norm nor rounding nor ReLU changes an order but by the sign of the scale: one number of four is made.
+    # Norm, rounding and ReLU keep the order up to the sign of the scale, so only one number of four is normalised.
     sign = tl.where(inverse * scale < 0, -1.0, 1.0)[None, :]
     most = _larger(_larger(one * sign, two * sign), _larger(three * sign, four * sign)) * sign
     best = _made(most, inverse * scale, offset, y.dtype.element_ty)
-    _write(y, out, real, tl.where(best <= 0, 0.0, best), whole)  # NaN stays
+    _write(y, out, real, tl.where(best <= 0, 0.0, best), whole)  # keeps NaN
 
 
 @triton.jit
 def _chosen(
     g, x, at, out, real, mean, inverse, scale, offset, W: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """The four of every square, which of the last three replaced a smaller one, the one that stayed, and its slope."""
+    """Return the four values of every square, which of the last three were a new maximum, the maximum, its gradient."""
     one = _minus(_read(x, at, real, WHOLE), mean, real, WHOLE)
     two = _minus(_read(x, at + C, real, WHOLE), mean, real, WHOLE)
     three = _minus(_read(x, at + W * C, real, WHOLE), mean, real, WHOLE)
@@ -129,7 +130,7 @@ def _backward(
     whole: tl.constexpr = SQUARES % BLOCK == 0
     totals, alongs = tl.zeros((BLOCK, C), tl.float32), tl.zeros((BLOCK, C), tl.float32)
     for start in range(0, SQUARES, BLOCK):
-        at, out, real = _places(image, start, W, SQUARES, C, BLOCK)
+        at, out, real = _positions(image, start, W, SQUARES, C, BLOCK)
         _, _, _, _, _, _, _, chosen, slope = _chosen(g, x, at, out, real, mean, inverse, scale, offset, W, C, whole)
         totals += slope
         alongs += slope * chosen
@@ -139,7 +140,7 @@ def _backward(
     by_total = by_group(total * scale, G, C) / count
     by_along = by_group(along * scale, G, C) / count
     for start in range(0, SQUARES, BLOCK):
-        at, out, real = _places(image, start, W, SQUARES, C, BLOCK)
+        at, out, real = _positions(image, start, W, SQUARES, C, BLOCK)
         one, two, three, four, second, third, fourth, _, slope = _chosen(
             g, x, at, out, real, mean, inverse, scale, offset, W, C, whole
         )
@@ -159,7 +160,7 @@ def _store(dx, at, real, slope, value, inverse, by_total, by_along, WHOLE: tl.co
 
 
 def fits(shape: tuple[int, ...]) -> bool:
-    """Images of whole squares that a program can hold."""
+    """Whether images consist of complete squares and fit into a program."""
     _, C, H, W = shape
     return H % 2 == 0 and W % 2 == 0 and 0 < 4 * triton.next_power_of_2(H * W // 4) * C <= HELD
 
@@ -167,7 +168,7 @@ def fits(shape: tuple[int, ...]) -> bool:
 def forward(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, mean, 1/std) as `group_norm.forward` has them, y half as high and wide."""
+    """Return (y, mean, 1/std) as `group_norm.forward` does, with y of half the height and width."""
     images, C, H, W = x.shape
     mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
     y = blank((images, C, H // 2, W // 2), x)
@@ -181,7 +182,7 @@ def forward(
 def backward(
     g: Tensor, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The data gradient, and each image's weight and bias gradients ``[images, 2, C]``."""
+    """Return the data gradient, and each image's weight and bias gradients ``[images, 2, C]``."""
     images, C, H, W = x.shape
     sums, dx = x.new_empty(images, 2, C, dtype=torch.float32), torch.empty_like(x)
     _backward[(images,)](
@@ -192,6 +193,6 @@ def backward(
 
 
 def _block(squares: int, channels: int, way: str) -> dict[str, int]:
-    parts, each, most = (1, 64, 8) if way == "forward" else (4, 16, 4)  # numbers a thread, and warps
+    parts, each, most = (1, 64, 8) if way == "forward" else (4, 16, 4)  # parts per image, numbers per thread, and warps
     block = triton.next_power_of_2(triton.cdiv(squares, parts))
     return {"BLOCK": block, "num_warps": max(1, min(most, 4 * block * channels // (32 * each)))}

@@ -1,10 +1,10 @@
-"""Images of bytes on their way to the model in one pass: looked up, cropped and flipped, normalised, channels last.
+"""Byte images prepared for the model in one pass: looked up, cropped, flipped and normalised, with channels last.
 
-`data.augment` has the definitions, step by step; the numbers here are theirs, to the bit.
+`data.augment` has the definitions; the kernel computes the same bits.
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import blank, pointer
 
-_BLOCK = 256  # pixels a program
+_BLOCK = 256  # pixels per program
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def _prepare(
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CHANNELS: tl.constexpr,
     CROP: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`CHANNELS`: C filled up."""
+    """`CHANNELS` is C, padded to a power of two."""
     record = tl.program_id(0)
     p, c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
     row, column = p // W, p % W
@@ -48,7 +48,7 @@ def _prepare(
 def prepare(
     images: Tensor, numbers: Tensor, mean: Tensor, std: Tensor, uniforms: Tensor | None = None, padding: int = 0
 ) -> Tensor:
-    """Float32 images ``[len(numbers), C, H, W]`` from bytes; `uniforms`, three an image, for `CropFlip(padding)`."""
+    """Return float32 images ``[len(numbers), C, H, W]`` from bytes; `uniforms`, three per image, are for `CropFlip`."""
     _, C, H, W = images.shape
     out = blank((len(numbers), C, H, W), images, torch.float32)
     _prepare[(len(numbers), triton.cdiv(H * W, _BLOCK))](

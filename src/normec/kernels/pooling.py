@@ -1,11 +1,11 @@
-"""The largest of every window of channels-last images, 2×2 pixels or as many as it takes, and the way back.
+"""Max pooling of channels-last images, with windows of 2×2 pixels or adaptive ones, forward and backward.
 
-PyTorch's own are the definition: the first of equal numbers gets the slope, and NaN is larger than any number. The
-kernels' sizes are constants: dividing by them is most of the work.
+PyTorch's functions are the definition: the first of equal numbers gets the gradient, and NaN is larger than any number.
+The sizes are compile-time constants, because dividing by them is most of the work.
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _BLOCK = 1024
 
 @triton.jit
 def _corner(e, H: tl.constexpr, W: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, C: tl.constexpr):
-    """Where the first pixel of number e's square lies in x; `DOWN` times `ACROSS` squares an image."""
+    """Return the position in x of the first pixel of the square of number e; an image has `DOWN` × `ACROSS` squares."""
     square = e // C
     w, h, image = square % ACROSS * 2, square // ACROSS % DOWN * 2, square // (ACROSS * DOWN)
     return ((image * H + h) * W + w) * C + e % C
 
 
 @triton.jit
-def better(value, best, place, best_place, real):
-    """The larger of two so far, and its place."""
+def better(value, best, index, best_index, real):
+    """Return the larger of two values, and its index."""
     take = real & ((value > best) | (value != value))
-    return tl.where(take, value, best), tl.where(take, place, best_place)
+    return tl.where(take, value, best), tl.where(take, index, best_index)
 
 
 @triton.jit
@@ -57,8 +57,8 @@ def _unpool(
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Squares that are cut off by the border had no part in y: their slope is zero."""
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of each square, whole or cut off
+    """Squares that the border cuts off are not part of y; their gradient is zero."""
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of each square, complete or cut off
     at, here = _corner(e, H, W, DOWN, ACROSS, C), e < size
     square = e // C
     w, h, image = square % ACROSS, square // ACROSS % DOWN, square // (ACROSS * DOWN)
@@ -78,7 +78,7 @@ def _adapt(
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`DOWN` and `ACROSS`: of the largest window. A place is counted in rows of `ACROSS`."""
+    """`DOWN` and `ACROSS` are the sizes of the largest window; an index counts in rows of `ACROSS`."""
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # a number of y
     square, here = e // C, e < size
     j, i, image = square % OW, square // OW % OH, square // (OW * OH)
@@ -101,7 +101,7 @@ def _adapt_back(
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, ACROSS: tl.constexpr,
     C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every number of x gathers the slopes of those windows, at most two each way, of which it was the largest."""
+    """Every number of x sums the gradients of the windows, at most two in each direction, whose maximum it was."""
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     pixel, here = e // C, e < size
     w, h, image = pixel % W, pixel // W % H, pixel // (W * H)
@@ -112,13 +112,13 @@ def _adapt_back(
         inside = here & (i < OH) & (j < OW) & (top <= h) & (left <= w)
         at = ((image * OH + i) * OW + j) * C + e % C
         place = tl.load(indices + at, mask=inside, other=0).to(tl.int32)
-        slope = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)  # whole channels, whoever's it is
+        slope = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)  # whole channels, whichever pixel is the maximum
         total += tl.where(place == (h - top) * ACROSS + w - left, slope, 0.0)
     tl.store(dx + e, total.to(dx.dtype.element_ty), mask=here)
 
 
 def pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `F.max_pool2d(x, 2)`; and where in its square each lay."""
+    """Return `F.max_pool2d(x, 2)`, and the index of each maximum in its square."""
     images, C, H, W = x.shape
     y = blank((images, C, H // 2, W // 2), x)
     indices = blank(tuple(y.shape), x, torch.uint8)
@@ -129,7 +129,7 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpool(g: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The slope of x, of this shape, from that of `pool(x)`."""
+    """Return the gradient of x, of this shape, from that of `pool(x)`."""
     images, C, H, W = shape
     dx, down, across = blank(shape, g), -(-H // 2), -(-W // 2)
     size = images * C * down * across
@@ -140,13 +140,13 @@ def unpool(g: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def largest_window(height: int, width: int, down: int, across: int) -> tuple[int, int]:
-    """Rows and columns of the largest window where an image is cut into `down` times `across` of them."""
+    """Return the rows and columns of the largest window if an image has `down` × `across` windows."""
     rows = max(-(-(i + 1) * height // down) - i * height // down for i in range(down))
     return rows, max(-(-(j + 1) * width // across) - j * width // across for j in range(across))
 
 
 def adapt(x: Tensor, down: int, across: int) -> tuple[Tensor, Tensor]:
-    """As `F.adaptive_max_pool2d(x, (down, across))`, which are no more than x has; and where each lay."""
+    """Return `F.adaptive_max_pool2d(x, (down, across))`, not larger than x, and the index of each maximum."""
     images, C, H, W = x.shape
     y = blank((images, C, down, across), x)
     indices = blank(tuple(y.shape), x, torch.uint8)
@@ -158,7 +158,7 @@ def adapt(x: Tensor, down: int, across: int) -> tuple[Tensor, Tensor]:
 
 
 def adapt_back(g: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The slope of x, of this shape, from that of `adapt(x)`."""
+    """Return the gradient of x, of this shape, from that of `adapt(x)`."""
     (_, C, H, W), (down, across) = shape, indices.shape[2:]
     dx = blank(shape, g)
     _adapt_back[(triton.cdiv(dx.numel(), _BLOCK),)](

@@ -1,7 +1,7 @@
-"""What may follow a norm in its own kernels: the addition of a shortcut, then ReLU; and the way back through both."""
+"""The addition of a shortcut and ReLU, as parts of the kernels of norms, and their backward."""
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import triton.language as tl
 
 @triton.jit
 def follow(value, shortcut, at, mask, RELU: tl.constexpr, SHORTCUT: tl.constexpr):
-    """relu(value + shortcut), either or both."""
+    """Return relu(value + shortcut), with either or both operations."""
     if SHORTCUT:
         value += tl.load(shortcut + at, mask=mask, other=0.0).to(tl.float32)
     if RELU:
-        value = tl.where(value <= 0, 0.0, value)  # NaN stays
+        value = tl.where(value <= 0, 0.0, value)  # keeps NaN
     return value
 
 
@@ -23,10 +23,10 @@ def follow(value, shortcut, at, mask, RELU: tl.constexpr, SHORTCUT: tl.constexpr
 def back(
     g, also, x, y, at, mask, mean, scale, offset, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ALSO: tl.constexpr
 ):  # fmt: skip
-    """(the slope that ReLU lets through, x less its mean).
+    """Return (the gradient after ReLU, x minus its mean).
 
-    With a shortcut the output y tells what was let through, else the norm's own arithmetic does, from x once more.
-    `ALSO`: the output was used twice, and the slope is the sum of two.
+    With a shortcut, the output y shows where ReLU was active; otherwise the norm is computed again from x. `ALSO`: the
+    output was used twice, and its gradient is the sum of two.
     """
     slope = tl.load(g + at, mask=mask, other=0.0).to(tl.float32)
     if ALSO:

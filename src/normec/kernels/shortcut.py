@@ -1,10 +1,10 @@
-"""A shortcut to smaller images of more channels: every so-many-th pixel, zeros around its channels; and the way back.
+"""The shortcut to smaller images with more channels: strided pixels with zero-padded channels, and its backward.
 
-Channels last. Sliced and padded by PyTorch, it takes a pass for each of the two, and as many back.
+Images have channels last. PyTorch would need one pass to slice and one to pad, and as many in the backward.
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _spread(
 
 
 def pick(x: Tensor, stride: int, first: int, channels: int) -> Tensor:
-    """Images of so many channels, x's from the `first` on, zeros elsewhere."""
+    """Return images with `channels` channels: those of x start at `first`, and the others are zero."""
     height, width = x.shape[2:]
     y = blank((len(x), channels, -(-height // stride), -(-width // stride)), x)
     _launch(_pick, x, y, (x, y), stride, first)
@@ -51,7 +51,7 @@ def pick(x: Tensor, stride: int, first: int, channels: int) -> Tensor:
 
 
 def spread(g: Tensor, like: tuple[int, ...], stride: int, first: int) -> Tensor:
-    """The slope of `pick`'s x, which has shape `like`, from that of what it returned."""
+    """Return the gradient of the input of `pick`, of shape `like`, from that of its output."""
     dx = blank(like, g)
     _launch(_spread, g, dx, (dx, g), stride, first)
     return dx

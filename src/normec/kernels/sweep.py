@@ -1,11 +1,11 @@
-"""A 3×3 convolution of every pixel, from top to bottom: a row of pixels is read once for the three rows it is seen by.
+"""A 3×3 convolution with stride 1 from top to bottom; a row of pixels is read once for three output rows.
 
-For what `tiles` cuts into tiles one pixel tall whose pixels in a row are one product deep: up to 16 channels read. The
-other kernel of `convolution`, which does them all, reads every pixel six times.
+It is for convolutions that `tiles` divides into tiles of height one whose row fits into one product, which means up to
+16 input channels. The general kernel in `convolution` reads every pixel six times.
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import triton.language as tl
 
 from .tiles import Tiles
 
-_TILES = 64  # a program: as many images as they fill rows of
-_STRIP = 4  # rows at most
-_DEEP = 64  # numbers in a row that a tile sees: of more, the weights leave too little room to run side by side
-_FILLED = 150  # programs that are enough for a device
+_TILES = 64  # tiles per program
+_STRIP = 4  # the most rows per program
+_DEEP = 64  # the most input numbers per row of a tile; with more, the weights leave too few registers
+_FILLED = 150  # programs that fill a device
 
 
 @triton.jit
@@ -27,12 +27,12 @@ def sweep(
     WRITES: tl.constexpr, PLACES: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
     TILES: tl.constexpr, STRIP: tl.constexpr, BIAS: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
-    """`STRIP` rows of `TILES / ACROSS` images; `upper` and `lower` are rows that have not seen all they will."""
+    """Compute `STRIP` rows of `TILES / ACROSS` images; `upper` and `lower` are output rows with incomplete sums."""
     m = tl.arange(0, TILES)
     image, s = tl.program_id(0) * (TILES // ACROSS) + m // ACROSS, m % ACROSS
-    k = tl.arange(0, CHUNK * LANES)  # a seen pixel of a row, and channel
+    k = tl.arange(0, CHUNK * LANES)  # an input pixel of a row, and a channel
     u, i = k // LANES, k % LANES
-    n = tl.arange(0, WIDE * PLACES)  # a pixel of the tile and channel
+    n = tl.arange(0, WIDE * PLACES)  # an output pixel of the tile, and a channel
     first = tl.program_id(1) * STRIP
     z = (s * WIDE - 1)[:, None] + u[None, :]
     seen = (image < images)[:, None] & (z >= 0) & (z < W)
@@ -79,7 +79,7 @@ def sweep(
 def settings(
     tiles: Tiles, images: int, seen: tuple[int, ...], size: tuple[int, int]
 ) -> tuple[dict[str, int], tuple[int, int], dict[str, int]] | None:
-    """The kernel's constants, its grid and its options, from sizes alone; None where it does not suit."""
+    """Return the kernel's constants, grid and options, from sizes alone; None if the kernel does not apply."""
     across = size[1] // tiles.wide
     every = tiles.tall == 1 and tiles.step == (1, tiles.wide) and tuple(seen) == tuple(size)
     if (

@@ -1,7 +1,7 @@
-"""The memory's update on rows ``[c, d]`` in two passes: distances ‖∇f_i − g_i‖, then everything else at once."""
+"""The update of memories ``[c, d]`` in two passes: the distances ‖∇f_i − g_i‖, then everything else."""
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def _move(
             kept = keep * held
             message = s * (v - held)
             held = kept + beta * message
-            if ROUND:  # to bfloat16, up or down with the probability that keeps the mean
+            if ROUND:  # stochastically to bfloat16, which keeps the mean
                 bits = held.to(tl.int32, bitcast=True)
                 draw = tl.randint(seed, (row * d + at).to(tl.int32)).to(tl.int32, bitcast=True) & 0xFFFF
                 moved = ((bits + draw) & -65536).to(tl.float32, bitcast=True)
-                held = tl.where(held == held, moved, held)  # the bits of a NaN would wrap around to a number
-                message = (held - kept) / beta  # what the memory took is what is sent: ĝ stays the memories' mean
+                held = tl.where(held == held, moved, held)  # the bits of NaN would wrap around to a number
+                message = (held - kept) / beta  # the message is what the memory took, so that ĝ stays the mean
             tl.store(m + where * m_stride + at, held.to(m.dtype.element_ty), mask=mask)
             found += message
         else:
@@ -65,7 +65,7 @@ def _move(
 
 
 def distances(g: Tensor, memory: Tensor | None, index: Tensor | None) -> Tensor:
-    """‖g_row − memory_row‖ ``[c, 1]``; `index`: the memory's rows, where they are not the first c."""
+    """Return ‖g_row − memory_row‖ ``[c, 1]``; `index` are the rows of the memory, if they are not the first c."""
     c, d = g.shape
     splits, block = 1, 4096
     while splits < 64 and c * splits < 16384 and d > 2 * splits * block:
@@ -83,7 +83,7 @@ def distances(g: Tensor, memory: Tensor | None, index: Tensor | None) -> Tensor:
 def move(
     g: Tensor, memory: Tensor | None, index: Tensor | None, factor: Tensor, beta: float, keep: float, seed: int
 ) -> Tensor:
-    """With v = g − memory: Σ factor·v; and memory ← keep·memory + beta·factor·v in place."""
+    """Return Σ factor·v with v = g − memory, and set memory ← keep·memory + beta·factor·v in place."""
     c, d = g.shape
     block = 1024
     groups = max(1, min(32, c // 16))

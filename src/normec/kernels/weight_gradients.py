@@ -1,11 +1,11 @@
-"""Weight gradients of a two-dimensional convolution, one a client: dW[o, i, tap] = Σ g[pixel, o] x[pixel at tap, i].
+"""Weight gradients of a 2D convolution, one per client: dW[o, i, tap] = Σ g[pixel, o] x[pixel at tap, i].
 
-Pixels are cut into spans, and the spans' sums added up by a second kernel in a fixed order: a rerun has the same bits.
+Pixels are divided into spans, and a second kernel adds the sums of the spans in a fixed order, so the bits repeat.
 `of_tiles` is for 3×3 convolutions of few channels in half precision, `weight_gradients` for all others.
 """
 
 # mypy: ignore-errors
-# (Triton's kernels are a language of their own inside Python)
+# (Triton's kernels are not checked as Python code)
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
 
 
 def collecting(splits: int, places: int) -> dict[str, int]:
-    """The second kernel's blocks: about a thousand numbers, eight side by side at least."""
+    """Return the second kernel's blocks: about a thousand numbers, at least eight adjacent ones."""
     filled = power(splits)
     wide = max(8, min(places, 32 // filled))
     return {"FILLED": filled, "BLOCK_J": max(4, 1024 // (filled * wide)), "BLOCK_O": wide}
@@ -205,7 +205,7 @@ def collecting(splits: int, places: int) -> dict[str, int]:
 def settings(
     tiles: Tiles, clients: int, images: int, seen: tuple[int, int], size: tuple[int, int]
 ) -> tuple[dict[str, int], tuple[int, int], dict[str, int]]:
-    """The first kernel's constants, its grid and its options, from sizes alone."""
+    """Return the first kernel's constants, grid and options, from sizes alone."""
     meta = geometry(tiles, seen, size)
     parts, deep = tiles.rows * tiles.chunks, tiles.chunk * tiles.padded_reads
     taken = 4 if 4 * deep <= 256 and tiles.chunks == 1 else 1  # all rows that a tile sees, or one

@@ -1,4 +1,4 @@
-"""A norm, a shortcut, ReLU and pooling in one go, where the norm knows how; and what came out used a second time."""
+"""Norm, shortcut, ReLU and pooling in one fused operation, for norms that support it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .. import kernels
 
 
 def norm_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """relu(norm(x) + shortcut), which takes a GPU fewer passes over memory when done at once.
+    """relu(norm(x) + shortcut); the fused form needs fewer passes over GPU memory.
 
-    A norm that can do so in training has a method `then_relu(x, shortcut)`, which returns None where it cannot after
-    all. In `kernels.evaluating` a kernel may do it, for images on a GPU.
+    A norm that can do so in training has a method `then_relu(x, shortcut)`, which returns None if it cannot. In
+    `kernels.evaluating` a kernel may do it, for images on a GPU.
     """
     at_once: Callable[[Tensor, Tensor | None], Tensor | None] | None = getattr(norm, "then_relu", None)
     if at_once is None and kernels.forward_only():
@@ -29,7 +29,7 @@ def norm_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Ten
 
 
 def norm_relu_pool(norm: nn.Module, pool: nn.Module, x: Tensor) -> Tensor:
-    """pool(relu(norm(x))), at once by a norm that has a method `then_pool(x, pool)`, unless that returns None."""
+    """pool(relu(norm(x))), fused by a norm with a method `then_pool(x, pool)`, unless that returns None."""
     at_once: Callable[[Tensor, nn.Module], Tensor | None] | None = getattr(norm, "then_pool", None)
     found = at_once(x, pool) if at_once is not None else None
     if found is None:
@@ -61,8 +61,8 @@ def _by_kernel(norm: nn.Module, x: Tensor, shortcut: Tensor | None) -> Tensor | 
 
 
 def second(x: Tensor) -> Tensor:
-    """x for a second use, whose slope its norm adds to the first one's itself where it knows how."""
+    """x for a second use; its norm adds the gradient of this use to that of the first one, if it supports this."""
     again: Tensor | None = getattr(x, "second", None)
-    if again is None or x._version or x._backward_hooks:  # what was done to x since then would be missed
+    if again is None or x._version or x._backward_hooks:  # changes of x since then would be missed
         return x
     return again

@@ -1,4 +1,4 @@
-"""Linear models, started at zero as the field does, and the non-convex regulariser it uses with them."""
+"""Linear models that start at zero, and the usual non-convex regulariser for them."""
 
 from __future__ import annotations
 

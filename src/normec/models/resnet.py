@@ -16,7 +16,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class Shortcut(nn.Module):
-    """Without parameters: every `stride`-th pixel, zeros for the channels that are missing."""
+    """A shortcut without parameters: every `stride`-th pixel, and zeros for the missing channels."""
 
     def __init__(self, stride: int, missing: int) -> None:
         super().__init__()

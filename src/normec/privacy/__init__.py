@@ -1,7 +1,7 @@
-"""Privacy that is true: who is protected, how much noise that takes, what was spent, and whether it holds.
+"""Differential privacy: the statement of a guarantee, the noise that it needs, the account of releases, and an audit.
 
-statement → rules → release ⇄ accounting → noise, ledger, audit. Importing this needs torch and numpy; the rest is
-asked for where it is used.
+statement → rules → release ⇄ accounting → noise, ledger, audit. Importing this package needs torch and NumPy; other
+libraries are imported when they are used.
 """
 
 from ..errors import BudgetSpent

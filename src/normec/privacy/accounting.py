@@ -1,18 +1,18 @@
-"""From releases to ε and from ε to σ.
+"""Privacy accounting: from releases to ε, and from ε to σ.
 
 Formal guarantee. An `Account` holds releases, each a Gaussian of noise multiplier z = σ/Δ, Poisson-sampled at rate
 q or not. `Account.epsilon()` is an ε for which their adaptive composition is (ε, δ)-DP:
 
-| releases | how | exact? |
+| releases | computation | exact? |
 | --- | --- | --- |
 | q = 1 | μ² = Σ 1/z², closed form (`gaussian`) | yes, to 1e-13 |
 | q < 1 | the smallest of PLD, RDP (`subsampled`) and the un-amplified μ-GDP | upper bound |
 
-The PLD is about 1e-4 above the truth. It is left out where its rounding errors could reach half of δ, that is for δ
-under about 1e-12 a round; RDP is a few per cent above the truth, more for a few rounds with a tiny δ.
+The PLD is about 1e-4 above the true ε. It is not used where its rounding errors could reach half of δ, that is for δ
+below about 1e-12 per round. RDP is a few per cent above the true ε, and more for a few rounds with a tiny δ.
 
-Leaving out the amplification is always valid: who was drawn may be told to the observer, and given that each round
-is a plain Gaussian release or nothing.
+Leaving out the amplification is always valid: if the observer also learns which units were drawn, each round is either
+a plain Gaussian release or nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .subsampled import LARGEST_EPSILON, Group, epsilon_pld, epsilon_rdp, interv
 __all__ = ["Account", "Event", "delta", "epsilon", "epsilon_of", "mu_for", "sigma_for"]
 
 _CHECKPOINTS = 32
-_ROOM = 1e-11  # relative: a calibrated run pays round by round, and its sum of μ² may round up by less than this
+_ROOM = 1e-11  # relative; a calibrated run pays round by round, and rounding can raise its sum of μ² by less than this
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Account:
             key = (event.multiplier, event.rate)
             self._sampled[key] = self._sampled.get(key, 0) + event.count
             return
-        # Products, for a power raises where they overflow; never 0, for μ² may not vanish by rounding.
+        # Products do not raise on overflow, as a power would; the term is never 0, so rounding cannot remove μ².
         term = max(event.count * (1 / event.multiplier) * (1 / event.multiplier), math.ulp(0.0))
         total = self._square + term
         if math.isfinite(total):
@@ -120,19 +120,19 @@ class Account:
 
     @property
     def mu_unamplified(self) -> float:
-        """μ of all releases, were every unit to take part in each: an upper bound without amplification."""
+        """μ of all releases as if the unit took part in each: an upper bound without amplification."""
         return math.hypot(self.mu, *(math.sqrt(count) / z for (z, _), count in self._sampled.items()))
 
     def epsilon(self) -> float:
-        """ε at `delta`; never below the truth."""
+        """ε at `delta`, exact or an upper bound."""
         return self._epsilon(self._groups(), self.mu, None)
 
     def upper(self, horizon: int) -> float:
-        """A bound on `epsilon()` cheap enough for every round of a run of `horizon` rounds.
+        """An upper bound of `epsilon()` that is cheap enough for every round of a run of `horizon` rounds.
 
         Without sampling it is `epsilon()`. With sampling the count is rounded up to the next of about 32 checkpoints
-        (spaced evenly in √count, the last at `horizon`) and each checkpoint is computed once: ε is monotone in the
-        count, so the bound never falls short, and at `horizon` it is `epsilon()`.
+        (spaced evenly in √count, the last at `horizon`) and each checkpoint is computed once. ε is monotone in the
+        count, so the bound is never too small, and at `horizon` it equals `epsilon()`.
         """
         if not self._sampled:
             return self.epsilon()
@@ -187,7 +187,7 @@ def epsilon_of(events: Iterable[Event], delta: float) -> float:
 
 
 def sigma_for(account_at: Callable[[float], Account], target: float) -> float:
-    """The smallest σ whose account stays within `target`: to 1e-6 in ε, or to 1e-8 in σ where a PLD's ε jumps by more.
+    """The smallest σ whose account stays within `target`, to 1e-6 in ε, or to 1e-8 in σ if a PLD's ε jumps by more.
 
     `target` is kept with a relative room of 1e-11, so that a ledger that adds up the same run round by round, and
     allows nothing above the target, pays for the last one. The σ that suffices without amplification, found from the
@@ -238,7 +238,7 @@ def sigma_for(account_at: Callable[[float], Account], target: float) -> float:
 
 
 def _just_within(account_at: Callable[[float], Account], target: float, sigma: float) -> float:
-    """Move a σ that solves ε(σ) = target up to rounding onto the side where the target is kept."""
+    """Adjust a σ that solves ε(σ) = target up to rounding, so that the target is kept."""
     failing, nudge = sigma * (1 - 1e-6), 1e-15
     while account_at(sigma).epsilon() > target:
         failing, sigma, nudge = sigma, sigma * (1 + nudge), 2 * nudge

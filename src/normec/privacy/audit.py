@@ -1,34 +1,36 @@
-"""How much privacy a mechanism loses in fact: a lower bound on ε from its outputs with and without a worst-case unit.
+"""Audits: a lower bound on the ε of a mechanism, from its outputs with and without a worst-case unit (the canary).
 
-A mechanism that is (ε, δ)-DP satisfies P[S | with] <= e^ε P[S | without] + δ for every S, and the same exchanged.
-Run it often both ways, compute a score, choose S = {score > threshold}, and read off the ε that the frequencies
-force.
+A mechanism that is (ε, δ)-DP satisfies P[S | with] <= e^ε P[S | without] + δ for every S, and the same with the cases
+exchanged. An audit runs it many times in both cases, computes a score, chooses S = {score > threshold}, and derives the
+smallest ε that is compatible with the frequencies.
 
-Two bounds, each at half of the risk 1 − `confidence`, so that the larger one holds with probability `confidence`:
-- `clopper_pearson`: no assumption on the scores. The score and the threshold are chosen on some runs and judged on
-  others, with exact binomial limits. From N judged runs it cannot show more than about ln(N/8), whatever the leak: to
-  find a leak that is not Gaussian, audit a claim well below that (ε = 2 for a thousand runs).
-- `gaussian`: the score is Gaussian with equal variances in both cases, as every linear score of a Gaussian mechanism
-  is. The distance of the means over the standard deviation is then a lower bound on μ, and ε follows by μ-GDP. It comes
-  within a few per cent of the claim, so it has teeth. The confidence rests on this assumption. For a mechanism that
-  does what it claims the assumption is true, so a true mechanism is accused with probability 1 − `confidence` at most,
-  and a refutation shows that it does something else; how large its ε is, only `clopper_pearson` says without assuming.
+There are two bounds, each at half of the risk 1 − `confidence`, so that the larger one holds with probability
+`confidence`:
+- `clopper_pearson` makes no assumption on the scores. The score and the threshold are chosen on some runs and judged on
+  others, with exact binomial limits. With N judged runs it cannot exceed about ln(N/8), whatever the leak. To find a
+  leak that is not Gaussian, audit a claim well below that (ε = 2 for a thousand runs).
+- `gaussian` assumes that the score is Gaussian with equal variances in both cases, like every linear score of a
+  Gaussian mechanism. The distance of the means over the standard deviation is then a lower bound on μ, and ε follows by
+  μ-GDP. It comes within a few per cent of the claim, so it can detect small violations. The assumption is true for a
+  mechanism that does what it claims, so a correct mechanism is refuted with probability at most 1 − `confidence`. A
+  refutation shows that a mechanism does something else; only `clopper_pearson` bounds its ε without assumptions.
 
-Whatever is adapted to the data (directions, the choice of a score, thresholds) is adapted on runs that are not judged.
+Everything that is adapted to the data (directions, the choice of a score, thresholds) is adapted on runs that are not
+judged.
 
-`audit_releases` takes what an observer sees, release by release, and tries these scores:
+`audit_releases` takes the releases that an observer sees, and tries these scores:
 
 | score | finds |
 | --- | --- |
-| along the canary's known message | too little noise, a message past its bound |
+| along the canary's known message | too little noise, a message above its bound |
 | Fisher's discriminant over releases | a release without noise, noise used in two rounds |
-| Fisher's discriminant over coordinates | a coordinate with little noise, one number of noise for all coordinates |
-| Fisher's discriminant over everything that is seen | noise that two clients share, noise that returns later |
+| Fisher's discriminant over coordinates | a coordinate with little noise, the same noise in all coordinates |
+| Fisher's discriminant over all observations | noise that two clients share, noise that is used again later |
 | largest and smallest deviation, total energy | truncated tails, one-sided noise, noise that depends on the message |
 | coordinates whose noise was seen before, or is 0 | a coarse grid, few seeds, no noise |
 
 Fisher's discriminant inverts the covariance of the noise, so it finds a direction without noise in any number of
-coordinates. `audit_scores` takes scores of the caller's own: one a run, or several, whose best combination is learned.
+coordinates. `audit_scores` takes custom scores: one per run, or several, whose best combination is learned.
 """
 
 from __future__ import annotations
@@ -246,7 +248,7 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
     bound = clopper_pearson_judged(by_events.chosen, by_events.judged, delta, each)
     by_gauss = gaussian.epsilon(mu, delta)
     worst = by_mu if _room(by_gauss, by_mu.claim) >= _room(bound, by_events.claim) else by_events
-    # A bound that belongs to another claim than the one that is reported is left at 0.
+    # A bound for another claim than the reported one is set to 0.
     return Audit(
         clopper_pearson=bound if by_events.claim == worst.claim else 0.0,
         gaussian=by_gauss if by_mu.claim == worst.claim else 0.0,
@@ -260,13 +262,13 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
 
 
 def _room(epsilon: float, claim: float) -> float:
-    """How much of the claim a bound reaches."""
+    """The fraction of the claim that a bound reaches."""
     return epsilon / claim if claim > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A score, computed for the runs that choose and for those that judge: (inside, outside) each."""
+    """A score on the runs that choose and on those that judge, each as (inside, outside)."""
 
     name: str
     linear: bool
@@ -287,7 +289,7 @@ def _candidates(view: View) -> list[_Candidate]:
     runs = min(len(inside), len(outside))
     learn, choose = runs // 3, runs // 2
     shift = np.asarray(view.expected_inside - view.expected_outside, dtype=np.float64)
-    seen = [part - view.expected_outside for part in (inside, outside)]  # what is seen, less what is no secret
+    seen = [part - view.expected_outside for part in (inside, outside)]  # the observations minus their public part
     scores = _linear_scores(seen[0][:learn], seen[1][:learn], shift)
     found = []
     for name, is_linear, score in [*((n, True, s) for n, s in scores), *_other_scores(seen, learn, shift)]:
@@ -309,8 +311,8 @@ Score = Callable[[Scores], Scores]  # [runs, releases, d] → [runs]
 
 
 def _linear_scores(inside: Scores, outside: Scores, shift: Scores) -> list[tuple[str, Score]]:
-    """Projections: on the canary's message, and on discriminants over releases, coordinates, and all of both."""
-    touched = np.flatnonzero(np.abs(shift).sum(1))  # the releases that the canary takes part in
+    """Projections on the canary's message, and on discriminants over releases, coordinates, and both."""
+    touched = np.flatnonzero(np.abs(shift).sum(1))  # the releases in which the canary takes part
     lengths = np.linalg.norm(shift[touched], axis=1, keepdims=True)
     units = shift[touched] / np.where(lengths > 0, lengths, 1.0)
     signs = np.sign(units @ units[0]) if len(touched) else np.zeros(0)
@@ -338,7 +340,7 @@ def _linear_scores(inside: Scores, outside: Scores, shift: Scores) -> list[tuple
 
 
 def _other_scores(seen: Sequence[Scores], learn: int, shift: Scores) -> list[tuple[str, bool, Score]]:
-    """Scores that are not linear in what is seen; only `clopper_pearson` judges them."""
+    """Scores that are not linear in the observations; only `clopper_pearson` judges them."""
     inside, outside = (part[:learn] for part in seen)
     touched = np.flatnonzero(np.abs(shift).sum(1))
     noise = np.concatenate([(inside - shift)[:, touched].ravel(), outside[:, touched].ravel()])
@@ -373,7 +375,7 @@ def discriminant(inside: Scores, outside: Scores, gap: Scores | None = None) -> 
     """Fisher's direction: the pooled covariance inverted on the difference of means, or on a known `gap`.
 
     A direction without any noise (a forgotten draw, a reused one) makes the covariance singular; the ridge, 1e-9 of its
-    largest entry or 1e-12 of the gap's square, keeps such a direction, and lets it win.
+    largest entry or 1e-12 of the gap's square, keeps such a direction, which then dominates.
     """
     if gap is None:
         gap = inside.mean(0) - outside.mean(0)
@@ -385,8 +387,8 @@ def discriminant(inside: Scores, outside: Scores, gap: Scores | None = None) -> 
 def gaussian_mu(inside: Scores, outside: Scores, confidence: float) -> float:
     """A lower confidence bound on |mean − mean'|/std for Gaussian scores of equal variance.
 
-    Half the risk for the standard deviation (χ²), half for the means (normal, both signs); infinite if the scores
-    never vary.
+    Half of the risk is for the standard deviation (χ²), and half for the means (normal, both signs). The bound is
+    infinite if the scores never vary.
     """
     stats = needed("scipy.stats", "privacy")
     risk = (1 - confidence) / 2
@@ -401,7 +403,7 @@ def gaussian_mu(inside: Scores, outside: Scores, confidence: float) -> float:
 
 
 def clopper_pearson_epsilon(inside: Scores, outside: Scores, delta: float, confidence: float) -> float:
-    """A lower confidence bound on ε that assumes nothing of the scores; half the runs choose, half judge."""
+    """A lower confidence bound on ε without assumptions on the scores; half of the runs choose, half judge."""
     first = min(len(inside), len(outside)) // 2
     return clopper_pearson_judged(
         (inside[:first], outside[:first]), (inside[first:], outside[first:]), delta, confidence
@@ -423,7 +425,7 @@ def clopper_pearson_judged(
 def _best_threshold(
     inside: Scores, outside: Scores, delta: float, confidence: float
 ) -> tuple[float, bool, bool, float]:
-    """The event score > threshold (of ± score, of either case) that would prove most on these runs, and how much."""
+    """The event score > threshold (of ± score, in either case) that gives the largest bound on these runs."""
     best = (-math.inf, False, False, 0.0)
     for flip in (False, True):
         for swap in (False, True):
@@ -455,7 +457,7 @@ def _forced(
     delta: float,
     confidence: float,
 ) -> Scores:
-    """ln((p − δ)/q), p from below and q from above by Clopper–Pearson at half the risk; 0 where that says nothing."""
+    """ln((p − δ)/q) with Clopper–Pearson bounds, p from below and q from above, at half the risk each; at least 0."""
     beta = needed("scipy.stats", "privacy").beta
     risk = (1 - confidence) / 2
     p = np.where(hits > 0, beta.ppf(risk, np.maximum(hits, 1), of - hits + 1), 0.0)

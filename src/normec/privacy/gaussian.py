@@ -81,7 +81,7 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def _known_mu(mu: float) -> None:
-    if not mu >= 0:  # infinity is allowed here: no noise at all
+    if not mu >= 0:  # infinity is allowed and means no noise
         raise UsageError(f"mu must be >= 0, got {mu}")
 
 

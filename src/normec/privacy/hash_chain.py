@@ -1,15 +1,15 @@
-"""A file of lines that only grows, one process at a time, and notices when it was changed.
+"""A hash chain: an append-only file of JSON lines, used by one process at a time, in which changes are detected.
 
-On disk. `NAME` holds one JSON object a line, each with `hash` = SHA-256(hash of the line before + the rest of the
+On disk. `NAME` holds one JSON object per line, each with `hash` = SHA-256(hash of the line before + the rest of the
 line); `NAME.head` holds the number of lines and the last hash, replaced atomically after each append. A `witness`, if
 there is one, is a copy of `NAME.head` at a path outside the file's folder, replaced last. `append` returns when all of
 them are on the disk. Only their owner can read and write new files (mode 0600).
 
-What is noticed when the file is opened:
-| | |
+Which changes are detected when the file is opened:
+| change | detected |
 | --- | --- |
-| a line changed, removed in the middle, or exchanged | yes, the hashes break |
-| lines cut from the end | yes, `NAME.head` (or the caller's `expect`) knows more lines |
+| a line changed, removed in the middle, or exchanged | yes, the hashes do not match |
+| lines removed from the end | yes, `NAME.head` (or the caller's `expect`) counts more lines |
 | `NAME` deleted, `NAME.head` kept | yes |
 | `NAME.head` deleted, releases present | yes, it must be there |
 | `NAME` and `NAME.head` restored together to an older state (a backup, a snapshot) | only with a `witness` that was not
@@ -19,17 +19,17 @@ restored with them, or with `expect` (the `Head` in a checkpoint) |
 | the witness or the checkpoint rewritten as well | only with `secret` |
 | the witness, the file and its head all restored to the same older state | no |
 
-The witness never knows more lines than the file: then lines were lost. It knows at most one line fewer, the work of a
-crash between the two writes: otherwise it was itself restored, or the file was used without it. Both are refused. To
-begin a witness for a file that already has lines, copy `NAME.head` to the witness's path.
+If the witness counts more lines than the file, lines were lost. If it counts more than one line less, the witness
+itself was restored, or the file was used without it; one line less is what a crash between the two writes leaves. Both
+are refused. To begin a witness for a file that already has lines, copy `NAME.head` to the path of the witness.
 
-One process. The lock belongs to the process that opened the file. A forked child inherits the lock, so it would be
-allowed to write beside its parent: `append` therefore refuses in any other process than the one that opened the file,
-and a chain cannot be pickled. A file that was deleted or replaced while it was open is refused as well.
+One process. The lock belongs to the process that opened the file. A forked child inherits the lock and
+could write at the same time as its parent. Therefore `append` refuses in every process except the one that opened the
+file, and a chain cannot be pickled. A file that was deleted or replaced while it was open is refused as well.
 
-A torn line, the work of a crash during `append`, is the last of the file, is no whole JSON, and is not counted by
-`NAME.head`. Since `append` had not returned, nothing that waited for it has happened, and the line is dropped. A
-whole line that `NAME.head` does not count yet is kept, and the head is brought up to date on opening.
+A torn line, left by a crash during `append`, is the last line of the file, is not complete JSON, and is not counted by
+`NAME.head`. Since `append` had not returned, nothing that depends on it has happened, and the line is dropped. A
+complete line that `NAME.head` does not count yet is kept, and the head is updated when the file is opened.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from ..system.processes import process_identity
 
 
 class LedgerDamaged(RuntimeError):  # noqa: N818  (a state of the file, not of the program)
-    """The file is not what was written: changed, cut, or rolled back."""
+    """The file was changed, truncated, or rolled back."""
 
 
 class LedgerInUse(RuntimeError):  # noqa: N818
-    """Another process holds the file."""
+    """Another process has the file open."""
 
 
 class Head(NamedTuple):
@@ -72,7 +72,7 @@ class Head(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Verified lines, their head, and how many bytes of the file they fill (the rest is torn)."""
+    """Verified lines, their head, and their size in bytes (the rest of the file is torn)."""
 
     lines: list[dict[str, Any]]
     head: Head
@@ -85,10 +85,10 @@ def read_chain(
     secret: bytes | None = None,
     witness: str | os.PathLike[str] | None = None,
 ) -> Contents:
-    """Read and verify without a lock and without changing anything; raises `LedgerDamaged`."""
+    """Read and verify a file without locking or changing it. Raises `LedgerDamaged`."""
     path = Path(path)
     seen = _read_head(Path(witness)) if witness is not None else None
-    known = _read_head(_side(path))  # before the file itself: a writer may append in between, never the other way round
+    known = _read_head(_side(path))  # read before the file, because a writer may append in between
     pieces = _contents(path).split(b"\n")
     lines: list[dict[str, Any]] = []
     hashes, size = [""], 0
@@ -118,7 +118,7 @@ def read_chain(
 
 
 class Chain:
-    """The file, open for appending; holds an exclusive lock until `close`."""
+    """A file that is open for appending, with an exclusive lock until `close`."""
 
     def __init__(
         self,
@@ -136,18 +136,18 @@ class Chain:
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
             if self.lines and _read_head(_side(self.path)) != self.head:
-                self._save_heads()  # killed before its head was written: a line cut now would be missed
+                self._save_heads()  # a kill came before the head was written; lost lines would go undetected
             elif self.lines and self._witness is not None:
-                _save_head(self._witness, self.head, True)  # killed before it knew of the last line
+                _save_head(self._witness, self.head, True)  # a kill came before the witness was written
         except BaseException:
             os.close(self._file)
             raise
         self._owner, self._usable = process_identity(), True
 
     def append(self, body: dict[str, Any]) -> None:
-        """Add a line; on return it survives a crash of the process and of the machine.
+        """Add a line. After this returns, the line survives a crash of the process and of the machine.
 
-        After an error the chain refuses to go on: open the file anew to see what reached the disk.
+        After an error the chain refuses further calls; open the file again to see what reached the disk.
         """
         self.refuse_other_processes()
         if not self._usable:
@@ -168,7 +168,7 @@ class Chain:
         self._usable = True
 
     def _save_heads(self) -> None:
-        first = self.head.lines == 1  # an older head that a power cut brings back still counts no line too many
+        first = self.head.lines == 1  # if a power cut restores an older head, it counts too few lines, never too many
         _save_head(_side(self.path), self.head, first)
         if self._witness is not None:
             _save_head(self._witness, self.head, True)
@@ -193,7 +193,7 @@ class Chain:
             )
 
     def close(self) -> None:
-        """Give the lock back; in a forked child only the child's own handle is closed."""
+        """Release the lock; in a forked child, only close the child's own file descriptor."""
         if self._file >= 0:
             if process_identity() == self._owner:
                 _unlock(self._file)  # closing alone would leave the lock with a forked child
@@ -239,18 +239,18 @@ def _verifies(previous: str, line: dict[str, Any], secret: bytes | None) -> bool
     body = {name: value for name, value in line.items() if name != "hash"}
     try:
         return hmac.compare_digest(_hash(previous, body, secret), str(line.get("hash")))
-    except (ValueError, TypeError, RecursionError):  # numbers or letters that no ledger writes
+    except (ValueError, TypeError, RecursionError):  # values that no ledger writes
         return False
 
 
 def _outside(path: Path, witness: Path) -> Path:
-    """The witness's path, which must lie in another folder than the file it watches."""
+    """The path of the witness, which must not be in the folder of the file."""
     if witness.absolute().parent.resolve() == path.absolute().parent.resolve():
         raise UsageError(
             f"the witness {witness} lies in the folder of {path.name} and would be restored with it; move it"
         )
     if not witness.absolute().parent.is_dir():
-        raise UsageError(f"the folder of the witness {witness} does not exist; make it first")
+        raise UsageError(f"the folder of the witness {witness} does not exist; create it first")
     return witness
 
 
@@ -267,7 +267,7 @@ def _read_head(path: Path) -> Head | None:
 
 
 def _contents(path: Path) -> bytes:
-    """A file's bytes; raises `FileNotFoundError`, or `LedgerDamaged` where something else than a file is there."""
+    """The bytes of a file. Raises `FileNotFoundError`, or `LedgerDamaged` if the path is not a file."""
     try:
         return read_bytes(path)
     except UsageError as error:
@@ -275,9 +275,9 @@ def _contents(path: Path) -> bytes:
 
 
 def _save_head(path: Path, head: Head, durable: bool) -> None:
-    """Replace the head at `path` in one step; a durable one survives a power cut, else the one before may come back."""
+    """Replace the head at `path` atomically. Only a durable one survives a power cut for certain."""
     fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)  # what a crash left behind, whatever its mode
+    fresh.unlink(missing_ok=True)  # left by a crash, with any mode
     file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         _write(file, (_plain(head._asdict()) + "\n").encode())

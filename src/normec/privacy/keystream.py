@@ -1,18 +1,18 @@
 """Gaussians rounded to integers with exact probabilities, from a cryptographic keystream, in bulk.
 
 Formal guarantee. `rounded_gaussians(n, scale)` are independent and distributed as round(scale·Z), Z ~ N(0, 1), if
-the keystream is uniform (ChaCha20, keyed by the operating system) up to a total variation of 2^-100 a draw.
+the keystream is uniform (ChaCha20, keyed by the operating system) up to a total variation of 2^-100 per draw.
 
-How. Each draw takes 64 bits: a sign and the first 63 bits of an infinitely long uniform U in (0, 1/2); |Z| = Φ⁻¹(1
+Algorithm. Each draw uses 64 bits: a sign and the first 63 bits of an infinitely long uniform U in (0, 1/2); |Z| = Φ⁻¹(1
 − U). In double precision |Z| is known within `tolerance` (the rounding of Φ⁻¹, which scipy keeps under
 4e-16(1+|Z|), and the bits of U not yet drawn). Where scale·|Z| is farther than that from a half-integer the
 rounding is certain. Elsewhere, about one draw in 30,000, 128 more bits of U are drawn and U is compared with the
-tail 1 − Φ at the half-integer in 240-bit arithmetic. So the holes and uneven spacing of floating-point Gaussians,
-which attacks rest on, do not exist in the output.
+tail 1 − Φ at the half-integer in 240-bit arithmetic. So the output does not have the gaps and uneven
+spacing of floating-point Gaussians, on which attacks are based.
 
-There is no seed: two sources never share a key, a forked process takes a new one, and a source cannot be copied or
-saved. What no process can notice is a copy of the whole machine: a virtual machine that is resumed twice from one
-snapshot of its memory draws the same noise twice. Start the process anew after a restore.
+There is no seed: two sources never share a key, a forked process draws a new one, and a source cannot be copied or
+saved. No process can detect a copy of the whole machine: a virtual machine that is resumed twice from one snapshot of
+its memory draws the same noise twice. Restart the process after restoring a snapshot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..errors import needed
 from ..system.processes import process_identity
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-_CHUNK = 1 << 16  # draws at a time: all arrays stay in the cache
+_CHUNK = 1 << 16  # draws at a time, so that all arrays stay in the cache
 _TAIL = 2.0**-34
 _PRECISION = 240
 

@@ -1,8 +1,8 @@
-"""The ledger: what was released, written down before it is released, and no release past the budget.
+"""The ledger of a run: every release is written down before it is made, and no release exceeds the budget.
 
-Formal guarantee. If every release waits for `spend` to return and uses noise of the `attempt` that the receipt
-names, then at any moment, over all crashes and restarts, the releases made are among those in the file, and their
-ε, by `accounting`, is within the budget.
+Formal guarantee. If every release waits for `spend` to return and uses the noise of the `attempt` that the receipt
+names, then at any time, over all crashes and restarts, the file contains all releases that were made, and their ε, by
+`accounting`, is within the budget.
 
 - `spend` appends and syncs first (`chain`). A run killed after that and before its release has paid for nothing:
   over-, never under-counted.
@@ -19,10 +19,10 @@ names, then at any moment, over all crashes and restarts, the releases made are 
   reservation; without, the allowance lives in the process that made it, and what a crash leaves of it is lost, not
   returned.
 - One process spends. A forked child and an unpickled copy are refused; threads of the process take turns.
-- "Over all crashes and restarts" means: as long as the file is not set back. A ledger that is restored together with
-  its head to an older state (a backup, a snapshot of the disk, a deleted folder) has forgotten releases, and nothing in
-  its folder can show it. Keep a `witness`, a path outside the folder that no backup restores with it: then a ledger
-  that knows fewer lines than its witness is refused (`chain` has the table of what is noticed).
+- "Over all crashes and restarts" assumes that the file is not rolled back. A ledger that is restored together with its
+  head to an older state (a backup, a snapshot of the disk, a deleted folder) has lost releases, and nothing in its
+  folder can show it. Use a `witness`, a path outside the folder that no backup restores together with it: then a ledger
+  with fewer lines than its witness is refused (`hash_chain` lists the changes that are detected).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]
 
 
 def affordable(account: Account, event: Event, privacy: Privacy, horizon: int, round: int) -> tuple[Account, float]:
-    """`account` with `event`, and a bound on its ε that is within the budget; raises `BudgetSpent`."""
+    """The account with `event`, and a bound on its ε that is within the budget. Raises `BudgetSpent`."""
     after = account.copy()
     after.add(event)
     epsilon = after.upper(horizon)
@@ -85,7 +85,7 @@ class Receipt:
 
 
 class _Paid(NamedTuple):
-    """What a round was paid for: which attempt, with which noise, at which price."""
+    """The payment for a round: the attempt, the noise, and the price."""
 
     attempt: int
     sigma: float
@@ -94,15 +94,15 @@ class _Paid(NamedTuple):
 
 
 class Ledger:
-    """One party's ledger, open and locked.
+    """An open and locked ledger.
 
     Args:
-        path: The ledger's file; `path.head` beside it holds the number of lines and the last hash.
+        path: The ledger's file; `path.head` next to it holds the number of lines and the last hash.
         privacy: The statement; a file that was opened for another one is refused.
         horizon: The planned number of rounds (see `Account.upper`).
-        expect: The head that a checkpoint kept; a ledger that knows less is refused.
+        expect: The head in a checkpoint; a ledger that is shorter is refused.
         secret: A key for the hashes, so that nobody without it can write a ledger that verifies.
-        witness: A file in another folder that counts the lines too, so that a ledger which was restored to an older
+        witness: A file in another folder that also counts the lines, so that a ledger which was restored to an older
             state, or deleted, is refused. To begin one for an existing ledger, copy `path.head` to it.
 
     Raises:
@@ -156,17 +156,17 @@ class Ledger:
 
     @property
     def head(self) -> Head:
-        """For a checkpoint: pass it as `expect` when the ledger is opened again."""
+        """The head for a checkpoint; pass it as `expect` when the ledger is opened again."""
         return self._chain.head
 
     def exact_epsilon(self) -> float:
-        """ε of everything in the ledger, without the rounding-up of `epsilon` between checkpoints."""
+        """The exact ε of the ledger, without the rounding of `epsilon` between checkpoints."""
         return self._account.epsilon() if self.releases else 0.0
 
     def epsilon_at(self, round: int) -> float:
-        """ε of everything up to the line that last paid for `round`; of the whole ledger where none has.
+        """ε up to the last line that paid for `round`, or of the whole ledger if there is none.
 
-        It does not depend on what later lines have paid for, so a resumed run finds the value it found before.
+        It does not depend on later lines, so a resumed run gets the same value as before.
         """
         return self._epsilons.get(round, self.epsilon)
 
@@ -175,7 +175,7 @@ class Ledger:
         return (round, attempt) in self._paid
 
     def spend(self, round: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
-        """Pay for the release of `round`; raises `BudgetSpent` if the budget does not allow it."""
+        """Pay for the release of `round`. Raises `BudgetSpent` if the budget does not allow it."""
         at_least(0, round=round)
         if event.count != 1:
             raise UsageError(f"spend pays for one round, got {event.count}; use reserve")
@@ -194,7 +194,7 @@ class Ledger:
             return receipt
 
     def reserve(self, first: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
-        """Pay for the rounds first .. first + event.count − 1 at once; `spend` of each then adds nothing."""
+        """Pay for the rounds first .. first + event.count − 1 with one line; `spend` of each then adds nothing."""
         at_least(0, first=first)
         self._check_key(key)
         self._chain.refuse_other_processes()
@@ -226,7 +226,7 @@ class Ledger:
     def _check_key(self, key: str | None) -> None:
         if key is not None and self.privacy.noise != "seeded":
             kind = self.privacy.noise or "secure"
-            raise UsageError(f"noise={kind!r} never comes out the same twice; spend without a key")
+            raise UsageError(f"noise={kind!r} is never the same twice; spend without a key")
 
     def _known(self, round: int, found: _Paid, sigma: float) -> Receipt:
         if found.sigma != sigma:
@@ -239,7 +239,7 @@ class Ledger:
         event = without_used_coins(event, attempt)
         after, epsilon = affordable(self._account, event, self.privacy, self.horizon, first)
         if not math.isfinite(epsilon):
-            raise UsageError(f"sigma = {sigma:g} gives no privacy at all: epsilon is infinite; raise it")
+            raise UsageError(f"sigma = {sigma:g} gives no privacy: epsilon is infinite; raise sigma")
         epsilon = max(epsilon, self.epsilon)  # an exact value may follow a rounded-up one
         line = {
             "kind": "release",

@@ -1,11 +1,11 @@
-"""The ledger of a run on disk, held against what the run's checkpoint and summary say was spent.
+"""Compare the ledger of a run with the spending that its checkpoint and summary state.
 
-An ε that is read from a file is only worth its ledger: it is shown where the ledger is there, its hashes verify, the
-checkpoint recognises it, and its lines amount to that ε. The checks read the folder and change nothing in it.
+An ε that is read from a file needs its ledger: it is shown only if the ledger exists, its hashes verify, the checkpoint
+recognises it, and its lines give that ε. The checks read the folder and change nothing in it.
 
-Under local trust a party of a federation may have released more messages than the server's ledger has rounds. How many
-follows from the seats in the server's checkpoint, which is written before a party can make the next of them: so it is
-known also where the server was killed and left no summary, or an old one.
+Under local trust a party of a federation may have released more messages than the server's ledger has rounds. Their
+number follows from the records of the parties ("seats") in the server's checkpoint, which is written before a party can
+make its next message. So it is known even if the server was killed and left no summary, or an old one.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from ..system.files import read_bytes, read_if_present
 from .accounting import Account, Event
 from .hash_chain import Head, LedgerDamaged, read_chain
 
-MOST_BEYOND = 10**9  # releases beyond a ledger that a summary may speak of
+MOST_BEYOND = 10**9  # the most releases beyond a ledger that a summary may state
 _LATEST = Path("checkpoint") / "latest.json"
 CURE = "restore the run's folder from a backup; its epsilon is not shown"
 
 
 class Paid(NamedTuple):
-    """What a ledger's lines amount to: exactly, where a summary says the same, else rounded up (`Account.upper`)."""
+    """The ε of a ledger: exact if the summary states the same, else rounded up (`Account.upper`)."""
 
     epsilon: float
     releases: int
 
 
 def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | None:
-    """What a run has paid for by its ledger; None for a run without privacy, or without releases.
+    """The payments in the ledger of a run; None for a run without privacy or without releases.
 
     Args:
-        folder: The run's folder.
-        summary: What its summary.json says, where there is one; else at least its last row, as `final`.
+        folder: The folder of the run.
+        summary: The contents of its summary.json, if there is one; else at least its last row, as `final`.
 
     Raises:
-        UsageError: The ledger is missing, damaged, or does not amount to what the summary says.
+        UsageError: The ledger is missing, damaged, or contradicts the summary.
     """
     checkpoint = _checkpoint(folder)
     spent, head = (summary or {}).get("privacy"), _head_in(checkpoint)
     path = folder / "ledger.jsonl"
     missing = read_if_present(path) is None
-    told = isinstance(spent, Mapping) or _rows_tell((summary or {}).get("final"))
-    if missing and head is None and not told:
+    stated = isinstance(spent, Mapping) or _rows_tell((summary or {}).get("final"))
+    if missing and head is None and not stated:
         return None
     if missing:
         raise UsageError(f"{path} is missing; {CURE}")
@@ -64,7 +64,7 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{path} is not what a run writes; {CURE}") from None
     beyond = max(_beyond(folder, checkpoint, paid.releases) if local else 0, _beyond_in(spent))
-    if beyond and events:  # as if the last release had been made again
+    if beyond and events:  # counted like the last release
         events = [*events, dataclasses.replace(events[-1], count=beyond)]
         paid = Paid(Account(delta, events).epsilon(), paid.releases + beyond)
     if not isinstance(spent, Mapping):
@@ -73,12 +73,12 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
 
 
 def _rows_tell(final: object) -> bool:
-    """Whether a run's last row states an ε, which then needs a ledger even where summary and checkpoint are gone."""
+    """Whether the last row of a run states an ε, which needs a ledger even if summary and checkpoint are missing."""
     return isinstance(final, Mapping) and final.get("epsilon") is not None
 
 
 def _beyond(folder: Path, checkpoint: Mapping[str, Any], paid: int) -> int:
-    """By how many messages a party may be ahead of the `paid` rounds of its server (`server_state.PartyRecord`)."""
+    """How many messages a party may have made beyond the `paid` rounds of its server (`server_state.PartyRecord`)."""
     if "seats" not in checkpoint:
         return 0
     try:
@@ -98,7 +98,7 @@ def _beyond(folder: Path, checkpoint: Mapping[str, Any], paid: int) -> int:
 
 
 def _beyond_in(spent: object) -> int:
-    """What a summary says of the same."""
+    """The same number according to a summary."""
     beyond = spent.get("beyond_ledger", 0) if isinstance(spent, Mapping) else 0
     return beyond if isinstance(beyond, int) and 0 < beyond <= MOST_BEYOND else 0
 
@@ -106,10 +106,10 @@ def _beyond_in(spent: object) -> int:
 def _agreed(
     path: Path, spent: Mapping[str, Any], paid: Paid, events: list[Event], delta: float, *, ended: bool
 ) -> Paid:
-    """Refuse a summary that its ledger does not bear out; that of a run which went on since may know less."""
+    """Refuse a summary that contradicts its ledger; if the run continued since then, the summary may state less."""
     said, releases = spent.get("epsilon"), spent.get("releases")
     if not isinstance(said, float) or not isinstance(releases, int) or spent.get("delta") != delta:
-        raise UsageError(f"{path} does not belong to the summary.json beside it; {CURE}")
+        raise UsageError(f"{path} does not belong to the summary.json in its folder; {CURE}")
     if releases < paid.releases and not ended:
         return paid
     exact = paid.epsilon
@@ -124,7 +124,7 @@ def _agreed(
 
 
 def _checkpoint(folder: Path) -> Mapping[str, Any]:
-    """What the run's checkpoint says; nothing where it is gone or damaged."""
+    """The contents of the run's checkpoint; empty if it is missing or damaged."""
     try:
         found = json.loads(read_bytes(folder / _LATEST))
     except (OSError, UsageError, ValueError, RecursionError):
@@ -133,7 +133,7 @@ def _checkpoint(folder: Path) -> Mapping[str, Any]:
 
 
 def _head_in(checkpoint: Mapping[str, Any]) -> Head | None:
-    """The ledger as the run's checkpoint knew it; None where it says nothing of one."""
+    """The head of the ledger in the run's checkpoint, if it has one."""
     try:
         known = checkpoint["ledger"]
         return Head(int(known[0]), str(known[1]))

@@ -1,15 +1,15 @@
-"""One run's noise: each round is paid for in the ledger, then its messages leave with noise.
+"""The noise mechanism of a run: each round is paid for in the ledger, then its messages are sent with noise.
 
-    mechanism.pay(k)                      pays for one release of round k, each time; raises `BudgetSpent`
-    sent = mechanism.send(messages, …)    what the memory may take: the message itself, or what was sent
-    mechanism.outgoing(sums, share, m)    what leaves this process: its part of the sum, with its part of the noise
-    mechanism.received(whole)             the sum the server sees
+    mechanism.pay(k)                      pays for one release of round k at every call; raises `BudgetSpent`
+    sent = mechanism.send(messages, …)    the messages for the memories, before or after the noise
+    mechanism.outgoing(sums, share, m)    this process's part of the sum, with its part of the noise
+    mechanism.received(whole)             the sum that the server sees
 
-Under "local" trust every message gets its own noise, drawn for its client, so that it does not matter where the
-client lives. Where only the sum is seen, one draw of variance nσ² stands for the n clients' draws: the same
-distribution at a fraction of the cost. So it does in simulations of local trust, unless memories take the noise: nobody
-is there to look at single messages. Where the clients are spread over processes, each draws for its own before
-anything leaves it; seeded noise is one vector that all of them know, and each adds its share of.
+Under "local" trust every message has its own noise, drawn for its client, so that the process of a client does not
+matter. If only the sum is visible, one draw of variance nσ² replaces the draws of n clients: it has the same
+distribution at a fraction of the cost. The same holds in simulations of local trust, where nobody sees single messages,
+unless memories contain the noise. If clients are distributed over processes, each process draws noise for its own
+clients before it sends anything; seeded noise is one vector that all processes know, and each adds its share.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHORTEST_BOUND = 1e-15  # the square of a shorter length is no normal number of 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run's messages amount to: the exact ε at δ, and everything needed to read it rightly."""
+    """The privacy spending of a run: the exact ε at δ, with the statement and the notes that explain it."""
 
     epsilon: float
     delta: float
@@ -57,17 +57,17 @@ class Spent:
     statement: str
     not_covered: tuple[str, ...]
     notes: tuple[str, ...]
-    beyond_ledger: int = 0  # of `releases`, those a party may have made of which the run's own ledger knows nothing
+    beyond_ledger: int = 0  # those of `releases` that a party may have made and that are not in the run's ledger
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
 def facts_of(method: Method, dimension: int = 1) -> Facts:
-    """A method as the rules see it: by what it states of itself, and no more than that.
+    """The facts about a method that the rules use, taken from its own claims.
 
-    The record rule for hidden memories is proved for error feedback (`ErrorFeedbackScheme`) alone. A method with a
-    state of another kind has no Lipschitz constant that the rules could use: a record may act through the state.
+    The record rule for hidden memories is proved only for error feedback (`ErrorFeedbackScheme`). A method with a state
+    of another kind has no Lipschitz constant for the rules, because a record may act through the state.
     """
     own = not works_by_rows(method)
     steps = Steps(method, torch.zeros(dimension, dtype=torch.float64), one_by_one=own)
@@ -113,7 +113,7 @@ def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> No
 
 
 class Mechanism:
-    """The noise of a run under way. Refuses what no rule covers when it is made, before anything is computed."""
+    """The noise of a run. The constructor refuses statements that no rule covers, before anything is computed."""
 
     def __init__(
         self,
@@ -125,13 +125,13 @@ class Mechanism:
         notes: tuple[str, ...] = (),
         gaps: tuple[str, ...] = (),
     ) -> None:
-        """Refuse what no rule covers.
+        """Derive the release and calibrate the noise.
 
         Args:
-            name: The run's name, made of its public configuration, never of its data: two runs of one seed then share
-                no noise.
-            notes: What belongs beside ε in a report.
-            gaps: What this run does not cover, beside what the statement itself lists.
+            name: A name for the run, derived from its public configuration and never from its data, so that two runs
+                with the same seed share no noise.
+            notes: Remarks for reports of ε.
+            gaps: What this run does not cover, in addition to the list of the statement.
         """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
@@ -151,7 +151,7 @@ class Mechanism:
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
         self.name, self._notes, self._gaps = name, notes, gaps
-        # A simulation that repeats to the bit pays for a hundredth of its rounds at once; all others round by round.
+        # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once.
         self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
         self._paid: int | None = None
         self._attempt = 0
@@ -160,25 +160,25 @@ class Mechanism:
 
     @property
     def keeps_noise(self) -> bool:
-        """Whether the clients' memories take the noisy message."""
+        """Whether the clients' memories are updated with the noisy message."""
         return self.privacy.memory == "noisy"
 
     @property
     def takes_sums(self) -> bool:
-        """Whether messages need not be seen one by one: only their sum counts, with noise of any real value."""
+        """Whether only the sum of messages is needed, with real-valued noise."""
         return not isinstance(self._source, GridNoise) and (self.privacy.trust != "local" or not self.keeps_noise)
 
     @property
     def simulated(self) -> bool:
-        """Whether the noise can be repeated by whoever knows the seed, so that it protects nobody."""
+        """Whether the noise is seeded: it can be repeated and protects nobody."""
         return self.privacy.noise == "seeded"
 
     def open(self, path: Path, expect: list[Any] | None = None) -> None:
-        """Keep the account in the file `path`; one that a checkpoint knows of must be there."""
+        """Keep the account in the file `path`, which must exist if a checkpoint has its head `expect`."""
         if self._ledger is not None:
             return
         if read_if_present(path) is None and expect:
-            raise UsageError(f"{path} is missing; restore it from a backup, or start anew in another folder")
+            raise UsageError(f"{path} is missing; restore it from a backup, or start again in another folder")
         try:
             with writing(path):
                 self._ledger = Ledger(path, self.privacy, self.setting.rounds, Head(*expect) if expect else None)
@@ -186,7 +186,7 @@ class Mechanism:
             raise UsageError(str(error)) from None
 
     def recognise(self, head: list[Any]) -> None:
-        """Refuse if the ledger is not the one that a saved state knew as `head`, or knows less than it did."""
+        """Raise if the ledger does not continue the one whose `head` a saved state holds."""
         if self._ledger is None:
             raise UsageError("there is no ledger to recognise; open one first")
         try:
@@ -196,7 +196,7 @@ class Mechanism:
 
     @property
     def head(self) -> list[Any] | None:
-        """For a checkpoint: the ledger as it is now."""
+        """The current head of the ledger, for a checkpoint."""
         return list(self._ledger.head) if self._ledger is not None else None
 
     def close(self) -> None:
@@ -204,11 +204,10 @@ class Mechanism:
             self._ledger.close()
 
     def pay(self, round: int, key: str | None = None) -> None:
-        """Pay for one release of `round`, before anything of it leaves; raises `BudgetSpent`.
+        """Pay for one release of `round` before anything of it is sent. Raises `BudgetSpent`.
 
-        Every call pays for another release, whose noise has another name, unless `key` names a release that the ledger
-        knows and that would come out bit for bit the same if it were made again. What an earlier call has left behind
-        is dropped.
+        Every call pays for another release with other noise, unless `key` identifies a release in the ledger that would
+        be the same bit for bit if it were made again. Anything left from an earlier call is dropped.
         """
         self._paid, self._sum = None, None
         if self._ledger is None:
@@ -227,11 +226,11 @@ class Mechanism:
         return ledger.reserve(round, self.release.event(self.sigma, round, end - round), self.sigma, key)
 
     def take_account(self, events: Iterable[Event]) -> None:
-        """Take `events` as the whole account so far, where no ledger keeps it."""
+        """Set the account so far to `events`, if there is no ledger."""
         self._account = Account(self.privacy.delta, events)
 
     def recall(self, round: int, attempt: int) -> None:
-        """In place of `pay`: this attempt of `round` was released before and its sum is known; nothing is drawn."""
+        """Use instead of `pay` if this attempt of `round` was released before and its sum is known."""
         if self._ledger is not None and not self._ledger.has_paid(round, attempt):
             raise UsageError(
                 f"round {round} is among the releases of the run but not in its ledger; restore both from one backup"
@@ -245,20 +244,20 @@ class Mechanism:
 
     @property
     def releases(self) -> int:
-        """How many releases were paid for so far."""
+        """The number of releases that were paid for."""
         return self._ledger.releases if self._ledger is not None else self._account.releases
 
     @property
     def attempt(self) -> int:
-        """Which release of its round the one paid for last is: part of its noise's name."""
+        """The attempt of the last payment, which is part of the path of its noise."""
         return self._attempt
 
     def paid_elsewhere(self, round: int, attempt: int) -> None:
-        """The rank that keeps the ledger has paid for `round`."""
+        """Note that the rank with the ledger has paid for `round`."""
         self._paid, self._attempt, self._sum, self._recalled = round, attempt, None, False
 
     def send(self, messages: Tensor, clients: Tensor) -> Tensor:
-        """Messages ``[c, d]`` on their way to the server; returns what the clients' memories may take."""
+        """Send messages ``[c, d]`` to the server; returns the messages with which memories are updated."""
         self._check_paid()
         if self._recalled:
             return messages
@@ -274,17 +273,19 @@ class Mechanism:
         return sent if self.keeps_noise else messages
 
     def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
-        """What an observer of single messages sees in place of ``[c, d]``: each with the noise of its client."""
+        """Messages ``[c, d]`` with the noise of their clients, as an observer of single messages sees them."""
         if isinstance(self._source, GridNoise):
             return privatise(messages, self.sigma, self._source, bound=self.release.bound)
         draws = [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]
         return messages + torch.stack(draws)
 
     def outgoing(self, sums: Tensor, share: float = 1.0, messages: int = 0) -> Tensor:
-        """Σ of what clients here send in the round that was paid for last; `sums`: Σ of messages not passed to `send`.
+        """The noisy sum of this process for the round that was paid for last; integers for noise on a grid.
 
-        `share`: of all clients, those that live here; their part of the variance is added. `messages`: how many were
-        not passed to `send`, in all processes; for local trust. On the grid: integers.
+        Args:
+            sums: The sum of the messages that were not passed to `send`.
+            share: The fraction of all clients in this process, and so of the variance that is added.
+            messages: Under local trust, the number of messages in all processes that were not passed to `send`.
         """
         self._check_paid()
         sigma = self.release.sum_sigma(self.sigma)
@@ -298,30 +299,30 @@ class Mechanism:
         return sums + noise if self._sum is None else self._sum + noise
 
     def noise_of_sum(self, like: Tensor, messages: int) -> Tensor:
-        """All the noise of the round that was paid for last, where `takes_sums`; under local trust that of messages."""
+        """The whole noise of the round that was paid for last, if `takes_sums`; under local trust for `messages`."""
         self._check_paid()
         local = self.privacy.trust == "local"
         sigma = self.sigma * math.sqrt(messages) if local else self.release.sum_sigma(self.sigma)
         return self._draw(like, sigma, "sum")
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
-        """The sum over all processes of what left them, as numbers of `like`'s type."""
+        """Convert the sum over all processes to the dtype of `like`."""
         if whole.is_floating_point():
             return whole
         return from_grid(whole, grid_step(self.release.sum_sigma(self.sigma)), like)
 
     def epsilon(self) -> float:
-        """ε of what was paid for so far; cheap, never below the truth."""
+        """An upper bound of ε so far, which is cheap to compute."""
         if self._ledger is not None:
             return self._ledger.epsilon
         return self._account.upper(self.setting.rounds) if self._account.releases else 0.0
 
     def epsilon_at(self, round: int) -> float:
-        """ε of what was paid for up to `round`, which a resumed run finds again; cheap, never below the truth."""
+        """An upper bound of ε up to `round`, which is cheap to compute and the same in a resumed run."""
         return self._ledger.epsilon_at(round) if self._ledger is not None else self.epsilon()
 
     def spent(self) -> Spent:
-        """The exact account of what was paid for so far."""
+        """The exact spending so far."""
         account = self._ledger.exact_epsilon if self._ledger is not None else self._account.epsilon
         return Spent(
             epsilon=account() if self.releases else 0.0,
@@ -336,16 +337,16 @@ class Mechanism:
         )
 
     def _with(self, event: Event, round: int) -> Account:
-        """The account with one more event, where no ledger keeps it; raises `BudgetSpent`."""
+        """The account with one more event, without a ledger. Raises `BudgetSpent`."""
         after = self._account.copy()
         after.add(event)
-        if after.mu_unamplified <= self._enough:  # which is much cheaper to know than ε
+        if after.mu_unamplified <= self._enough:  # much cheaper to compute than ε
             return after
         return affordable(self._account, event, self.privacy, self.setting.rounds, round)[0]
 
     def _check_paid(self) -> None:
         if self._paid is None:
-            raise UsageError("a message may only leave after its round was paid for")
+            raise UsageError("a message may be sent only after its round was paid for")
 
     def _add(self, part: Tensor) -> None:
         self._sum = part if self._sum is None else self._sum + part

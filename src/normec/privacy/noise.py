@@ -1,14 +1,14 @@
-"""Where noise comes from, and how it meets a message.
+"""Sources of noise, and its addition to messages.
 
 | source | for | reproducible | safe against floating-point attacks |
 | --- | --- | --- | --- |
 | `SeededNoise(seed)` | simulations | yes: same seed, same path, same device kind → same noise | no |
-| `SecureNoise()` | deployments | never | yes: exact rounded Gaussians on a grid (`keystream`, `grid`) |
+| `SecureNoise()` | deployments | never | yes: exact rounded Gaussians on a grid (`keystream`, `rounding_grid`) |
 | `ExactNoise()` | deployments, small models | never | yes: OpenDP's discrete Gaussian on the same grid |
 
-`path` names a draw, e.g. ("round", 7, "client", 3). A seeded source keys each draw by (seed, path), so that the
-noise of a round does not depend on what was drawn before it; the caller must use a path once. The other sources
-ignore it.
+`path` identifies a draw, e.g. ("round", 7, "client", 3). A seeded source uses (seed, path) as the key of each draw, so
+that the noise of a round does not depend on earlier draws; the caller must use each path once. The other sources ignore
+it.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class GridNoise:
         self,
         shape: Shape,
         sigma: float,
-        *path: int | str,  # noqa: ARG002  (fresh noise has no name)
+        *path: int | str,  # noqa: ARG002  (fresh noise needs no path)
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Noise alone, on the grid of `sigma`; to release a message use `privatise`, which puts it there too."""
+        """Noise on the grid of `sigma`; to release a message use `privatise`, which also rounds the message."""
         size, step = _size(shape), grid_step(sigma)
         integers = torch.from_numpy(self.integers(math.prod(size), sigma / step)).reshape(size)
         return (integers.to(torch.float64) * step).to(device, dtype)

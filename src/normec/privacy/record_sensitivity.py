@@ -1,4 +1,4 @@
-"""How far one record can move a client's message: the sensitivity of round k at record level.
+"""The sensitivity at record level: how far one record can move a client's message in round k.
 
 Setting. The client forms G(x) = (1/B) Σ clip_C(∇ℓ_r(x)) with a fixed, public B, keeps a memory g, and sends
 
@@ -13,7 +13,7 @@ most
     Δ_k = min(2b, L (s + e_k)),    e_0 = 0,    e_{k+1} = (1−λ) e_k + β min(Ls, 2b),
 
 if β L <= 2 (1−λ), with s = C/B for "zero-out" and 2C/B for "replace". For λ = 0 and smoothed normalisation this is
-(s/α)(1 + kβ/α), and β <= 2α is asked.
+(s/α)(1 + kβ/α), and the condition is β <= 2α.
 
 Proof. ‖G_k − G'_k‖ <= s at every x. Write e_k for the distance of the two memories.
 Message: Ψ is L-Lipschitz and bounded, so ‖m_k − m'_k‖ <= min(2b, L‖(G_k − g_k) − (G'_k − g'_k)‖) <= min(2b, L(s +
@@ -54,7 +54,7 @@ class Sensitivity:
 
     @property
     def by_distance(self) -> bool:
-        """Whether Δ rests on the distance of two messages, not on their lengths: then snapping to a grid adds to it."""
+        """Whether Δ depends on the distance of two messages, not on their norms; rounding to a grid then adds to it."""
         return self.slope * self.shift < self.cap
 
     def at(self, rounds: Floats) -> Floats:

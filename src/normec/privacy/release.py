@@ -1,9 +1,9 @@
-"""What a run releases, round by round, and the noise it needs: the meeting point of `rules` and `accounting`.
+"""The releases of a run, round by round, and the noise that they need; connects `rules` and `accounting`.
 
-σ always means: standard deviation per coordinate of ONE client's noise, on its message. The observer named by
+σ is always the standard deviation per coordinate of ONE client's noise on its message. The observer named by
 `trust` faces σ·gain (secure sum: √honest, central: √n, local: 1), so round k has the noise multiplier
 
-    z_k = gain · σ / (Δ_k + surcharge·σ),    where Δ_k + surcharge·σ is never taken above 2·bound.
+    z_k = gain · σ / (Δ_k + surcharge·σ),    where Δ_k + surcharge·σ is at most 2·bound.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Release:
     notes: tuple[str, ...] = ()
 
     def sum_sigma(self, sigma: float) -> float:
-        """Standard deviation per coordinate of all clients' noise together: one draw of it serves a simulated sum."""
+        """The standard deviation per coordinate of the sum of all clients' noise."""
         return sigma * self.drawn
 
     def multipliers(self, sigma: float, rounds: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -64,7 +64,7 @@ class Release:
     def event(self, sigma: float, round: int = 0, count: int = 1) -> Event:
         """The ledger's event for `count` rounds from `round` on.
 
-        Where Δ_k grows, the event has the one multiplier that gives the same Σ 1/z_k², hence the same ε.
+        If Δ_k grows, the event has the constant multiplier with the same Σ 1/z_k², and hence the same ε.
         """
         at_least(0, round=round)
         at_least(1, count=count)
@@ -74,7 +74,7 @@ class Release:
         return Event(math.sqrt(count / squares), self.rate, count)
 
     def account(self, sigma: float, delta: float, rounds: int | None = None) -> Account:
-        """The account of the first `rounds` rounds (all, unless told)."""
+        """The account of the first `rounds` rounds (default: all)."""
         rounds = self.rounds if rounds is None else rounds
         at_least(1, rounds=rounds)
         if self.sensitivity.is_constant:
@@ -84,16 +84,16 @@ class Release:
         return Account.of_mu(math.sqrt(float(np.sum(self.multipliers(sigma, rounds) ** -2.0))), rounds, delta)
 
     def epsilon(self, sigma: float, delta: float, rounds: int | None = None) -> float:
-        """ε at `delta` after `rounds` rounds with noise `sigma` a client."""
+        """ε at `delta` after `rounds` rounds with noise `sigma` per client."""
         return self.account(sigma, delta, rounds).epsilon()
 
     def sigma(self, epsilon: float, delta: float) -> float:
-        """The smallest noise a client with which all rounds stay within (epsilon, delta)."""
+        """The smallest noise per client with which all rounds stay within (epsilon, delta)."""
         return sigma_for(lambda sigma: self.account(sigma, delta), epsilon)
 
 
 def paper_sigma(release: Release, privacy: Privacy) -> float:
-    """The noise of the paper's formula, with the O(·) read as an equality: s = bound·√(K ln(1/δ))/ε.
+    """The noise of the paper's formula, with O(·) read as an equality: s = bound·√(K ln(1/δ))/ε.
 
     | `replay` | reading of s | σ per coordinate |
     | --- | --- | --- |
@@ -101,7 +101,7 @@ def paper_sigma(release: Release, privacy: Privacy) -> float:
     | "total-norm" | E‖z‖² = s² | s/√d |
     | "variance" | variance of a coordinate of a message in units of its bound | bound·√(s/bound) |
 
-    None of them gives the ε that was asked for; report `release.epsilon(σ, δ)` instead. The paper's factor β
+    None of them gives the ε in the formula; report `release.epsilon(σ, δ)` instead. The paper's factor β
     belongs to the server's step, not to the message, and is left out here.
 
     Args:

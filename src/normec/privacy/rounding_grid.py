@@ -1,15 +1,16 @@
-"""The grid that a deployed message lives on, so that its last bits tell nothing.
+"""The grid to which deployed messages are rounded, so that their last bits reveal nothing.
 
-Floating-point addition of noise leaks: which numbers m + z can come out depends on m (Mironov 2012). Here a message
-is made an integer multiple of a power of two, `step` in (2^-31 σ, 2^-30 σ], and integers are added to integers.
+Floating-point addition of noise leaks, because the set of possible values of m + z depends on m (Mironov 2012). Here a
+message is rounded to integer multiples of a power of two, `step` in (2^-31 σ, 2^-30 σ], and integers are added to
+integers.
 
 Claim 1 (lengths). Each coordinate is rounded toward zero, so ‖snap(m)‖ <= ‖m‖; m is first scaled into the ball of
 the bound, with a margin for the rounding of the norm. Hence snapped messages have the same bound b, and Δ = b
-(zero-out) or 2b (replace) hold for what is really sent, whatever the dimension.
-Claim 2 (distances). Where Δ rests on ‖m − m'‖ (records), scaling into the ball is a projection and does not
+(zero-out) or 2b (replace) hold for the message that is really sent, in any dimension.
+Claim 2 (distances). Where Δ depends on ‖m − m'‖ (records), scaling into the ball is a projection and does not
 increase it, and rounding moves each message by less than step in each coordinate, both in the direction of zero:
 ‖snap(m) − snap(m')‖ < ‖m − m'‖ + step·√d. The rules add this surcharge, 2^-30·√d·σ, to Δ: 3e-5 of σ for a million
-coordinates. The client's memory takes the message as it was before the snap.
+coordinates. The client's memory is updated with the message before rounding.
 Claim 3 (noise). With m on the grid, m + round(z) = round(m + z): the output is a function of m + z with z an exact
 Gaussian, so its guarantee is that of the Gaussian. `secure` draws round(z) with exact probabilities.
 Claim 4 (sums). Σ round(z_i) over h clients is not round(Σ z_i), but the remainders z_i − round(z_i) are, given Σ
@@ -53,17 +54,19 @@ def snap(message: Tensor, step: float, bound: float) -> Tensor:
         raise UsageError("a message with NaN or infinite entries is not sent; a smaller lr may cure it")
     if math.isfinite(bound):
         safe = bound * (1 - (values.shape[-1] + 8) * 2.0**-52)
-        peak = values.abs().amax(dim=-1, keepdim=True).clamp_min(1e-300)  # so that squares neither overflow nor vanish
+        peak = (
+            values.abs().amax(dim=-1, keepdim=True).clamp_min(1e-300)
+        )  # so that squares neither overflow nor underflow
         norm = torch.linalg.vector_norm(values / peak, dim=-1, keepdim=True) * peak
         values = torch.where(norm > safe, values * (safe / norm), values)
     scaled = values / step
     if scaled.numel() and float(scaled.abs().max()) >= _LARGEST:
         raise UsageError(
-            f"sigma is below 2^-{52 - GRID_BITS} of the message's size {bound:g}: no privacy to speak of; raise sigma"
+            f"sigma is below 2^-{52 - GRID_BITS} of the message's size {bound:g}: no meaningful privacy; raise sigma"
         )
     return scaled.trunc().to(torch.int64)
 
 
 def from_grid(integers: Tensor, step: float, like: Tensor) -> Tensor:
-    """Back to numbers of `like`'s type and device: a function of the noisy integers, so nothing is lost by rounding."""
+    """Convert noisy integers to the dtype and device of `like`; as post-processing, this costs no privacy."""
     return (integers.to(torch.float64) * step).to(like.device, like.dtype)

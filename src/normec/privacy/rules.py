@@ -1,15 +1,15 @@
-"""From a statement, a method and a run to sensitivity, effective noise and composition; or a refusal with its reason.
+"""The privacy rules: sensitivity, effective noise and composition for a statement, a method and a run, or a refusal.
 
-What all rules share. Fix the coins of the other clients and the batch coins (they do not depend on the protected
+Common to all rules. Fix the coins of the other clients and the batch coins (they do not depend on the protected
 unit; hockey-stick divergences are jointly convex, so a bound for fixed coins holds on average). Given what the
 observer has seen so far, the models x⁰..x^k are fixed, hence the other clients' clean messages are, and round k
 shows the observer a Gaussian whose mean depends on the unit by a vector of length at most Δ_k: adaptive composition
-of Gaussians. The protected client's own memory g_i is a function of its data and of what was seen; it is never
-shown, β plays no part.
+of Gaussians. The protected client's own memory g_i is a function of its data and of past observations; it is
+never shown, and β plays no role.
 
 R1 client, replace: both messages lie in the ball of radius b, Δ = 2b.  R2 client, zero-out: one of them is 0, Δ = b.
-R3 record without a clip per record: one record can turn the normalised vector round, Δ = 2b in both relations.
-R4 record with a clip per record and a fixed normaliser: Δ_k of `records`.
+R3 record without a clip per record: one record can reverse the normalised vector, Δ = 2b in both relations.
+R4 record with a clip per record and a fixed normaliser: Δ_k of `record_sensitivity`.
 
 T1 local: the observer sees m_i + z_i; σ_eff = σ.
 T2 secure-sum: it sees Σ(m_j + z_j) and may know all but `honest` of the z_j; σ_eff = σ√honest. Every client adds
@@ -24,13 +24,13 @@ S2 Poisson batches inside a client, record, zero-out, where the memory holds not
    memory="noisy" under "local"): with probability 1−q the message is that of the data without the record;
    amplification at rate q with Δ = min(2b, LC/B) (R4 with e_k = 0) or 2b (R3).
 
-Refused, because no valid rule is known to us:
-- a gain from sampling under "local" trust (the server sees who sends), in the "replace" relation (that opposite
+Refused, because we know no valid rule:
+- amplification by sampling under "local" trust (the server sees who sends), in the "replace" relation (that opposite
   messages are the worst pair is not proved in d dimensions), from sets of fixed size, or at record level from
   sampling clients;
-- record-level gain with clean memory: g_i remembers the record in rounds where it is not drawn;
-- memory="noisy" when only the sum is seen: z_j stays in client j's memory and shows again in the next message, so the
-  other clients' messages carry the noise that was meant to hide client i. The "local" account stays valid;
+- amplification at record level with a clean memory: g_i remembers the record in rounds where it is not drawn;
+- memory="noisy" when only the sum is seen: z_j stays in client j's memory and appears again in the next message, so the
+  other clients' messages contain the noise that should hide client i. The "local" account stays valid;
 - messages without a bound, BatchNorm buffers, a start from un-noised gradients, normalisers that are private counts.
 """
 
@@ -95,7 +95,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _refuse_leaks(facts: Facts, privacy: Privacy, setting: Setting) -> None:
-    """What would show data beside the noisy messages, whatever the unit."""
+    """Refuse runs that show data in other ways than through noisy messages, for any unit."""
     if setting.buffers:
         _refuse("BatchNorm statistics are un-noised functions of client data; use GroupNorm in a private model")
     if setting.start == "gradients":
@@ -168,7 +168,7 @@ def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden
 
 
 def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, drawn: float) -> float:
-    """What snapping to the grid adds to Δ, in units of one client's σ (see `grid`); nothing where lengths count."""
+    """What rounding to the grid adds to Δ, in units of one client's σ (`rounding_grid`); 0 if Δ depends on norms."""
     if privacy.noise == "seeded" or not sensitivity.by_distance:
         return 0.0
     if setting.dimension is None:
@@ -178,7 +178,7 @@ def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, dra
 
 
 def _notes(privacy: Privacy, setting: Setting) -> tuple[str, ...]:
-    """What a report should say beside ε."""
+    """Remarks for reports of ε."""
     notes = []
     if privacy.unit == "client" and privacy.delta >= 1 / setting.clients:
         notes.append(

@@ -1,4 +1,4 @@
-"""What the rules need to know of a method and of a run: small facts, no objects of the packages above."""
+"""The facts about a method and a run that the rules need, without objects of higher packages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..errors import UsageError, at_least, fraction, one_of, positive
 
 
 class Refused(UsageError):  # noqa: N818  (a verdict, not a crash)
-    """No valid rule is known for what was asked; the message says why and what to do instead."""
+    """No valid rule is known for a statement; the message gives the reason and the cure."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A method, as far as privacy is concerned.
+    """The properties of a method on which privacy depends.
 
     Args:
         name: The method's name, for messages.
@@ -56,7 +56,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Who takes part in a round: clients of the run, or records of a client's batch.
+    """The sampling of a round: of the clients of a run, or of the records of a client's batch.
 
     Args:
         rate: The share that takes part.
@@ -85,7 +85,7 @@ class Sampling:
 
     @property
     def claims(self) -> bool:
-        """Whether a gain from sampling is asked for."""
+        """Whether amplification by sampling is claimed."""
         return self.rate < 1 and self.amplify
 
 
@@ -94,7 +94,7 @@ FULL = Sampling()
 
 @dataclass(frozen=True)
 class Setting:
-    """A run, as far as privacy is concerned.
+    """The properties of a run on which privacy depends.
 
     Args:
         clients: The number of clients.

@@ -1,11 +1,11 @@
-"""Who is protected, from whom, and how strongly: the statement that every private run makes.
+"""The privacy statement of a run: who is protected, from whom, and how strongly.
 
 Formal guarantee. Let M be the run, D and D' two data sets that differ in one `unit` by `relation`, and let O be
 everything that the observer named by `trust` sees over all rounds. Then for every set S of outcomes
 
     P[O(D) in S] <= e^epsilon P[O(D') in S] + delta    and the same with D and D' exchanged.
 
-This file only holds the statement; `rules` says which sensitivity and which composition follow from it.
+This module contains only the statement; `rules` derives the sensitivity and the composition from it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _READINGS = ("per-coordinate", "total-norm", "variance")
 
 @dataclass(frozen=True)
 class Privacy:
-    """What a private run promises.
+    """The privacy guarantee of a run.
 
     Args:
         epsilon: The target ε. Give `sigma` instead to fix the noise; ε is then reported.
@@ -101,27 +101,27 @@ class Privacy:
         if (self.epsilon is None) == (self.sigma is None):
             raise UsageError("give epsilon (a target) or sigma (the noise), one of the two")
         if self.replay is not None and self.epsilon is None:
-            raise UsageError("replay needs epsilon, the number the paper's formula is asked for")
+            raise UsageError("replay needs epsilon, which the paper's formula contains")
 
     @property
     def is_target(self) -> bool:
-        """Whether `epsilon` is a promise (False for a given sigma and for a replay of the paper's formula)."""
+        """Whether `epsilon` is a target that the run keeps (False for a given `sigma` and for `replay`)."""
         return self.epsilon is not None and self.replay is None
 
     @property
     def budget(self) -> float:
-        """The ε that no release may pass; infinite where ε is only reported."""
+        """The ε that no release may exceed; infinite if ε is only reported."""
         return self.epsilon if self.epsilon is not None and self.is_target else math.inf
 
     def with_noise(self, default: Noise) -> Privacy:
-        """This statement with its noise decided: its own, or `default` where it names none.
+        """This statement with `noise` set to `default` if it is None.
 
-        Simulations in one program pass "seeded"; whatever real parties or ranks send is "secure".
+        Simulations in one process pass "seeded"; real parties and ranks pass "secure".
         """
         return self if self.noise is not None else dataclasses.replace(self, noise=default)
 
     def refuse_private_sizes(self, public_sizes: bool) -> None:
-        """Refuse a number of rounds, and with it a noise, that follows from how many records protected clients hold.
+        """Refuse a number of rounds, and with it a noise, that depends on the numbers of records of protected clients.
 
         Args:
             public_sizes: Whether the caller declares the numbers of records public.
@@ -140,7 +140,7 @@ class Privacy:
         return dataclasses.asdict(self)
 
     def promise(self, clients: int | None = None) -> str:
-        """Who is protected from whom, in one paragraph of plain words."""
+        """Who is protected from whom, in one paragraph."""
         others = f" of {clients} clients" if clients is not None else ""
         who = {
             ("client", "zero-out"): f"each client{others}: whether it took part with all its data or sent noise only",
@@ -169,7 +169,7 @@ class Privacy:
         return f"{SIMULATION} {promise}" if self.noise == "seeded" else promise
 
     def not_covered(self) -> list[str]:
-        """What the guarantee does not speak about; part of every report."""
+        """What the guarantee does not cover; part of every report."""
         gaps = [
             "the choice of hyper-parameters, if it looked at the same data in other runs",
             "numbers published beside the messages (training losses, norms, counts, timings)",

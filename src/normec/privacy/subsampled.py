@@ -1,4 +1,4 @@
-"""Poisson-sampled Gaussians by Google's dp-accounting: the smaller of two upper bounds, PLD and RDP.
+"""The ε of Poisson-sampled Gaussians by Google's dp-accounting: the smaller of two upper bounds, PLD and RDP.
 
 Formal guarantee. One round: with probability q the unit's vector s, ‖s‖ <= Δ, is part of a sum that gets N(0, σ²I).
 In the zero-out relation the pair ((1−q)N(0, z²) + qN(1, z²), N(0, z²)) with z = σ/Δ dominates the round in both
@@ -52,7 +52,7 @@ TOLERANCE = 2e-5
 _ROUNDOFF = 2.0**-53
 _STAGE = 8.0  # roundings of a fast Fourier transform per bit of its length
 SMALLEST_SPREAD = 1e-5
-LARGEST_EPSILON = 1e9  # beyond, a grid of losses overflows, and nobody asks for a gain from sampling
+LARGEST_EPSILON = 1e9  # above this a grid of losses overflows, and amplification is irrelevant
 _ORDERS = [1 + i / 10 for i in range(1, 20, 3)] + [*range(3, 64), *range(64, 257, 16), 512, 1024]
 
 
@@ -65,10 +65,10 @@ class Group(NamedTuple):
 
 
 def resolvable(groups: Sequence[Group], mu: float) -> tuple[tuple[Group, ...], float]:
-    """Groups and μ that dominate the given ones and whose one-round loss is not lost in double precision.
+    """Groups and μ that dominate the given ones and whose one-round loss double precision can resolve.
 
-    One round's loss spreads by about q·sqrt(e^(1/z²) − 1). Where that is under 1e-5 the rate is raised to reach it,
-    and where no rate does, the round counts as not sampled: both only add to ε.
+    One round's loss spreads by about q·sqrt(e^(1/z²) − 1). If that is below 1e-5, the rate is raised to reach it,
+    and if no rate does, the round counts as not sampled. Both can only increase ε.
     """
     kept = []
     for group in groups:
@@ -82,12 +82,12 @@ def resolvable(groups: Sequence[Group], mu: float) -> tuple[tuple[Group, ...], f
 
 @lru_cache(maxsize=256)
 def epsilon_rdp(groups: tuple[Group, ...], mu: float, delta: float) -> float:
-    """ε by Rényi divergences of `groups` together with a μ-GDP mechanism: never below the truth, seldom tight."""
+    """ε by Rényi divergences of `groups` together with a μ-GDP mechanism: an upper bound, rarely tight."""
     dp = needed("dp_accounting", "privacy")
     absl = needed("absl.logging", "privacy")
     accountant = needed("dp_accounting.rdp", "privacy").RdpAccountant(_ORDERS)
     verbosity = absl.get_verbosity()
-    absl.set_verbosity(absl.ERROR)  # it warns of every order it leaves out, which only loosens the bound
+    absl.set_verbosity(absl.ERROR)  # it warns about every order that it leaves out, which only loosens the bound
     try:
         for group in groups:
             sampled = dp.PoissonSampledDpEvent(group.rate, dp.GaussianDpEvent(group.multiplier))
@@ -112,7 +112,7 @@ def _spread(multiplier: float, rate: float) -> tuple[float, float]:
 
 
 def interval(groups: Sequence[Group], mu: float, guess: float) -> float:
-    """The discretisation interval for a composition whose ε is about `guess` (see the head of this file)."""
+    """The discretisation interval for a composition whose ε is about `guess` (see the docstring of this module)."""
     rounds = sum(group.releases for group in groups)
     spreads = [_spread(group.multiplier, group.rate) for group in groups]
     finest = min(spread for spread, _ in spreads) / 32
@@ -133,9 +133,11 @@ def _one_round(multiplier: float, rate: float, step: float, log_tail: float) -> 
 def epsilon_pld(groups: Sequence[Group], mu: float, delta: float, step: float) -> float:
     """ε of `groups` composed with a μ-GDP mechanism, by privacy loss distributions of interval `step`.
 
-    Never below the truth; infinite where rounding errors could make up half of `delta` (see the head of this file).
+    It is an upper bound, and infinite if rounding errors could reach half of `delta` (see the module docstring).
     """
-    log_tail = min(-50.0, math.log(delta) - 31.0)  # cut tails count as infinite loss: 2^24 of them are still < δ/1e6
+    log_tail = min(
+        -50.0, math.log(delta) - 31.0
+    )  # truncated tails count as infinite loss; 2^24 of them are still < δ/1e6
     parts = [(group.multiplier, group.rate, group.releases) for group in groups] + (
         [(1 / mu, 1.0, 1)] if mu > 0 else []
     )
@@ -157,7 +159,7 @@ def epsilon_pld(groups: Sequence[Group], mu: float, delta: float, step: float) -
             if not answer >= 0 or math.isinf(answer):
                 return math.inf
             nudge = 1e-12 * (answer + step)
-            while composed.get_delta_for_epsilon(answer) > delta - error:  # the search above sums up less exactly
+            while composed.get_delta_for_epsilon(answer) > delta - error:  # the search above sums less exactly
                 answer, nudge = answer + nudge, 2 * nudge
     except OverflowError:  # ε beyond 1e9 or so
         return math.inf
@@ -171,13 +173,13 @@ def _masses(distribution: Any) -> list[Any]:
 
 
 def _error_of_rounds(one: Any, releases: int, step: float) -> float:
-    """What rounding of one round's masses may hide of δ in all rounds: 1. of the derivation, doubled."""
+    """The error of δ from rounding the masses of all rounds: step 1 of the derivation, doubled."""
     worst = max(2 * step * len(masses) + 4 * float(masses @ np.arange(len(masses))) for masses in _masses(one))
     return 2 * releases * _ROUNDOFF * (136 + worst)
 
 
 def _error_of_transforms(one: Any, part: Any, releases: int) -> float:
-    """What the Fourier transforms of a group may hide of δ: 2. to 4. of the derivation, doubled."""
+    """The error of δ from the Fourier transforms of a group: steps 2 to 4 of the derivation, doubled."""
     worst = 0.0
     for before, after in zip(_masses(one), _masses(part), strict=True):
         size = 2.0 * max(len(before), len(after))  # at least the length that was transformed

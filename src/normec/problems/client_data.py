@@ -1,4 +1,4 @@
-"""The clients' records: resident tensors where the data set allows it, fetched item by item elsewhere."""
+"""The clients' records: tensors on the device if the data sets allow it, otherwise fetched items."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Records(Protocol):
     def sizes(self) -> Tensor: ...
 
     def batch(self, client: int, records: Tensor | None) -> Batch:
-        """The named records of a client, or all of them."""
+        """Return the given records of a client, or all of them."""
         ...
 
     def to(self, device: torch.device) -> Records: ...
 
     def digest(self) -> str:
-        """A checksum of the contents, as far as they are at hand."""
+        """Return a checksum of the contents, as far as they are available."""
         ...
 
 
 class ResidentRecords:
-    """Every record in one pair of tensors on the device; a client is a list of row numbers.
+    """All records in one pair of tensors on the device; a client is a list of row numbers.
 
     Clients that are `Subset`s of one `TensorDataset` share its memory.
     """
@@ -64,9 +64,9 @@ class ResidentRecords:
 
 
 class FetchedRecords:
-    """Any map-style data sets: items are fetched and collated when drawn, so their transforms stay live.
+    """Map-style data sets whose items are fetched and collated when they are drawn, so that their transforms run.
 
-    A transform that draws from torch's global generator is reproducible: it is seeded from the run's seed,
+    A transform that draws from torch's global generator is reproducible: the generator is seeded from the run's seed,
     the client and the round.
     """
 
@@ -89,7 +89,7 @@ class FetchedRecords:
         return FetchedRecords(self.datasets, device)
 
     def digest(self) -> str:
-        """The clients' sizes and the first record of each, so that clients in another order are noticed."""
+        """Return the clients' sizes and a checksum of their first records, so that reordered clients are noticed."""
         held = hashlib.blake2b(digest_size=8)
         with _seeded():
             for client in range(len(self.datasets)):
@@ -99,7 +99,7 @@ class FetchedRecords:
 
 
 def gather(datasets: Sequence[Dataset[Any]]) -> Records:
-    """The records of `datasets`, one a client; refuses what cannot be trained on, in words."""
+    """Return the records of `datasets`, one per client; raises `UsageError` for data that cannot be trained on."""
     if not datasets:
         raise UsageError("a problem needs at least one client, got none")
     for client, dataset in enumerate(datasets):
@@ -126,9 +126,10 @@ def gather(datasets: Sequence[Dataset[Any]]) -> Records:
 
 
 def origins(datasets: Sequence[Dataset[Any]]) -> Tensor:
-    """A number for every record that says where it lies, in any order: the same one for the same item of a data set.
+    """Return a number for every record, in any order; the same item of a data set always has the same number.
 
-    Subsets are looked through, and of tensors counts the memory. A record that was copied is another one.
+    Subsets are resolved to the data set behind them, and tensors are identified by their memory. A copy of a record is
+    a different record.
     """
     groups: dict[int, tuple[Dataset[Any], list[Tensor]]] = {}
     for dataset in datasets:
@@ -138,15 +139,15 @@ def origins(datasets: Sequence[Dataset[Any]]) -> Tensor:
             dataset, numbers = dataset.dataset, inner if numbers is None else inner[numbers]
         numbers = torch.arange(length(dataset)) if numbers is None else numbers
         groups.setdefault(id(dataset), (dataset, []))[1].append(numbers)
-    return torch.cat([_places(dataset, torch.cat(numbers)) for dataset, numbers in groups.values()])
+    return torch.cat([_origin_numbers(dataset, torch.cat(numbers)) for dataset, numbers in groups.values()])
 
 
-def _places(dataset: Dataset[Any], numbers: Tensor) -> Tensor:
-    numbers = numbers % length(dataset)  # an item may be counted from the end
+def _origin_numbers(dataset: Dataset[Any], numbers: Tensor) -> Tensor:
+    numbers = numbers % length(dataset)  # an index may count from the end
     first, second = torch.full_like(numbers, id(dataset)), numbers
     if _is_pair(dataset) and all(tensor.stride()[:1] > (0,) for tensor in dataset.tensors):
         first, second = (_addresses(tensor, numbers) for tensor in dataset.tensors)
-    return first * 0x1E3779B97F4A7C15 + second  # products wrap around: two places have one number by chance alone
+    return first * 0x1E3779B97F4A7C15 + second  # products wrap around; two records share a number only by chance
 
 
 def _addresses(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ def _addresses(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def checksum(*tensors: Tensor) -> str:
-    """A short digest of the tensors' bytes."""
+    """Return a short digest of the tensors' bytes."""
     seen = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         seen.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -162,12 +163,12 @@ def checksum(*tensors: Tensor) -> str:
 
 
 def length(dataset: Dataset[Any]) -> int:
-    return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length; torch's type does not say
+    return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length, which torch's type does not declare
 
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Python's and NumPy's generators at a fixed seed; these and torch's are left as they were found."""
+    """Set Python's and NumPy's generators to a fixed seed; afterwards restore them and torch's."""
     plain, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
@@ -180,8 +181,8 @@ def _seeded() -> Iterator[None]:
 
 
 def _tensors(dataset: Dataset[Any]) -> tuple[TensorDataset, Tensor] | None:
-    """The (inputs, targets) pair behind a data set and its rows in it, or None."""
-    # Exact types only: a subclass may change its items, and then they must be fetched one by one.
+    """Return the (inputs, targets) pair behind a data set and its rows in it, or None."""
+    # Exact types only, because a subclass may change its items; then they must be fetched one by one.
     if type(dataset) is Subset:
         inner, own = dataset.dataset, torch.as_tensor(dataset.indices)
         if type(inner) is Subset:

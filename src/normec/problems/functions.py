@@ -1,4 +1,4 @@
-"""A problem given by plain functions f_1 … f_n of a tensor: quadratics, counterexamples, theory."""
+"""Problems of plain functions f_1 … f_n of a tensor, such as quadratics and counterexamples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .objective import Buffers
 
 
 class FunctionProblem:
-    """f(x) = (1/n) Σ f_i(x) with each f_i differentiable by autograd; nothing to evaluate but itself."""
+    """f(x) = (1/n) Σ f_i(x), where autograd can differentiate each f_i; there are no test data."""
 
     sizes: Tensor | None = None
     augment: Augment | None = None

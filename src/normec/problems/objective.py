@@ -1,4 +1,4 @@
-"""What training asks of a problem; `Problem` and `FunctionProblem` both answer."""
+"""The interface of a problem, as training uses it; `Problem` and `FunctionProblem` implement it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Buffers = dict[str, Tensor]
 
 
 class Objective(Protocol):
-    """f_1 … f_n over one flat vector x."""
+    """Functions f_1 … f_n of one flat vector x."""
 
     x0: Tensor
     clients: int

@@ -1,10 +1,10 @@
 """The problem: minimise f(x) = (1/n) Σ f_i(x), where f_i is client i's mean loss, over a flat vector x.
 
-Buffers (BatchNorm's running statistics) are not part of x and not part of any message. Each client keeps
-its own: its forward passes in training update its own row, from its own records. For evaluation they are
-averaged over the clients (whole-number counters: the largest). So: training never mixes clients through
-buffers, and what is evaluated is one model, x with the averaged statistics. That average is an un-noised
-function of the clients' data; no privacy guarantee covers it.
+Buffers, such as BatchNorm's running statistics, are part neither of x nor of any message. Each client has its own row
+of buffers, which its forward passes in training update from its own records. For evaluation the buffers are averaged
+over the clients; of integer counters the largest is used. So training never mixes clients through buffers, and one
+model is evaluated: x with the averaged statistics. This average is a function of the clients' data without noise, and
+no privacy guarantee covers it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from . import client_data as records
 from .functions import FunctionProblem
 from .objective import Buffers
 
-_LOOKED_AT = 1000  # records evaluated at once
-_COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with kernels and without must agree, and how nearly
+_EVALUATED = 1000  # records evaluated at once
+_COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -48,7 +48,7 @@ class Problem:
         transform: Applied to every batch, after `augment`.
 
     Raises:
-        UsageError: Something of the model, the loss or the data does not fit together.
+        UsageError: The model, the loss and the data do not fit together.
 
     Example:
         >>> import torch
@@ -85,32 +85,32 @@ class Problem:
         self.validation = records.gather([validation]) if validation is not None else None
         self.clients = len(clients)
         held = records.origins(clients)
-        self.repeated = len(held.unique()) < len(held)  # whether a record is there more than once
-        judged = {"test": test, "validation": validation}
-        self.shown = [  # of the sets that are evaluated, those that hold records of the clients
+        self.repeated = len(held.unique()) < len(held)  # whether a record occurs more than once
+        evaluated = {"test": test, "validation": validation}
+        self.shown = [  # the evaluated sets that contain records of the clients
             name
-            for name, by in judged.items()
+            for name, by in evaluated.items()
             if by is not None and bool(torch.isin(records.origins([by]), held).any())
         ]
         self.sizes: Tensor | None = self.records.sizes
-        self._kernels_agree: bool | None = None  # not known yet
-        # What training runs may keep what it saw in any attribute. These copies never see a client's records.
+        self._kernels_agree: bool | None = None  # None: not known yet
+        # Code that training runs may store records in any attribute. These copies never see a client's records.
         self._untouched = _sharing_trainable(self.model)
-        self._judges = {name: _copied(getattr(self, name)) for name in ("loss", "transform")}
-        self._judge: Problem | None = None
+        self._evaluation_parts = {name: _copied(getattr(self, name)) for name in ("loss", "transform")}
+        self._evaluation_copy: Problem | None = None
 
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
-        """f_i given as plain differentiable functions of a tensor: theory and counterexamples."""
+        """Return a problem with plain differentiable functions f_i of a tensor, for theory and counterexamples."""
         return FunctionProblem(functions, x0)
 
     @property
     def tensor_sizes(self) -> tuple[int, ...]:
-        """How many numbers each trainable tensor of the model holds, in the order of x."""
+        """The number of elements of each trainable tensor of the model, in the order of x."""
         return tuple(shape.numel() for shape in self._shapes.values())
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
-        """The model's parameters as views of the flat vector."""
+        """Return the model's parameters as views of the flat vector."""
         parts = x.split(self.tensor_sizes)
         return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
@@ -123,9 +123,9 @@ class Problem:
         uniforms: Tensor | None,
         divisor: float | None = None,
     ) -> Tensor:
-        """f_i(x) on the given records (None: all), differentiable in x; updates `buffers` in place.
+        """Return f_i(x) on the given records (None: all), differentiable in x, and update `buffers` in place.
 
-        `divisor`: divide the records' losses by this number instead of by how many they are.
+        With `divisor`, the sum of the records' losses is divided by it instead of by the number of records.
         """
         if rows is not None and not len(rows):
             return 0 * x.sum() + (self.penalty(x) if self.penalty is not None else 0)
@@ -133,7 +133,7 @@ class Problem:
         if self.augment is not None and uniforms is not None:
             inputs = self.augment(inputs, uniforms)
         self.model.train()
-        with self._lent(buffers):
+        with self._client_buffers(buffers):
             value = self.loss(self.outputs(x, inputs), targets)
         if value.ndim:
             raise UsageError(f"the loss must return a scalar, got shape {tuple(value.shape)}; use its mean")
@@ -142,7 +142,7 @@ class Problem:
         return value + self.penalty(x) if self.penalty is not None else value
 
     def penalised(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The penalty and its gradient, the same for every client; (0, None) without one."""
+        """Return the penalty and its gradient, which are the same for every client; (0, None) without a penalty."""
         if self.penalty is None:
             return x.new_zeros(()), None
         point = x.detach().requires_grad_()
@@ -152,7 +152,7 @@ class Problem:
         return value.detach(), slope
 
     def initial_buffers(self) -> Buffers:
-        """One row a client of every buffer of the model, as the caller gave it."""
+        """Return every buffer of the model as the user gave it, with one row per client."""
         return {
             name: buffer.detach().expand(self.clients, *buffer.shape).clone()
             for name, buffer in self._untouched.named_buffers()
@@ -160,43 +160,43 @@ class Problem:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, buffers: Buffers, batch_size: int | None = None) -> dict[str, float]:
-        """Loss and accuracy on the test and validation sets, with the clients' averaged buffers.
+        """Return loss and accuracy on the test and validation sets, with the clients' averaged buffers.
 
-        They come from copies of the model, the loss and the transform that never saw a client's records. `batch_size`:
-        records at a time; by default as many as suit the device.
+        They are computed by copies of the model, the loss and the transform that never saw a client's records.
+        `batch_size` is the number of records at a time; by default it depends on the device.
         """
-        judge = self._judging()
+        evaluator = self._evaluator()
         shared, found = averaged(buffers), {}
         x = x.clone()  # a model may write to its parameters
-        judge.model.eval()
+        evaluator.model.eval()
         for name, held, accuracy in (
             ("test_loss", self.test, "accuracy"),
             ("validation_loss", self.validation, "validation_accuracy"),
         ):
             if held is not None:
-                size = batch_size or self._suiting(held, x.device)
-                found[name], right = judge._score(held, x, shared, size)
+                size = batch_size or self._evaluation_batch(held, x.device)
+                found[name], right = evaluator._score(held, x, shared, size)
                 if right is not None:
                     found[accuracy] = right
-        self._kernels_agree = judge._kernels_agree
+        self._kernels_agree = evaluator._kernels_agree
         return found
 
-    def _judging(self) -> Problem:
-        """This problem with parts for evaluation, made when they are first needed."""
-        if self._judge is None:
-            self._judge = copy.copy(self)
-            self._judge.model = _sharing_trainable(self._untouched)
-            vars(self._judge).update(self._judges)
-        return self._judge
+    def _evaluator(self) -> Problem:
+        """Return this problem with the parts for evaluation, which are created on first use."""
+        if self._evaluation_copy is None:
+            self._evaluation_copy = copy.copy(self)
+            self._evaluation_copy.model = _sharing_trainable(self._untouched)
+            vars(self._evaluation_copy).update(self._evaluation_parts)
+        return self._evaluation_copy
 
     @staticmethod
-    def _suiting(held: records.Records, device: torch.device) -> int:
-        """How many records to evaluate at once: of small images on a GPU many, for launching is what takes time."""
+    def _evaluation_batch(held: records.Records, device: torch.device) -> int:
+        """Return the number of records to evaluate at once; small images on a GPU are bound by kernel launches."""
         if device.type == "cuda":
             first, _ = held.batch(0, torch.zeros(1, dtype=torch.int64, device=device))
             if first.ndim == 4:
-                return max(_LOOKED_AT, min(5 * _LOOKED_AT, 2**24 // first.numel()))
-        return _LOOKED_AT
+                return max(_EVALUATED, min(5 * _EVALUATED, 2**24 // first.numel()))
+        return _EVALUATED
 
     def _score(self, held: records.Records, x: Tensor, buffers: Buffers, batch_size: int) -> tuple[float, float | None]:
         count = int(held.sizes[0])
@@ -204,36 +204,36 @@ class Problem:
             x.new_zeros((), dtype=torch.float64),
             torch.zeros((), dtype=torch.int64, device=x.device),
         )
-        judged = True
-        eased = kernels.evaluating if self._eased(held, x, buffers) else nullcontext
+        classified = True
+        context = kernels.evaluating if self._use_kernels(held, x, buffers) else nullcontext
         for rows in torch.arange(count, device=x.device).split(batch_size):
             inputs, targets = held.batch(0, rows)
-            with eased():
+            with context():
                 outputs = self.outputs(x, inputs, buffers)
             total += self.loss(outputs, targets).double() * len(targets)
             hits = correct(outputs, targets)
-            judged = judged and hits is not None
+            classified = classified and hits is not None
             right += hits.sum() if hits is not None else 0
-        return float(total) / count, float(right) / count if judged else None
+        return float(total) / count, float(right) / count if classified else None
 
-    def _eased(self, held: records.Records, x: Tensor, buffers: Buffers) -> bool:
-        """Whether kernels may help to evaluate: on a GPU, once they were seen to change nothing that matters."""
+    def _use_kernels(self, held: records.Records, x: Tensor, buffers: Buffers) -> bool:
+        """Whether evaluation may use kernels: on a GPU, if their outputs agree with those of PyTorch."""
         if not kernels.usable(x):
             return False
         if self._kernels_agree is None:
             inputs, _ = held.batch(0, torch.arange(min(_COMPARED, int(held.sizes[0])), device=x.device))
             plain = self.outputs(x, inputs, buffers)
             with kernels.evaluating():
-                eased = self.outputs(x, inputs, buffers)
-            self._kernels_agree = bool((eased - plain).norm() <= _CLOSE * plain.norm())
+                fused = self.outputs(x, inputs, buffers)
+            self._kernels_agree = bool((fused - plain).norm() <= _CLOSE * plain.norm())
             if not self._kernels_agree:
-                logging.getLogger("normec").warning("kernels are not used in evaluations: their outputs differ")
+                logging.getLogger("normec").warning("evaluation does not use kernels, because their outputs differ")
         return self._kernels_agree
 
     def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module:
-        """A copy of the model with parameters x and the averaged buffers, ready for use.
+        """Return a copy of the model with parameters x and the averaged buffers, ready for use.
 
-        Everything else is as the caller gave it: nothing that training left in the model goes with it.
+        Everything else is as the user gave it; nothing that training left in the model is copied.
         """
         model = copy.deepcopy(self._untouched).eval()
         with torch.no_grad():
@@ -245,9 +245,9 @@ class Problem:
         return model
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Problem:
-        """The same problem on another device, its model and floating inputs in `dtype`."""
+        """Return the same problem on another device, with its model and floating-point inputs in `dtype`."""
         moved = copy.copy(self)
-        moved._kernels_agree = moved._judge = None
+        moved._kernels_agree = moved._evaluation_copy = None
         moved._untouched = copy.deepcopy(self._untouched).to(device=device, dtype=dtype)
         moved.model = _sharing_trainable(moved._untouched)
         moved.x0 = self.x0.to(device=device, dtype=dtype)
@@ -257,7 +257,7 @@ class Problem:
         return moved
 
     def fingerprint(self) -> dict[str, Any]:
-        """What makes a checkpoint of this problem unfit for another."""
+        """Return the facts by which a checkpoint recognises this problem."""
         return {
             "clients": self.clients,
             "dimension": len(self.x0),
@@ -271,23 +271,23 @@ class Problem:
 
     @torch.no_grad()
     def _probe(self) -> str:
-        """The loss of a few records at the start, to three digits: another loss, model or transform shows here.
+        """Return the loss of a few records at the start, to three digits; another loss, model or transform changes it.
 
-        Computed by copies, which may keep what they saw: nothing else is made of them.
+        Copies compute it, because they may store what they saw; they are used for nothing else.
         """
         probe = copy.copy(self)
         probe.model = _sharing_trainable(self._untouched).eval()
-        vars(probe).update({name: _copied(part) for name, part in self._judges.items()})
+        vars(probe).update({name: _copied(part) for name, part in self._evaluation_parts.items()})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a transform may draw
             inputs, targets = self.records.batch(0, torch.arange(min(8, int(self.records.sizes[0]))))
             return f"{float(probe.loss(probe.outputs(self.x0.clone(), inputs), targets).mean()):.2e}"
 
     @contextmanager
-    def _lent(self, buffers: Buffers) -> Iterator[None]:
-        """The model with a client's buffers in place of its own; what forward makes of them is kept in `buffers`.
+    def _client_buffers(self, buffers: Buffers) -> Iterator[None]:
+        """Give the model a client's buffers, and write their values after the forward pass back to `buffers`.
 
-        `functional_call` would lose a buffer that forward assigns anew instead of changing it in place.
+        `functional_call` would lose a buffer that the forward pass assigns instead of changing it in place.
         """
         homes = {name: (self.model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in buffers}
         own = {name: module._buffers[key] for name, (module, key) in homes.items()}
@@ -303,7 +303,7 @@ class Problem:
                 module._buffers[key] = own[name]
 
     def moved_constants(self) -> list[str] | None:
-        """Frozen parameters that training has changed; None where the model has none."""
+        """Return the frozen parameters that training has changed; None if the model has no frozen parameters."""
         now = dict(self.model.named_parameters())
         frozen = [(name, p) for name, p in self._untouched.named_parameters() if not p.requires_grad]
         return (
@@ -318,7 +318,7 @@ class Problem:
         return any(name.rpartition(".")[2].startswith("running_") for name, _ in self.model.named_buffers())
 
     def prepared(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Records as the model takes them: transformed, in its precision, images with their channels last."""
+        """Return records as the model expects them: transformed, in its precision, images with channels last."""
         if self.transform is not None:
             inputs = self.transform(inputs)
         if inputs.is_floating_point():
@@ -326,9 +326,9 @@ class Problem:
         return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
 
     def augmented_by_client(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Records ``[c, B, ...]`` of several clients after the augmentation, which sees one client at a time.
+        """Return records ``[c, B, ...]`` of several clients after the augmentation, which sees one client at a time.
 
-        One that is known to treat every record alone sees all at once.
+        An augmentation that is known to treat records independently sees all of them at once.
         """
         augment = self.augment
         if augment is None or uniforms is None:
@@ -338,9 +338,9 @@ class Problem:
         return torch.stack([augment(own, drawn) for own, drawn in zip(inputs, uniforms, strict=True)])
 
     def prepared_by_client(self, inputs: Tensor, uniforms: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Records ``[c, B, ...]`` augmented and `prepared`, one after another ``[c * B, ...]``.
+        """Return records ``[c, B, ...]`` augmented and `prepared`, flattened to ``[c * B, ...]``.
 
-        A transform sees the records of one client at a time, so that no statistic of it couples clients.
+        A transform sees the records of one client at a time, so that its statistics do not couple clients.
         """
         inputs = self.augmented_by_client(inputs, uniforms)
         if treats_records_alone(self.transform):
@@ -348,38 +348,38 @@ class Problem:
         return torch.cat([self.prepared(own, dtype) for own in inputs])
 
     def outputs(self, x: Tensor, inputs: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The model's outputs at x; `buffers` in place of its own."""
+        """Return the model's outputs at x, with `buffers` instead of its own."""
         inputs = self.prepared(inputs, x.dtype)
         outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **(buffers or {})}, (inputs,))
         return outputs
 
 
 def _sharing_trainable(model: nn.Module) -> nn.Module:
-    """A copy of the model with the same trainable parameters, for x takes their place wherever it is run."""
+    """Copy the model but share its trainable parameters, because x replaces them whenever the model runs."""
     same = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
     return copy.deepcopy(model, same)
 
 
 def _copied(part: Any) -> Any:
-    """A copy with a state of its own; what cannot be copied is used as it is."""
+    """Return a copy with its own state; a part that cannot be copied is used as it is."""
     try:
         return copy.deepcopy(part)
-    except Exception:  # locks, open files, whatever a part holds
+    except Exception:  # for example, it holds a lock or an open file
         return part
 
 
 def _named(part: object) -> str:
-    """A name that is the same in another process."""
+    """Return a name that is the same in every process."""
     return repr(part) if is_dataclass(part) else getattr(part, "__qualname__", type(part).__qualname__)
 
 
 def averaged(buffers: Buffers) -> Buffers:
-    """One set of buffers for evaluation: means over the clients; the largest of whole-number counters."""
+    """Return one set of buffers for evaluation: the means over the clients, and the largest of integer counters."""
     return {name: rows.mean(0) if rows.is_floating_point() else rows.amax(0) for name, rows in buffers.items()}
 
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """Which predictions are right, or None where targets are not class numbers."""
+    """Return which predictions are right, or None if the targets are not class numbers."""
     if targets.is_floating_point() or targets.ndim != 1:
         return None
     if outputs.ndim == 2 and outputs.shape[1] > 1:

@@ -1,1 +1,1 @@
-"""Pictures of runs."""
+"""Figures, and HTML pages about runs, comparisons, sweeps and checks of the theory."""

@@ -1,4 +1,4 @@
-"""The cells of a sweep: runs with the same settings but for the seed, and what they reached on average."""
+"""The cells of a sweep: runs that differ only in their seeds, and their mean results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDED = ("finished", "stopped")  # how a run ends that has a result
 
 @dataclass(frozen=True)
 class Metric:
-    """A number to compare cells by. `column` of the last row, or a fact of its own."""
+    """A number by which cells are compared: a `column` of the last row, or another value."""
 
     column: str
     label: str
@@ -46,7 +46,7 @@ METRICS = (
 
 @dataclass
 class Cell:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seeds."""
 
     settings: dict[str, Any]
     runs: list[RunView] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Cell:
         return found.pop() if len(found) == 1 else "mixed"
 
     def values(self, metric: Metric) -> list[float]:
-        """One a run that has come to its end."""
+        """One value for each run that has ended."""
         found = [_value(run, metric) for run in self.runs if run.status in ENDED]
         return [value for value in found if value is not None and math.isfinite(value)]
 
     def mean(self, metric: Metric) -> float | None:
-        """None as soon as one seed has no value: an average over the survivors would flatter. Of ε the largest."""
+        """The mean (of ε the largest), or None if a seed has no value: a mean over the others would be biased."""
         values = self.values(metric)
         if len(values) != len(self.runs):
             return None
@@ -90,7 +90,7 @@ def _value(run: RunView, metric: Metric) -> float | None:
 
 
 def varied(views: Sequence[RunView]) -> list[str]:
-    """The settings that differ between runs, the seed aside; the method comes first."""
+    """The settings other than the seed that differ between runs; the method comes first."""
     found = [name for name in config.varied([view.settings for view in views]) if name not in ("seed", "diagnostics")]
     return sorted(found, key=lambda name: name != "method")
 
@@ -108,7 +108,7 @@ def grouped(views: Sequence[RunView], names: Sequence[str]) -> list[Cell]:
 
 
 def order(value: Any) -> tuple[int, Any]:
-    """Nothing, then numbers, then words."""
+    """A sort key: None, then numbers, then words."""
     if value is None:
         return 0, 0
     return (1, value) if isinstance(value, int | float) else (2, str(value))

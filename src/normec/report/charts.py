@@ -1,4 +1,4 @@
-"""What the page's curves are drawn from: a few charts, and for each run (or group of seeds) its columns.
+"""The data of the curves on a page: charts, and the columns of each run or group of seeds.
 
 The drawing itself is in assets/charts.js, which the live page uses too.
 """
@@ -18,7 +18,7 @@ MOST_ROWS = 1200
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: the columns it draws with their names, and straight lines to hold them against."""
+    """One chart: its columns with their names, and horizontal reference lines."""
 
     key: str
     title: str
@@ -65,7 +65,7 @@ ALL = {chart.key: chart for chart in (*RESULT, *SPENT, *HEALTH)}
 
 
 def columns_of(histories: Sequence[History], most: int = MOST_ROWS) -> dict[str, list[Any]]:
-    """Columns of one run, or of seeds: mean, and the band one standard deviation wide as NAME.low and NAME.high."""
+    """The columns of one run, or of seeds: the mean, and mean ± standard deviation as NAME.low and NAME.high."""
     if len(histories) == 1:
         rows = thinned(histories[0].rows, most)
         names = dict.fromkeys(name for row in rows for name in row)
@@ -84,7 +84,7 @@ def columns_of(histories: Sequence[History], most: int = MOST_ROWS) -> dict[str,
 
 
 def thinned(rows: list[Row], most: int = MOST_ROWS) -> list[Row]:
-    """At most about `most` rows; the last stays, and rows with an accuracy are thinned by themselves."""
+    """At most about `most` rows. The last row is kept, and rows with an accuracy are thinned separately."""
     if len(rows) <= most:
         return rows
     evaluated = {k for k, row in enumerate(rows) if row.get("accuracy") is not None}
@@ -103,7 +103,7 @@ def measured(charts: Sequence[Chart], histories: Sequence[History], uncovered: C
 
 
 def compared(charts: Sequence[Chart], histories: Sequence[History], uncovered: Collection[str] = ()) -> list[Chart]:
-    """Charts for several runs: of each the one column that most runs have, so that like is drawn beside like."""
+    """Charts for several runs; each shows only the column that most runs have, so that runs are comparable."""
     found = []
     for chart in measured(charts, histories):
         held = {name: sum(bool(one[name]) for one in histories) for name in chart.columns}
@@ -154,7 +154,7 @@ def _figure(chart: Chart) -> Html:
 def payload(
     charts: Sequence[Chart], series: Sequence[dict[str, Any]], references: dict[str, list[dict[str, Any]]] | None = None
 ) -> dict[str, Any]:
-    """What the script reads; `series` are {"name", "columns", "href"} each."""
+    """The data for the script; each of `series` has "name", "columns" and "href"."""
     held = [asdict(chart) for chart in charts]
     for chart in held:
         chart["references"] = (references or {}).get(chart["key"], [])

@@ -1,4 +1,4 @@
-"""The page about a comparison: the best run of every method, and what became of the other step sizes."""
+"""The page about a comparison: the best run of every method, and the results of the other step sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNCOVERED = (*UNNOISED, "smallest_grad_norm")  # criteria that are measured with
 
 
 def render(folder: Path, served: str | None = None, link: Any = None) -> str:
-    """The whole page; `link` says where a run's own page is, beside this one unless told."""
+    """The whole page; `link` returns the URL of a run's own page (default: next to this one)."""
     rows = _rows(folder)
     views: dict[str, RunView] = {}
     notes = []
@@ -71,7 +71,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def _step_sizes(tried: Any) -> bool:
-    """A table of step sizes, each with what became of it."""
+    """A table of step sizes with their results."""
     if not schema.table_of(schema.optional(schema.number))(tried):
         return False
     try:
@@ -87,7 +87,7 @@ ROW = schema.record(
 
 
 def criterion(rows: list[dict[str, Any]], views: dict[str, RunView]) -> str:
-    """What decided between step sizes: the column whose final value stands beside the winner."""
+    """The column that decided between step sizes, whose final value is recorded with the winner."""
     for row in rows:
         view, lr = views.get(row["method"]), row.get("lr")
         if view is None or not isinstance(lr, int | float):
@@ -143,7 +143,7 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
 
 
 def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict[str, Any]:
-    """Settings that every run has alike unless its label says otherwise; not the method, not its step size.
+    """Settings that all runs share, unless a label says otherwise; without the method and its step size.
 
     Settings of methods are shared by those methods that have them.
     """
@@ -168,5 +168,5 @@ def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict
 
 
 def _folder_name(label: str) -> str:
-    """How the folders of a method's runs begin."""
+    """The prefix of the folder names of a method's runs."""
     return label.replace(":", "-").replace("=", "-").replace(",", "-") + "-lr-"

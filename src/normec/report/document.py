@@ -1,7 +1,8 @@
-"""The page around the sections: one file with everything in it, or, for the live page, the same with its parts served.
+"""The HTML document around the sections: one self-contained file, or a live page whose assets are served.
 
 A page carries its own policy: only the scripts written here may run (by their hashes), and nothing may be fetched. So
-what a run's files hold can be shown but never run. The plotting library (plotly.js, MIT) is inside, compressed.
+the contents of a run's files can be shown but never executed. The plotting library (plotly.js, MIT) is inside,
+compressed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Section(NamedTuple):
 
 
 def cards(facts: Sequence[tuple[str, str, str]]) -> Html:
-    """What to see first: (name, value, a word about it)."""
+    """The main results as (name, value, remark)."""
     shown = [
         e("div", e("dt", name), e("dd", value, e("small", word) if word else None), class_="card")
         for name, value, word in facts

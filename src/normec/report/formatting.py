@@ -1,4 +1,4 @@
-"""Numbers and names as a reader wants them."""
+"""Format numbers and names for readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..algorithms.catalogue import CATALOGUE
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A few digits; nothing for what was not measured."""
+    """A number with a few digits; empty for a missing value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, int):
@@ -24,7 +24,7 @@ def percent(value: Any, digits: int = 1) -> str:
 
 
 def epsilon(value: Any, digits: int = 4) -> str:
-    """ε in a few digits, rounded up, so that it is never said to be smaller than it is."""
+    """ε with a few digits, rounded up, so that it is never understated."""
     if not isinstance(value, int | float):
         return ""
     if not math.isfinite(value):

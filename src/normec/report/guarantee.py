@@ -1,4 +1,4 @@
-"""The privacy of a run in plain words: who is protected from whom, how strongly, what is not covered; its ledger."""
+"""The privacy of a run in words: who is protected from whom, how strongly, and what is not covered; and its ledger."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def phrase(view: RunView) -> str:
 
 
 def badge(views: Sequence[RunView]) -> Html | None:
-    """A mark that nobody overlooks, where the noise of private runs came from their seeds."""
+    """A prominent mark for private runs with seeded noise."""
     private = [view for view in views if view.private]
     seeded = sum(view.simulation for view in private)
     if not seeded:
@@ -50,7 +50,7 @@ def badge(views: Sequence[RunView]) -> Html | None:
 
 
 def warning(views: Sequence[RunView]) -> Html | None:
-    """What the page shows of private runs although the guarantee does not cover it."""
+    """A warning about the data of private runs on the page that the guarantee does not cover."""
     if not any(view.uncovered or view.clients for view in views if view.private):
         return None
     text = (
@@ -72,7 +72,7 @@ def sections(view: RunView, chart: Html) -> list[Section]:
 
 
 def promised(view: RunView) -> dict[str, Any]:
-    """The run's own words; before it has written them, those of the statement in its checkpoint."""
+    """The guarantee in the words of the run, or of the statement in its checkpoint while it is running."""
     if view.privacy is not None:
         return view.privacy
     from ..privacy.statement import Privacy
@@ -85,7 +85,7 @@ def promised(view: RunView) -> dict[str, Any]:
 
 
 def ledger_lines(view: RunView) -> tuple[Lines, str | None]:
-    """The ledger's lines, checked hash by hash; or why they cannot be trusted."""
+    """The verified lines of the ledger, or the reason why they cannot be trusted."""
     from ..privacy.hash_chain import LedgerDamaged, read_chain
 
     path = view.folder / "ledger.jsonl"
@@ -107,7 +107,7 @@ def ledger_lines(view: RunView) -> tuple[Lines, str | None]:
 
 
 def recognised(lines: Lines, false_alarms: float) -> float | None:
-    """The largest share of units an observer can recognise while wrongly naming `false_alarms` of the others.
+    """The largest fraction of units that an observer can recognise at a false positive rate of `false_alarms`.
 
     Exact for Gaussians that are not sampled: Φ(Φ⁻¹(a) + μ) with μ² = Σ 1/z². None where that does not describe the
     releases.
@@ -121,7 +121,7 @@ def recognised(lines: Lines, false_alarms: float) -> float | None:
 
 
 def _beyond(view: RunView, lines: Lines) -> int:
-    """How many messages more than the ledger knows of a party of a federation may have released."""
+    """How many messages a party of a federation may have released beyond the ledger."""
     paid = sum(line["count"] for line in lines if line.get("kind") == "release")
     return max(0, view.released - paid) if paid else 0
 
@@ -137,13 +137,13 @@ def _unprotected() -> Html:
 
 def _statement(view: RunView, lines: Lines, chart: Html) -> Html:
     terms, spent = view.terms, promised(view)
-    told = _parts(str(spent.get("statement", "")))
+    stated = _parts(str(spent.get("statement", "")))
     counted = lines
     if beyond := _beyond(view, lines):  # as if the last release had been made again
         counted = [*lines, {**lines[-1], "count": beyond}]
     rows: list[tuple[str, Any]] = [
-        ("Protected", told.get("Protected") or f"each {terms.get('unit', 'client')}"),
-        ("Against", told.get("Against") or WATCHERS.get(str(terms.get("trust")), "")),
+        ("Protected", stated.get("Protected") or f"each {terms.get('unit', 'client')}"),
+        ("Against", stated.get("Against") or WATCHERS.get(str(terms.get("trust")), "")),
         ("Strength", _strength(view)),
         ("In plain words", _plain_words(view, counted) if view.distrust is None else ""),
         ("Noise", _noise(view, lines)),

@@ -1,4 +1,4 @@
-"""HTML that cannot be broken by what is in it: text is escaped, unless it was made here."""
+"""Build HTML in which all text is escaped, unless it was built here."""
 
 from __future__ import annotations
 

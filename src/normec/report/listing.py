@@ -1,4 +1,4 @@
-"""The runs under a folder, as a list that knows what changed since it was last asked."""
+"""The list of runs below a folder, with the changes since the last query."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Listing:
             self._version -= 1
 
     def _folders(self) -> list[tuple[str, Path]]:
-        """What lies below the root; links are not followed, and a run is not searched for more runs."""
+        """The folders below the root; links are not followed, and a run is not searched for more runs."""
         found = []
         for place, folders, _ in os.walk(self.root):
             folder = Path(place)
@@ -103,7 +103,7 @@ def _signature(folder: Path) -> Signature:
 
 
 def _entry(path: str, folder: Path) -> dict[str, Any] | None:
-    """One line of the list; None for what vanished meanwhile."""
+    """One line of the list; None if the folder has disappeared."""
     kind = kind_of(folder)
     if kind is None:
         return None

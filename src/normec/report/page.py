@@ -1,4 +1,4 @@
-"""Pages that runs, comparisons, sweeps and verifications leave behind: each one file, readable without a network."""
+"""Write pages about runs, comparisons, sweeps and checks of the theory, each as one file that needs no network."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def render(folder: Path, served: str | None = None, link: Link | None = None) ->
 
 
 def write(folder: Path, path: Path | None = None) -> Path:
-    """The page of whatever a folder holds, in it unless `path` says where."""
+    """Write the page about the contents of a folder, into the folder or to `path`."""
     if is_run(folder):
         return write_run(folder, path=path)
     path = folder / NAME if path is None else path
@@ -82,7 +82,7 @@ def render_many(folders: Sequence[Path], link: Link, rerun: Html | None = None, 
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders by as much of their path as tells them apart."""
+    """Folders by the shortest parts of their paths that distinguish them."""
     resolved = list(dict.fromkeys(folder.resolve() for folder in folders))
     for length in range(1, max((len(path.parts) for path in resolved), default=1) + 1):
         names = ["/".join(path.parts[-length:]) for path in resolved]

@@ -1,4 +1,4 @@
-"""Pictures of results: colour-blind safe, legible in a two-column paper, the same style everywhere."""
+"""Figures of results in one style: colour-blind safe, and legible in a two-column paper."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def curves(
     spread: Spread = "range",
     panels: Sequence[Panel] = PANELS,
 ) -> None:
-    """One line a name in each panel that has data.
+    """Draw one line per name in each panel that has data.
 
     Several histories under one name are seeds: the line is their mean, the band around it one standard deviation
     either way ("deviation") or from the least to the greatest ("range").

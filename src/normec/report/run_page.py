@@ -25,7 +25,7 @@ PARTS = {
 
 
 def render(view: RunView, served: str | None = None, live: str | None = None) -> str:
-    """The whole page; `live` is the address that tells of new rows, on a page that a server keeps fresh."""
+    """The whole page; `live` is the URL of new rows, for a page that a server updates."""
     histories = [view.history]
     result, spent, health = (
         charts.measured(group, histories, view.uncovered) for group in (charts.RESULT, charts.SPENT, charts.HEALTH)
@@ -68,7 +68,7 @@ def heading(view: RunView) -> Html:
 
 
 def headline(view: RunView) -> str:
-    """What came out, in one sentence."""
+    """The result in one sentence."""
     method, protected = formatting.method(view.method), guarantee.phrase(view)
     final, k, of = view.final, view.round, view.rounds
     if view.status in ("diverged", "failed"):
@@ -99,7 +99,7 @@ def _reached(final: dict[str, Any], uncovered: Sequence[str]) -> str:
 
 
 def what(view: RunView) -> str:
-    """What was run, in one line."""
+    """The run in one line."""
     s, summary = view.settings, view.summary
     clients = summary.get("clients") or view.identity.get("clients") or s.get("clients")
     size = summary.get("dimension") or view.identity.get("dimension")
@@ -297,6 +297,6 @@ def _rerun_federation(where: str, status: str) -> Html:
 
 
 def shown(folder: Path) -> str:
-    """A folder as one would type it from here."""
+    """A folder relative to the working directory."""
     resolved, here = folder.resolve(), Path.cwd()
     return os.path.relpath(resolved, here) if resolved.is_relative_to(here) else str(resolved)

@@ -1,6 +1,6 @@
-"""A run's folder as a reader finds it: finished, under way, broken off or damaged.
+"""Read the folder of a run, which may be finished, running, interrupted or damaged.
 
-Nothing here changes a folder or takes its lock; what cannot be read becomes a note on the page.
+Nothing here changes a folder or locks it; files that cannot be read become notes on the page.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ STATUS = {
 
 @dataclass
 class RunView:
-    """What a run's folder says.
+    """The contents of a run's folder.
 
-    `identity` is what its checkpoint is known by, `paid` the ε of the ledger, `notes` what could not be
+    `identity` is the identity in its checkpoint, `paid` the ε of the ledger, and `notes` the files that could not be
     read.
     """
 
@@ -54,7 +54,7 @@ class RunView:
     paid: float = 0.0
     released: int = 0  # messages of one client behind `paid`; 0 where nobody counted them
     clients: dict[str, Any] | None = None
-    distrust: str | None = None  # why the ledger does not bear out what the run says it has spent
+    distrust: str | None = None  # why the ledger does not support the stated spending
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -113,7 +113,7 @@ class RunView:
 
     @property
     def epsilon(self) -> float | None:
-        """Spent so far; None for a run without privacy, and for one whose ledger does not bear it out."""
+        """ε so far; None for a run without privacy, or if the ledger does not support it."""
         if self.distrust is not None:
             return None
         if self.status != "training" and self.privacy is not None:
@@ -134,7 +134,7 @@ class RunView:
 
     @property
     def bound(self) -> float | None:
-        """The norm that no message passes."""
+        """The bound on the norm of a message."""
         return self.summary.get("message_bound")
 
 
@@ -148,7 +148,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; False too where nobody may look."""
+    """Whether the path is a regular file; False if it is not accessible."""
     return os.path.isfile(path)  # noqa: PTH113  (Path.is_file raises where a folder may not be searched)
 
 
@@ -189,7 +189,7 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
 
 
 def _verify(view: RunView) -> None:
-    """Hold what a run says it has spent against its ledger."""
+    """Compare the spending that a run states with its ledger."""
     from ..privacy.ledger_verification import verified
 
     try:
@@ -201,7 +201,7 @@ def _verify(view: RunView) -> None:
 
 
 def _count_parties(view: RunView) -> None:
-    """A party of a federation under way may have released more than its server's ledger knows of."""
+    """Count the messages that a party of a running federation may have released beyond the server's ledger."""
     from ..privacy.ledger_verification import verified
 
     with suppress(UsageError):  # written to in this moment; the next look finds it whole
@@ -211,7 +211,7 @@ def _count_parties(view: RunView) -> None:
 
 
 def trusted_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
-    """As `read_run`; a run is refused that states an ε which its ledger does not bear out."""
+    """Like `read_run`, but refuses a run whose ledger does not support its ε."""
     view = read_run(folder, summary)
     if view.distrust is not None:
         raise UsageError(view.distrust)
@@ -219,7 +219,7 @@ def trusted_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
 
 
 def read_runs(folders: list[Path]) -> tuple[list[RunView], list[str]]:
-    """All that can be read, and a line about each that cannot."""
+    """The runs that can be read, and a line about each one that cannot."""
     views, notes = [], []
     for folder in folders:
         try:
@@ -230,7 +230,7 @@ def read_runs(folders: list[Path]) -> tuple[list[RunView], list[str]]:
 
 
 def being_written(folder: Path) -> bool:
-    """Whether a process trains in the folder, found without touching its lock."""
+    """Whether a process is training in the folder, without using its lock."""
     try:
         lock = (folder / ".lock").stat()
     except OSError:
@@ -315,7 +315,7 @@ def _within(view: RunView, error: UsageError) -> str:
 def _kept(
     view: RunView, name: str, held: dict[str, Any], known: Mapping[str, schema.Check], others: schema.Check | None
 ) -> dict[str, Any]:
-    """What of a file's table has the form that a run writes; the rest is noted and left out."""
+    """The valid entries of a file's table; the others are noted and left out."""
     kept, wrong = schema.fitting(held, known, others)
     if wrong:
         view.notes.append(f"{name} is not what a run writes; left out: {', '.join(wrong[:5])}")

@@ -1,4 +1,4 @@
-"""The page about several runs: a comparison of methods, or any runs put side by side."""
+"""The page about several runs: a comparison of methods, or any runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def render(
     rerun: Html | None = None,
     served: str | None = None,
 ) -> str:
-    """The whole page; `views` and `links` by the names that the runs are shown under."""
+    """The whole page; `views` and `links` by the displayed names of the runs."""
     histories = [view.history for view in views.values()]
     uncovered = uncovered_of(views.values())
     drawn = charts.compared(list(charts.ALL.values()), histories, uncovered)
@@ -70,17 +70,17 @@ def render(
 
 
 def headline(views: dict[str, RunView]) -> str:
-    """Who came out best, and who with privacy."""
+    """The best run, and the best private run."""
     for column, praise, choose in BETTER:
         known = {name: view for name, view in views.items() if view.final.get(column) is not None and _whole(view)}
         if not known:
             continue
         best = choose(known, key=lambda name: known[name].final[column])
-        text = f"of {len(views)} runs, {best} reached the {praise}, {_told(known[best], column)}"
+        text = f"of {len(views)} runs, {best} reached the {praise}, {_in_words(known[best], column)}"
         private = {name: view for name, view in known.items() if view.private}
         if private and best not in private:
             safe = choose(private, key=lambda name: private[name].final[column])
-            text += f"; with privacy it was {safe}, {_told(private[safe], column)}"
+            text += f"; with privacy it was {safe}, {_in_words(private[safe], column)}"
         return formatting.sentence(text)
     return "None of these runs has measured anything yet."
 
@@ -89,7 +89,7 @@ def _whole(view: RunView) -> bool:
     return view.status not in ("diverged", "failed")
 
 
-def _told(view: RunView, column: str) -> str:
+def _in_words(view: RunView, column: str) -> str:
     value = view.final[column]
     shown = formatting.percent(value) if column == "accuracy" else formatting.number(value)
     mark = f" ({NOT_COVERED})" if column in view.uncovered else ""
@@ -128,7 +128,7 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
 
 
 def privacy(named: Sequence[tuple[str, RunView]]) -> Html:
-    """One statement for all runs that share it, and what they amount to together."""
+    """One statement for all runs that share it, and their total ε."""
     groups: dict[tuple[str, ...], list[tuple[str, RunView]]] = {}
     for name, view in named:
         spent = guarantee.promised(view) if view.private else {}
@@ -222,7 +222,7 @@ def shared_settings(named: Sequence[tuple[str, RunView]]) -> dict[str, Any]:
 
 
 def configuration(named: Sequence[tuple[str, RunView]]) -> Html:
-    """What the runs share, to copy, and what tells them apart."""
+    """The settings that the runs share, and those that differ."""
     shared = shared_settings(named)
     apart = list(dict.fromkeys(key for _, view in named for key in view.settings if key not in shared))
     rows = [[name, *(formatting.number(view.settings.get(key)) for key in apart)] for name, view in named]

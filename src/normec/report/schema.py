@@ -1,4 +1,4 @@
-"""What the files of a run may hold. A value of any other kind is left out, so that no page trips over it."""
+"""The schema of the files of a run. Invalid values are left out, so that they cannot break a page."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ RELEASE = record(
 def fitting(
     held: Mapping[str, Any], known: Mapping[str, Check], others: Check | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """What fits of `held`, and the names of what does not.
+    """The valid entries of `held`, and the names of the invalid ones.
 
-    `others` judges names that `known` does not have; None drops them, and they are no mistake.
+    `others` checks names that are not in `known`; with None they are dropped without being reported.
     """
     kept, wrong = {}, []
     for name, value in held.items():

@@ -1,4 +1,4 @@
-"""The live page: a small server for this machine alone that lists runs and follows them while they train.
+"""The live page: a small server for this machine only that lists runs and follows them while they train.
 
 It reads and never writes, answers on 127.0.0.1 to requests that name it so (no other site can reach it through the
 browser), and serves no file by its path: runs are found by walking below the root, assets by their names.
@@ -46,7 +46,7 @@ MOST_FIELDS = 1000
 
 
 class BadQueryError(UsageError):
-    """The address asks for something that no page understands."""
+    """The query of a URL is invalid."""
 
 
 class Server(ThreadingHTTPServer):
@@ -86,13 +86,13 @@ class _Handler(BaseHTTPRequestHandler):
         except UsageError as error:
             self._say(HTTPStatus.NOT_FOUND, str(error))
         except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the reader went away
+            self.close_connection = True  # the client closed the connection
         except Exception as error:  # the border between one page and the server
             self._say(HTTPStatus.INTERNAL_SERVER_ERROR, f"this page cannot be made: {type(error).__name__}: {error}")
         return None
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet: the terminal belongs to whoever started the server."""
+        """Log nothing to the terminal."""
 
     def _answer(self) -> None:
         try:
@@ -197,7 +197,7 @@ def _whole(name: str, text: str) -> int:
 
 
 def index(root: Path) -> str:
-    """The list of runs; a script fills it and keeps it fresh."""
+    """The list of runs, which a script fills and updates."""
     tools = e(
         "div",
         e("label", "Find ", e("input", type="search", id="find", autocomplete="off")),

@@ -1,4 +1,4 @@
-"""Seeds together: the mean of a column over runs that differ in their seed alone, and how far they lie apart."""
+"""The mean and spread of a column over runs that differ only in their seeds."""
 
 from __future__ import annotations
 

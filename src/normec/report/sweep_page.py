@@ -1,4 +1,4 @@
-"""The page about a sweep: a heat map over any two of its settings, its cells, their curves with the seeds' spread."""
+"""The page about a sweep: a heat map over any two settings, the cells, and their curves with the seeds' spread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS_A_CELL = 160
 
 
 def render(folder: Path, served: str | None = None, link: Callable[[Path], str] | None = None) -> str:
-    """The whole page; `link` says where a run's own page is, beside this one unless told."""
+    """The whole page; `link` returns the URL of a run's own page (default: next to this one)."""
     views, notes = read_runs(sorted(path for path in (folder / "cells").glob("*") if is_run(path)))
     if not views:
         raise UsageError(f"{folder} holds no cell of a sweep yet{': ' + '; '.join(notes) if notes else ''}")
@@ -87,12 +87,12 @@ def headline(cells: Sequence[Cell], by: Metric | None, winner: Cell | None) -> s
 
 
 def _by(folder: Path, metrics: Sequence[Metric]) -> Metric | None:
-    """What the sweep says decides; else validation data, else the training loss: test data has no say unless asked."""
+    """The criterion of the sweep, or validation data, or the training loss; test data is used only on request."""
     try:
-        told = read_toml(folder / "sweep.toml", MOST_BYTES).get("by")
+        chosen = read_toml(folder / "sweep.toml", MOST_BYTES).get("by")
     except (FileNotFoundError, UsageError):
-        told = None
-    for column in (told, "validation_accuracy", "validation_loss", "loss", "grad_norm"):
+        chosen = None
+    for column in (chosen, "validation_accuracy", "validation_loss", "loss", "grad_norm"):
         for metric in metrics:
             if metric.column == column:
                 return metric
@@ -112,7 +112,7 @@ def _ranked(cells: Sequence[Cell], by: Metric | None) -> list[Cell]:
 
 
 def _values(cells: Sequence[Cell], name: str) -> list[Any]:
-    """A setting's values in order; None where a cell leaves it to the method."""
+    """The values of a setting in order; None if a cell uses the default of the method."""
     found = {cell.settings.get(name) for cell in cells}
     return sorted(found, key=order)
 

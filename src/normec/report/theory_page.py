@@ -1,4 +1,4 @@
-"""The page about a verification of the theory: every bound against what runs measured."""
+"""The page about a check of the theory: every bound compared with measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERIFICATION = schema.record(
 
 
 def render(folder: Path, served: str | None = None) -> str:
-    """The whole page about what `normec theory verify` left in a folder."""
+    """The whole page about the results of `normec theory verify` in a folder."""
     path = folder / FILE
     try:
         facts = read_json(path, MOST_BYTES)
@@ -82,7 +82,7 @@ def _headline(checks: list[dict[str, Any]], unexpected: list[dict[str, Any]]) ->
 
 
 def _series(checks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One series a problem: measured across, bound up."""
+    """One series per problem, with measured values on the x axis and bounds on the y axis."""
     names = dict.fromkeys(check["problem"] for check in checks)
     found = []
     for name in names:

@@ -1,1 +1,1 @@
-"""Which clients and records take part in a round, and the random streams behind every choice."""
+"""Sampling of clients and records, and the random streams that every choice is based on."""

@@ -1,4 +1,4 @@
-"""Which of its records a client uses in a round: a function of the seed, the client and the round."""
+"""The records that a client uses in a round, as a function of the seed, the client and the round."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from .random_streams import Stream
 
 
 class BatchSource(Protocol):
-    """Which of its records each client uses in a round."""
+    """The interface of batches: which records each client uses in a round."""
 
     @property
     def expected(self) -> Tensor:
-        """The number of records a client's gradient is divided by, known beforehand: float, one a client."""
+        """The number by which each client's gradient is divided, known beforehand; floats, one per client."""
         ...
 
     def draw(self, clients: Tensor, round: int) -> list[Tensor]:
-        """Record numbers of each client's batch in this round."""
+        """Return the record numbers of each client's batch in this round."""
         ...
 
     def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
-        """The same as one table ``[c, longest]`` and the batches' lengths; what lies beyond a length is any record."""
+        """Return the same as one table ``[c, longest]`` and the lengths; entries beyond a length are arbitrary."""
         ...
 
 
 class PoissonBatches:
-    """Every record by its own coin of bias `rate`, every round anew: the batches that amplify record-level privacy.
+    """Poisson batches: in every round each record is drawn with probability `rate`, independently.
 
-    A client divides by rate · size, not by how many were drawn, which would show a private count.
+    They amplify record-level privacy. A client divides by rate · size and not by the number of records that were drawn,
+    which would reveal a private count.
     """
 
     def __init__(self, sizes: Tensor, rate: float, seed: int) -> None:
@@ -55,15 +56,17 @@ class PoissonBatches:
 
 
 class Batches:
-    """Mini-batches without replacement: each client goes through its own records in an order drawn for
-    each pass, `batch_size` at a time; a remainder shorter than a batch is left for the next pass's order.
-    A client with fewer records than a batch uses all of them every round.
+    """Mini-batches without replacement.
+
+    Each client goes through its records in an order that is drawn for each pass, `batch_size` at a time. A remainder
+    that is shorter than a batch is skipped in this pass. A client with fewer records than a batch uses all of them in
+    every round.
     """
 
     def __init__(self, sizes: Tensor, batch_size: int, seed: int) -> None:
         at_least(1, batch_size=batch_size)
         self.sizes, self.batch_size = sizes, batch_size
-        self.steps = (sizes // batch_size).clamp(min=1)  # rounds a pass takes, client by client
+        self.steps = (sizes // batch_size).clamp(min=1)  # rounds per pass, for each client
         self._stream = Stream(seed, "batches")
         self._pass = torch.full_like(sizes, -1)
         self._order = torch.empty(0, 0, dtype=torch.int64)
@@ -80,7 +83,7 @@ class Batches:
         return self.table(clients, round), self.sizes[clients].clamp(max=self.batch_size)
 
     def table(self, clients: Tensor, round: int) -> Tensor:
-        """The batches as one table ``[c, B]``; of a client with fewer than B records only the first so many count."""
+        """Return the batches as a table ``[c, B]``; a client with fewer than B records uses its first entries."""
         steps = self.steps[clients]
         stale = clients[self._pass[clients] != round // steps]
         if len(stale):
@@ -90,7 +93,7 @@ class Batches:
         return self._order[clients[:, None], columns]
 
     def tables(self, clients: Tensor, rounds: Tensor) -> Tensor:
-        """`table` of every round of a span, ``[rounds, c, B]``, the orders of all their passes drawn at once."""
+        """Return `table` for several consecutive rounds, ``[rounds, c, B]``; all orders are drawn at once."""
         steps = self.steps[clients]
         passes = rounds[:, None] // steps
         first, count = passes[0], int((passes[-1] - passes[0]).max()) + 1
@@ -108,16 +111,16 @@ class Batches:
         self._pass[clients] = passes
 
     def _orders(self, clients: Tensor, passes: Tensor) -> Tensor:
-        """A client's records in the order of a pass, row by row."""
+        """Return, row by row, a client's records in the order of a pass."""
         longest = int(self.sizes.max())
         keys = self._stream.bits(clients, passes, longest)
         beyond = torch.arange(longest) >= self.sizes[clients, None]
-        keys[beyond] = torch.iinfo(torch.int64).max  # records a shorter client does not have sort last
+        keys[beyond] = torch.iinfo(torch.int64).max  # records that a smaller client does not have come last
         return keys.argsort(dim=1, stable=True)
 
 
 def rounds_of(epochs: int, sizes: Tensor, batch_size: int | None) -> int:
-    """Rounds in so many passes of the average client over its records (a full gradient is one pass)."""
+    """Return the rounds in `epochs` passes of the average client over its records (a full gradient is one pass)."""
     at_least(1, epochs=epochs, batch_size=1 if batch_size is None else batch_size)
     if batch_size is None:
         return epochs

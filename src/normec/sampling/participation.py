@@ -1,4 +1,4 @@
-"""Which clients take part in a round: a function of the seed and the round."""
+"""The clients that take part in a round, as a function of the seed and the round."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .random_streams import Stream
 
 
 class Participation(Protocol):
-    """Which of n clients send a message in a round; those not drawn keep their memory."""
+    """The interface of participation rules: which of n clients send a message in a round."""
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
-        """Sorted client numbers, or None for all of them."""
+        """Return sorted client numbers, or None for all clients."""
         ...
 
 
@@ -25,7 +25,7 @@ class Everyone:
     """Full participation, as in the paper.
 
     Example:
-        >>> Everyone().draw(clients=3, round=0, seed=0) is None  # None stands for all
+        >>> Everyone().draw(clients=3, round=0, seed=0) is None  # None means all clients
         True
     """
 
@@ -35,7 +35,7 @@ class Everyone:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Each client takes part with probability `rate`, on its own: the sampling that amplifies privacy.
+    """Poisson sampling: each client takes part with probability `rate`, independently. It amplifies privacy.
 
     Args:
         rate: The probability, in (0, 1].
@@ -86,10 +86,10 @@ class FixedSize:
 
 
 def drawn_clients(participation: Participation, clients: int, round: int, seed: int) -> Tensor | None:
-    """Who takes part in a round: increasing client numbers on the host, or None for all of them.
+    """Return the clients that take part in a round: increasing numbers on the host, or None for all of them.
 
     Raises:
-        UsageError: the rule drew a client twice, out of order, or one that does not exist.
+        UsageError: The rule drew a client twice, out of order, or one that does not exist.
     """
     drawn = participation.draw(clients, round, seed)
     if drawn is None or known_participation(participation):
@@ -107,5 +107,5 @@ def drawn_clients(participation: Participation, clients: int, round: int, seed: 
 
 
 def known_participation(participation: Participation) -> bool:
-    """Whether the rule is one of this library's, which draw no client twice and look at no data."""
+    """Whether the rule belongs to this library; such rules draw no client twice and use no data."""
     return type(participation) in (Everyone, Poisson, FixedSize)

@@ -26,12 +26,12 @@ from ..errors import UsageError, nearest
 from ..system.files import read_toml
 
 Scalar = str | int | float | bool
-METHODS = "normec.methods"  # the entry points of other packages' methods (`algorithms.registry`)
+METHODS = "normec.methods"  # the entry point group for methods of other packages (`algorithms.registry`)
 
 Group = Literal["data", "model", "method", "privacy", "training", "logging", "compute", "storage"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
-# What the defaults of several settings depend on.
+# Settings on which the defaults of several settings depend.
 _METHOD = ("method", "private")
 _LENGTH = ("rounds", "epochs", "batch_size", "data", "records", "clients", "validation")
 
@@ -51,16 +51,16 @@ def setting(
     """Declare one setting of `RunConfig`.
 
     Args:
-        default: The value of a setting that is not given; None where there is none, or where it depends on others.
+        default: The value of a setting that is not given; None if there is none, or if it depends on others.
         description: One line of plain English without a full stop; "{values}" stands for the values that it takes.
         group: The group that help texts and tables show the setting in.
         unset: What None means, for help texts and tables.
         flag: Whether the command line has a flag for it; a text names the flag, as in "--private/--no-privacy".
-        identity: Whether the run's numbers depend on it: part of the run's name, and the same in the run's folder.
+        identity: Whether the run's numbers depend on it; then it is part of the run's name and fixed for a folder.
         federated: Whether a federated run takes it.
-        follows: The settings that decide its value where none is given.
+        follows: The settings that decide its value if none is given.
         values: The values that it usually takes, for help and completion, or the module:name of a table of them. The
-            values of a Literal are known without.
+            values of a Literal need not be listed.
     """
     facts: dict[str, Any] = {
         "group": group,
@@ -75,7 +75,7 @@ def setting(
 
 
 class RunConfig(BaseModel):
-    """The configuration of one run. A run is known by its configuration: the same one is the same run."""
+    """The configuration of one run. Equal configurations are the same run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -386,15 +386,15 @@ class RunConfig(BaseModel):
         return self.seed if self.seed is not None else 0
 
     def identity_settings(self) -> dict[str, Any]:
-        """The settings that the run's numbers depend on; `diagnostics` decides only which of them are recorded."""
+        """Return the settings that the run's numbers depend on; `diagnostics` only decides which are recorded."""
         return self.record(name for name in IDENTITY if name != "diagnostics")
 
     def record(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """The settings that have a value, in plain types; only those in `names`, if these are given."""
+        """Return the settings that have a value, in plain types; only those in `names`, if given."""
         return self.model_dump(exclude_none=True, include=None if names is None else set(names))
 
     def digest(self) -> str:
-        """Eight characters that name this configuration."""
+        """Return eight characters that identify this configuration."""
         more = {"diagnostics": True} if self.private and self.diagnostics else {}
         text = json.dumps(self.identity_settings() | more, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
@@ -418,16 +418,16 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of a setting that takes no others, or whose other values are not words."""
+        """The words that the setting accepts; other values, if any, are not words."""
         return tuple(choice for part in _parts(self.kind) if get_origin(part) is Literal for choice in get_args(part))
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The values to offer in help texts; empty where there are none, or too many to list."""
+        """The values to show in help texts; empty if there are none, or too many."""
         return self.usual if isinstance(self.usual, tuple) and self.usual else self.choices
 
     def all_values(self) -> tuple[str, ...]:
-        """The values to offer in shell completion; may import the module that knows them."""
+        """Return the values for shell completion; may import the module that defines them."""
         if isinstance(self.usual, str):
             module, _, name = self.usual.partition(":")
             return tuple(getattr(import_module(module), name))
@@ -435,13 +435,13 @@ class Setting:
 
     @property
     def flag_name(self) -> str:
-        """Its flag, as in "--lr" or "--private/--no-privacy"; empty where it has none."""
+        """Its flag, such as "--lr" or "--private/--no-privacy"; empty if it has none."""
         usual = f"--{self.name.replace('_', '-')}" if self.flag else ""
         return self.flag if isinstance(self.flag, str) else usual
 
     @property
     def types(self) -> tuple[Any, ...]:
-        """The plain types among its values: of str, int, float and bool."""
+        """The types of its values, out of str, int, float and bool."""
         return tuple(part for part in _parts(self.kind) if get_origin(part) is not Literal)
 
     @property
@@ -452,7 +452,7 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The value of a setting that is not given, in words where it is not always the same."""
+        """The default as text; a description if it depends on other settings."""
         return self.unset or "none" if self.default is None else text_of(self.default)
 
     @property
@@ -462,7 +462,7 @@ class Setting:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """The members of a union, None aside."""
+    """Return the members of a union except None."""
     whole = kind if get_origin(kind) is Literal or not get_args(kind) else None
     members = (whole,) if whole is not None else get_args(kind)
     return tuple(part for part in members if part is not NoneType)
@@ -480,21 +480,21 @@ def _declared() -> dict[str, Setting]:
 
 SETTINGS: Mapping[str, Setting] = _declared()
 IDENTITY = tuple(name for name, one in SETTINGS.items() if one.identity)
-# Settings of where and how a run is computed, and of what is declared public: not part of its name or identity.
+# Settings that decide where and how a run is computed, or what is public; they are not part of its identity.
 NOT_IDENTITY = tuple(name for name, one in SETTINGS.items() if not one.identity)
 FEDERATED = tuple(name for name, one in SETTINGS.items() if one.federated)
 
 
 def in_groups(*groups: Group) -> tuple[str, ...]:
-    """The names of the settings in some groups."""
+    """Return the names of the settings in some groups."""
     return tuple(name for name, one in SETTINGS.items() if one.group in groups)
 
 
 def varied(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings in which runs differ, without those that differ only because others do.
+    """Return the settings in which runs differ, without those that differ only because other settings do.
 
-    The default of a setting may depend on others (`Setting.follows`): a method's own smoothing, for example. Such a
-    setting is listed if it differs between two runs in which these others agree.
+    The default of a setting may depend on other settings (`Setting.follows`), like the smoothing of a method. Such a
+    setting is listed if it differs between two runs that agree in these other settings.
     """
     names = [
         name for name in dict.fromkeys([*IDENTITY, *(key for run in runs for key in run)]) if name not in NOT_IDENTITY
@@ -513,7 +513,7 @@ def _differs(name: str, runs: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The configuration in a TOML file, with `overrides` on top; what is wrong is said in one line."""
+    """Return the configuration in a TOML file with `overrides`; raises `UsageError` with one line."""
     settings: dict[str, Any] = {}
     if path is not None:
         try:
@@ -524,7 +524,7 @@ def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = N
 
 
 def make(settings: Mapping[str, Any]) -> RunConfig:
-    """A checked configuration; whole numbers are taken where a float is meant."""
+    """Return a checked configuration; integers are accepted for floats."""
     fields = RunConfig.model_fields
     own = {key: value for key, value in settings.items() if key not in fields}
     if own and is_own(str(settings.get("method", ""))):
@@ -535,7 +535,7 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
     if settings.get("private") is False:
-        settings = {"seed": 0, **settings}  # nothing in it is secret: an unnamed seed is 0
+        settings = {"seed": 0, **settings}  # nothing in the run is secret, so the default seed is 0
     try:
         return RunConfig.model_validate(dict(settings))
     except ValidationError as error:
@@ -544,12 +544,12 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def is_own(method: str) -> bool:
-    """Whether a method is named as one of a user's file or of another installed package."""
+    """Whether a method comes from a user's file or from another installed package."""
     return ":" in method or any(point.name == method for point in entry_points(group=METHODS))
 
 
 def parse_assignment(text: str) -> tuple[str, Scalar]:
-    """'key=value' with the value in TOML; a bare word is a string."""
+    """Parse 'key=value' with the value in TOML; a bare word is a string."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise UsageError(f"expected key=value, got {text!r}")
@@ -561,22 +561,22 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
 
 
 def parse_assignments(text: str) -> dict[str, Scalar]:
-    """'key=value,key=value' as a table."""
+    """Parse 'key=value,key=value' into a table."""
     return dict(parse_assignment(part) for part in text.split(",") if part.strip())
 
 
 def format_assignments(table: Mapping[str, Scalar]) -> str:
-    """A table as the text that `parse_assignments` reads."""
+    """Return a table as text that `parse_assignments` reads."""
     return ",".join(f"{key}={json.dumps(table[key])}" for key in sorted(table))
 
 
 def text_of(value: Any) -> str:
-    """A value as people write it."""
+    """Return a value as people write it."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
-    """Settings as a file that `load` reads back."""
+    """Return settings as the text of a file that `load` reads."""
     import tomli_w
 
     return tomli_w.dumps(settings)

@@ -1,1 +1,1 @@
-"""A run's folder: history, checkpoints, noisy sums, secrets."""
+"""The files of a run: history, checkpoints, released sums, secrets."""

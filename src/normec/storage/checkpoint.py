@@ -1,13 +1,13 @@
-"""The state of a run on disk: tensors in safetensors, the rest in JSON, no pickles.
+"""Checkpoints: tensors in safetensors, everything else in JSON, no pickles.
 
     checkpoint/round-00000120.safetensors    x, memory, estimate, buffers
-    checkpoint/latest.json                   its name and checksum, the run's identity, counters; at the end the
-                                             table of clients
+    checkpoint/latest.json                   its name and checksum, the run's identity and counters; at the end also
+                                             the table of clients
 
-`latest.json` is written when the run begins, before it has a checkpoint, and is replaced last and in one step. A kill
-at any instant leaves either the old checkpoint or the new one, and a folder with files of a run but without
-`latest.json` has lost it. A checkpoint that is damaged, incomplete, or belongs to another configuration is refused;
-nothing is written over it. In private runs only the owner may read these files: they hold the clients' memories.
+`latest.json` is written when the run begins, before there is a checkpoint. It is always replaced last, in one step, so
+a process that is killed leaves either the old checkpoint or the new one. A folder that has files of a run but no
+`latest.json` is damaged. A checkpoint that is damaged, incomplete, or of another configuration is refused and not
+overwritten. In private runs only the owner can read these files, because they contain the clients' memories.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from ..errors import UsageError
 from ..system.files import read_if_present, write_atomic, writing
 
 FORMAT = 1
-SECRET = "noise_secret"  # in an identity: what the secret of the noise is known by
+SECRET = "noise_secret"  # the key in an identity for the digest of the noise secret
 LATEST = "latest.json"
-CURE = "restore it from a backup, or start anew in another folder"
+CURE = "restore it from a backup, or start again in another folder"
 _STATE = re.compile(r"round-\d{8,}\.safetensors")
-_OURS = re.compile(rf"{_STATE.pattern}|\..*\.part|\.tmp\w{{6}}")  # the last are safetensors' own
+_OURS = re.compile(
+    rf"{_STATE.pattern}|\..*\.part|\.tmp\w{{6}}"
+)  # the last pattern is for temporary files of safetensors
 
 
 class Checkpoints:
-    """The newest state of one run, known by `identity`: everything its numbers depend on."""
+    """The newest checkpoint of one run; `identity` is everything that the run's numbers depend on."""
 
     def __init__(self, folder: Path, identity: dict[str, Any], private: bool = False) -> None:
-        """`private`: only the owner may read what is written."""
+        """`private`: only the owner can read the files."""
         self.folder, self.identity = folder, json.loads(json.dumps(identity))
         self._private = private
 
@@ -46,7 +48,7 @@ class Checkpoints:
         return (self.folder / LATEST).exists()
 
     def begin(self) -> None:
-        """Leave word that a run begins here; what it writes from now on is worth nothing without it."""
+        """Record that a run begins here; its other files are valid only together with this record."""
         with writing(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o700 if self._private else 0o777, exist_ok=True)
@@ -62,10 +64,10 @@ class Checkpoints:
         with writing(self.folder):
             for old in self.folder.iterdir():
                 if old.name != path.name and _OURS.fullmatch(old.name):
-                    old.unlink(missing_ok=True)  # older rounds, and what a kill left half-written
+                    old.unlink(missing_ok=True)  # older rounds, and incomplete files of a killed process
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """(tensors, facts) of the newest checkpoint; None where there is none yet."""
+        """Return (tensors, facts) of the newest checkpoint; None if there is none yet."""
         from safetensors.torch import load_file
 
         latest = self.folder / LATEST
@@ -96,7 +98,9 @@ class Checkpoints:
         try:
             facts: dict[str, Any] = json.loads(data)
             if facts["format"] != FORMAT:
-                raise UsageError(f"{latest} has format {facts['format']}, this version reads {FORMAT}")
+                raise UsageError(
+                    f"{latest} has format {facts['format']}, this version reads {FORMAT}; use the version that wrote it"
+                )
             whole = facts["checksum"] == _own_checksum(facts)
         except UsageError:
             raise
@@ -110,11 +114,11 @@ class Checkpoints:
         for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key == SECRET, key)):
             here, there = self.identity.get(key), identity.get(key)
             if here != there and key == SECRET:
-                raise UsageError(f"the secret of the noise in {self.folder.parent} is missing or another one; {CURE}")
+                raise UsageError(f"the secret of the noise in {self.folder.parent} is missing or has changed; {CURE}")
             if here != there:
                 raise UsageError(
                     f"{self.folder.parent} holds a run of another configuration: {key} is {there!r} there, "
-                    f"{here!r} here; choose another folder for this one"
+                    f"{here!r} here; choose another folder for this run"
                 )
 
 
@@ -124,7 +128,7 @@ def _save_tensors(held: dict[str, Tensor], path: Path) -> None:
 
     try:
         save_file(held, str(path))
-    except SafetensorError as error:  # it has no other type for errors of the disk
+    except SafetensorError as error:  # it has no separate type for disk errors
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise

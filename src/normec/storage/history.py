@@ -1,4 +1,4 @@
-"""What was measured along a run: rows of numbers, in memory and, if asked, in a JSON-lines file."""
+"""The history of a run: rows of measurements, in memory and optionally in a JSON-lines file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UsageError
 from ..system.files import append, flush, parse_json, read_if_present, writing
 
-STARTED_BY = "started_by"  # in a config.toml: what started a run that no command can repeat
+STARTED_BY = "started_by"  # the key in config.toml of a run that was started from Python
 Row = dict[str, Any]
 Extent = dict[str, Any]  # how many bytes of the file, and their sha256
 
@@ -23,19 +23,18 @@ NOT_COVERED = "not covered by the guarantee"
 
 
 def uncovered(row: Row) -> list[str]:
-    """The columns of a private run's row (it has an ε) that the guarantee does not cover."""
+    """Return the columns of a private run's row (one with an ε) that the guarantee does not cover."""
     return [name for name in UNNOISED if row.get(name) is not None] if row.get("epsilon") is not None else []
 
 
 class History:
     """Rows in the order of their rounds; row k describes x^k, before the step of round k.
 
-    ``history["loss"]`` is the list of a column's values where it was measured, ``history.rounds("loss")``
-    the rounds they belong to.
+    ``history["loss"]`` lists the values of a column, and ``history.rounds("loss")`` the rounds of these values.
 
     Args:
-        path: The file of JSON lines that keeps the rows; None keeps them in memory.
-        private: Whether only the owner may read the file.
+        path: The JSON-lines file of the rows; None keeps them in memory.
+        private: Whether only the owner can read the file.
 
     Example:
         >>> history = History()
@@ -46,14 +45,14 @@ class History:
     """
 
     def __init__(self, path: Path | None = None, *, private: bool = False) -> None:
-        """`private`: only the owner may read the file, should it be created."""
+        """`private`: if the file is created, only the owner can read it."""
         self.rows: list[Row] = []
         self._path, self._private = path, private
         self._seen, self._length = hashlib.sha256(), 0
         self._pending: list[bytes] = []
 
     def append(self, row: Row) -> None:
-        """Add a row; it goes to the file with the next `write`."""
+        """Add a row; the next `write` adds it to the file."""
         self.rows.append(row)
         if self._path is not None:
             self._pending.append(json.dumps(row).encode() + b"\n")
@@ -67,7 +66,7 @@ class History:
             self._length += len(data)
 
     def flush(self) -> Extent:
-        """Bring all rows to the disk; returns what a checkpoint needs to vouch for them."""
+        """Sync all rows to the disk; returns their length and checksum, for the checkpoint."""
         self.write()
         if self._path is not None and self._path.exists():
             with writing(self._path):
@@ -75,12 +74,12 @@ class History:
         return {"bytes": self._length, "sha256": self._seen.hexdigest()}
 
     def reread(self, limit: int | None = None) -> None:
-        """Take the rows from the file, of at most `limit` bytes; a last line that a kill cut short is left out."""
+        """Read the rows from the file, of at most `limit` bytes, without an incomplete last line."""
         held = self._held(limit)
         self._take(held[: held.rfind(b"\n") + 1])
 
     def rewind(self, extent: Extent | None) -> None:
-        """Go back to what a checkpoint vouches for (None: to nothing); the rest of the file is cut off."""
+        """Go back to the rows of a checkpoint (None: no rows), and cut off the rest of the file."""
         if self._path is None:
             return
         held = self._held()
@@ -88,8 +87,8 @@ class History:
         vouched = held[:length]
         if extent is not None and hashlib.sha256(vouched).hexdigest() != extent["sha256"]:
             raise UsageError(
-                f"{self._path} is not what its checkpoint says: it was removed, changed by hand or damaged; "
-                "restore it from a backup, or start anew in another folder"
+                f"{self._path} does not match its checkpoint: it was removed, edited or damaged; "
+                "restore it from a backup, or start again in another folder"
             )
         self._take(vouched)
         self._seen, self._length, self._pending = hashlib.sha256(vouched), length, []

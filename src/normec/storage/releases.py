@@ -1,14 +1,14 @@
 """The noisy sums that a private run has released since its last checkpoint.
 
-    checkpoint/releases.jsonl    a line a round: the round, its attempt in the ledger, the sum (base64), a checksum
+    checkpoint/releases.jsonl    one line per round: the round, its attempt in the ledger, the sum (base64), a checksum
 
-Noise that is drawn afresh cannot be repeated, so a killed run would have to pay again for every round since its last
-checkpoint. What was released is public by the guarantee and may be kept: a resumed run computes the messages of such a
-round again, for the clients' memories, and takes the sum from here. Nothing is drawn, released or paid for twice. A
-round that was paid for and has no line here (it was under way when the run was killed) is paid for again.
+Secure noise cannot be repeated, so a killed run would have to pay again for every round since its last checkpoint. The
+guarantee allows everyone to know what was released, so it may be stored: a resumed run computes the messages of such a
+round again, to update the clients' memories, and reads the sum from this file. Nothing is drawn, released or paid for
+twice. A round that was paid for but has no line here, because the run was killed during the round, is paid for again.
 
-A line costs the size of the model, not of the clients' memories; a checkpoint is written as soon as the lines take more
-space than the checkpoint itself (and more than a mebibyte).
+A line has the size of the model, not of the clients' memories. A checkpoint is written as soon as the lines take more
+space than the checkpoint itself and more than one mebibyte.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .checkpoint import CURE
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where a round's line is in the file."""
+    """The position of a round's line in the file."""
 
     attempt: int
     start: int
@@ -39,7 +39,7 @@ class _Entry:
 
 
 class Releases:
-    """The file of one run's releases; without a path nothing is kept."""
+    """The file of a run's releases; without a path nothing is stored."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -47,7 +47,7 @@ class Releases:
         self.size = 0
 
     def append(self, round: int, attempt: int, total: Tensor) -> None:
-        """Bring what `round` has released to the disk."""
+        """Write what `round` has released, and sync it to the disk."""
         if self._path is None:
             return
         held = total.detach().cpu().contiguous()
@@ -63,7 +63,7 @@ class Releases:
         self.size += len(line)
 
     def load(self) -> None:
-        """Find and check the lines in the file; the last one, if a kill cut it short, is removed."""
+        """Find and check the lines in the file; an incomplete last line of a killed process is removed."""
         self._entries, self.size = {}, 0
         if self._path is None or not self._path.exists():
             return
@@ -82,14 +82,14 @@ class Releases:
                 os.truncate(self._path, self.size)
 
     def following(self, round: int) -> list[int]:
-        """The attempts of `round` and the rounds after it, as far as they are kept without a gap."""
+        """Return the attempts of `round` and of the rounds after it, up to the first gap."""
         found: list[int] = []
         while round + len(found) in self._entries:
             found.append(self._entries[round + len(found)].attempt)
         return found
 
     def read(self, round: int, like: Tensor) -> Tensor:
-        """What `round` has released, on `like`'s device."""
+        """Return what `round` has released, on the device of `like`."""
         entry = self._entries[round]
         if self._path is None or not self._path.exists():
             raise UsageError(f"{self._path} is missing; {CURE}")
@@ -102,7 +102,7 @@ class Releases:
         return torch.frombuffer(data, dtype=getattr(torch, facts["dtype"])).to(like.device)
 
     def forget(self, round: int) -> None:
-        """The rounds before `round` are in a checkpoint now; the file goes when it holds no later one."""
+        """Forget the rounds before `round`, which a checkpoint covers now; an empty file is removed."""
         self._entries = {known: entry for known, entry in self._entries.items() if known >= round}
         if self._path is not None and not self._entries:
             with writing(self._path):
@@ -111,7 +111,7 @@ class Releases:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line's contents; None where it is not what was written."""
+    """Return the contents of a line; None if it is damaged."""
     try:
         facts: dict[str, Any] = json.loads(line)
         return facts if facts.pop("sha256") == _checksum(facts) else None

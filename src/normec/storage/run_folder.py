@@ -1,4 +1,4 @@
-"""A run's folder as training sees it: who may write, the history's file, the newest checkpoint, the noise's secret."""
+"""The folder of a run: its lock, the history, the newest checkpoint, and the secret of the noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = "config.toml"
 
 
 class FolderLock:
-    """A folder that one process at a time writes in; the system gives the lock back when the process dies."""
+    """The lock of a folder in which one process at a time writes; the system releases it when the process dies."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class FolderLock:
         self._owner = process_identity()
 
     def acquire(self) -> None:
-        """Make the folder and lock it; remove what a killed process left half-written there."""
+        """Create and lock the folder, and remove incomplete files of a killed process."""
         if self._file is not None:
             self._refuse_forks()
             return
@@ -43,39 +43,41 @@ class FolderLock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise UsageError(f"another process is training in {self._folder}; wait for it or choose another") from None
+            raise UsageError(
+                f"another process writes to {self._folder}; wait for it or choose another folder"
+            ) from None
         self._file, self._owner = lock, process_identity()
         for left in self._folder.glob(".*.part"):
             if left.is_file():
                 left.unlink(missing_ok=True)
 
     def _refuse_forks(self) -> None:
-        """A forked child inherits the lock, but not the right to write beside its parent."""
+        """Refuse a forked child, which inherits the lock but must not write at the same time as its parent."""
         if process_identity() != self._owner:
             raise UsageError(
                 f"{self._folder} was opened by process {self._owner[1]} and this is process {os.getpid()}, a fork"
-                " of it; choose another folder for a run in this process"
+                " of it; choose another folder for the run in this process"
             )
 
     def release(self) -> None:
         if self._file is not None:
             if process_identity() == self._owner:
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # closing alone would leave the lock with a forked child
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # closing the file would leave the lock with a forked child
             self._file.close()
             self._file = None
 
 
 def stored_secret(folder: Path) -> int | None:
-    """The secret that the noise of the run in a folder comes from; None where no run has begun there, or it has none.
+    """Return the secret of the noise of the run in a folder; None if no run has begun there, or it has no secret.
 
-    A secret without a run is what is left of one that was removed: another run must not use it again.
+    A secret without a run belongs to a run that was removed; another run must not use it again.
     """
     path = _secret_file(folder)
     held = read_if_present(path) if (folder / "checkpoint" / LATEST).exists() else None
     if held is None:
         return None
     if not re.fullmatch(rb"[0-9a-f]{32}\n", held):
-        raise UsageError(f"{path} is damaged, and the run cannot go on without its secret; {CURE}")
+        raise UsageError(f"{path} is damaged, and the run cannot continue without its secret; {CURE}")
     return int(held, 16)
 
 
@@ -84,16 +86,16 @@ def _secret_file(folder: Path) -> Path:
 
 
 class RunStorage:
-    """Writes nothing until `open`; without a folder (`out=None`) it keeps the history in memory only.
+    """The files of one run. Nothing is written before `open`; without a folder (`out=None`) there is only the history.
 
-    In a private run (`identity["privacy"]` is set) only the owner may read the history, the checkpoint, the releases
-    and the secret, whatever the umask.
+    In a private run (`identity["privacy"]` is set) only the owner can read the history, the checkpoint, the releases
+    and the secret, whatever the umask is.
     """
 
     def __init__(self, out: Path | None, identity: dict[str, Any], secret: int | None = None) -> None:
-        """`secret`: kept in the folder from the start, so that a resumed run draws the noise that it paid for.
+        """`secret` is stored in the folder from the start, so that a resumed run draws the noise that it paid for.
 
-        `settings`, an attribute, is what config.toml will hold: every setting with the value that is used.
+        The attribute `settings` holds the contents of config.toml: every setting with the value that is used.
         """
         self.out, self._secret = out, secret
         self.settings: Mapping[str, Any] = {}
@@ -104,7 +106,7 @@ class RunStorage:
         self._lock = FolderLock(out) if out is not None else None
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest checkpoint, with the history as it was then, and the releases since."""
+        """Load the newest checkpoint, the history up to it, and the releases since."""
         if self.out is None or self._checkpoints is None or not self.out.exists():
             return None
         self.open()
@@ -117,23 +119,23 @@ class RunStorage:
 
     @property
     def begun(self) -> bool:
-        """Whether this run, known by its identity, has begun in the folder."""
+        """Whether this run has begun in the folder."""
         return self._checkpoints is not None and self._checkpoints.begun
 
     def open(self) -> None:
-        """Make the folder and take it: one process at a time writes here."""
+        """Create and lock the folder."""
         if self._lock is not None:
             self._lock.acquire()
 
     def begin(self) -> None:
-        """Before the first row, release or checkpoint: from now on the folder is this run's."""
+        """Claim the folder for this run, before the first row, release or checkpoint."""
         if self.out is not None and self._checkpoints is not None:
             self.open()
             self._write_secret(self.out)
             self._checkpoints.begin()
 
     def write_settings(self) -> None:
-        """Take the folder and write config.toml, which no other file of a run comes before; once a run."""
+        """Lock the folder and write config.toml, the first file of a run, once per run."""
         self.open()
         if self.out is None or not self.settings or (self.begun and (self.out / CONFIG).exists()):
             return
@@ -145,7 +147,7 @@ class RunStorage:
         if not self.begun:
             write_atomic(_secret_file(folder), f"{self._secret:032x}\n", private=True)
         elif stored_secret(folder) != self._secret:
-            raise UsageError(f"another process began a run in {folder}; start again to go on with it")
+            raise UsageError(f"another process began a run in {folder}; start again to continue it")
 
     def save(self, round: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         if self._checkpoints is not None:
@@ -158,7 +160,7 @@ class RunStorage:
             self._lock.release()
 
     def _refuse_remains(self, out: Path) -> None:
-        """Refuse rows or releases of a run whose checkpoint folder is gone: starting at round 0 would lose them."""
+        """Refuse rows or releases of a run without a checkpoint folder, because starting at round 0 would lose them."""
         ledger = read_if_present(out / "ledger.jsonl") or b""
         for name, found in (
             ("metrics.jsonl", bool(read_if_present(out / "metrics.jsonl"))),

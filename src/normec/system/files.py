@@ -1,8 +1,8 @@
-"""Files: written whole or not at all, read in full or refused with one line of error.
+"""Files that are written completely or not at all, and read completely or refused with one line.
 
-Errors of the disk become one line that names the path, the reason and the cure. Files that are read may have been
-written, damaged or exchanged by somebody else; a pipe, a device or a folder in place of a file is refused at once, so
-that nothing waits for it.
+A disk error becomes one line that names the path, the reason and the cure. Files that are read may have been written,
+damaged or replaced by somebody else; a pipe, a device or a folder instead of a file is refused at once, so that nothing
+waits for it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ PRIVATE_FILE = 0o600  # the mode of a file that only its owner may read
 
 
 def write_atomic(path: Path, write: Callable[[Path], None] | bytes | str, *, private: bool = False) -> None:
-    """Give `path` its new contents in one step that a crash cannot split.
+    """Replace the contents of `path` in one step, so that a crash leaves the old or the new contents.
 
     Args:
         path: The file to create or replace.
         write: The contents, or a function that writes them to the temporary file it is given.
-        private: Whether only the owner may read the file, whatever the umask is.
+        private: Whether only the owner can read the file, whatever the umask is.
 
     Raises:
-        Unwritable: The disk is full, or the folder does not take files.
+        Unwritable: The disk is full, or the folder is not writable.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing(path):
@@ -56,7 +56,7 @@ def write_atomic(path: Path, write: Callable[[Path], None] | bytes | str, *, pri
 
 
 def append(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Add to the end of a file; a `private` one is created for its owner alone."""
+    """Append to a file; a `private` file is created readable for its owner only."""
     with writing(path):
         mode = PRIVATE_FILE if private else 0o666
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
@@ -65,14 +65,14 @@ def append(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def private_folder(path: Path) -> None:
-    """Create a folder and its missing parents, for the owner alone whatever the umask is."""
+    """Create a folder and its missing parents, accessible for the owner only, whatever the umask is."""
     for folder in (*reversed(path.parents), path):
         if not folder.exists():
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Sync a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -82,26 +82,26 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into one line that names `path`, the reason and the cure."""
+    """Turn a disk error into one line that names `path`, the reason and the cure."""
     try:
         yield
     except Unwritable:
         raise
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        cure = "make room" if full else "make it writable or choose another folder"
+        cure = "free some space" if full else "make it writable or choose another folder"
         raise Unwritable(f"cannot write {path}: {error.strerror or error}; {cure}, and run it again") from None
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """A regular file, open for reading.
+    """Open a regular file for reading.
 
     Raises:
         FileNotFoundError: There is nothing at `path`.
-        UsageError: There is something that cannot be read; the message names the path and the reason.
+        UsageError: It cannot be read; the message names the path and the reason.
     """
     try:
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # does not wait for a pipe's writer
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # does not wait for the writer of a pipe
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
@@ -113,7 +113,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_bytes(path: Path, limit: int | None = None, tail: int | None = None) -> bytes:
-    """The contents of a file of at most `limit` bytes; with `tail` only its last so many.
+    """Return the contents of a file of at most `limit` bytes; with `tail`, only its last `tail` bytes.
 
     Raises as `open_file` does.
     """
@@ -129,7 +129,7 @@ def read_bytes(path: Path, limit: int | None = None, tail: int | None = None) ->
 
 
 def read_if_present(path: Path, limit: int | None = None) -> bytes | None:
-    """The contents of a file, None where there is nothing at `path`; raises `UsageError` as `open_file` does."""
+    """Return the contents of a file, or None if it does not exist; raises `UsageError` as `open_file` does."""
     try:
         return read_bytes(path, limit)
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def read_if_present(path: Path, limit: int | None = None) -> bytes | None:
 
 
 def read_text(path: Path, limit: int | None = None) -> str:
-    """The contents of a file in UTF-8; raises as `read_bytes` does."""
+    """Return the contents of a UTF-8 file; raises as `read_bytes` does."""
     try:
         return read_bytes(path, limit).decode()
     except UnicodeDecodeError as error:
@@ -145,12 +145,12 @@ def read_text(path: Path, limit: int | None = None) -> str:
 
 
 def read_json(path: Path, limit: int | None = None) -> Any:
-    """The value in a JSON file; raises as `read_bytes` does."""
+    """Return the value in a JSON file; raises as `read_bytes` does."""
     return parse_json(read_text(path, limit), str(path))
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The value of a JSON text that comes from `where`; raises `UsageError`."""
+    """Return the value of a JSON text that comes from `where`; raises `UsageError`."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -160,12 +160,12 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def read_toml(path: Path, limit: int | None = None) -> dict[str, Any]:
-    """The tables of a TOML file; raises as `read_bytes` does."""
+    """Return the tables of a TOML file; raises as `read_bytes` does."""
     return parse_toml(read_text(path, limit), str(path))
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The tables of a TOML text that comes from `where`; raises `UsageError`."""
+    """Return the tables of a TOML text that comes from `where`; raises `UsageError`."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -176,7 +176,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 @contextmanager
 def unpacked(source: Path) -> Iterator[Path]:
-    """The folder itself, or a temporary folder with the contents of an archive."""
+    """Yield the folder itself, or a temporary folder with the contents of an archive."""
     if source.is_dir():
         yield source
         return
@@ -191,9 +191,9 @@ def unpacked(source: Path) -> Iterator[Path]:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """A table of plain values as TOML, for code that must do without a library for it.
+    """Return a table of plain values as TOML, for code that must not depend on a library for it.
 
-    Tables inside it are written inline; JSON's texts and numbers are TOML's too, but for NaN and infinities.
+    Inner tables are written inline. JSON's strings and numbers are valid TOML, except NaN and infinities.
     """
     return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in table.items())
 

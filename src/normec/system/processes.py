@@ -1,6 +1,6 @@
-"""The process itself: its identity, its parent, Ctrl-C, and its memory.
+"""The current process: its identity, its parent, Ctrl-C, and its memory.
 
-Imports nothing heavy: a rank ties itself to its launcher before it imports torch.
+This module imports nothing heavy, because a rank calls `exit_with_parent` before it imports torch.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 import threading
 from types import FrameType
 
-PARENT = "NORMEC_LAUNCHER"  # environment variable: the id of the process to end with
+PARENT = "NORMEC_LAUNCHER"  # environment variable with the process id of the launcher
 _PR_SET_PDEATHSIG = 1
-_TRIM, _MMAP, _MOST = -1, -3, 2**30  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and the value for both
+_TRIM, _MMAP, _MOST = -1, -3, 2**30  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and the value of both
 
 _forks = 0
 
@@ -28,7 +28,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def process_identity() -> tuple[int, int]:
-    """A value that differs between this process and every process that it was forked from.
+    """Return a value that differs between this process and every process that it was forked from.
 
     A process id alone is not enough: a child may have its parent's id in another namespace, and ids are reused.
 
@@ -39,20 +39,20 @@ def process_identity() -> tuple[int, int]:
 
 
 def exit_with_parent() -> None:
-    """End this process when its launcher ends, however that comes about; without a launcher, do nothing."""
+    """End this process when its launcher ends, however it ends; do nothing without a launcher."""
     parent = os.environ.get(PARENT)
     if parent is None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        sys.exit("the process that started this rank is gone")
+        sys.exit("the process that started this rank has ended")
 
 
 class Interrupt:
-    """Takes Ctrl-C as a request: while entered, in the main thread, the first SIGINT sets `asked`.
+    """Treats Ctrl-C as a request to stop: in this context, in the main thread, the first SIGINT sets `asked`.
 
-    Whoever runs a loop looks at `asked` after each round. The second SIGINT raises `KeyboardInterrupt`.
+    A loop checks `asked` after each round. The second SIGINT raises `KeyboardInterrupt`.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
-"""The theory as functions of numbers: what is promised, under which conditions, as the paper says it and as it holds.
+"""The theorems as functions of numbers: bounds and their conditions, as stated in the paper and as corrected.
 
-    memory      how a memory follows its gradient: γ_max, the invariant, warm-up
-    nonprivate  Theorem 1, Corollary 1
-    private     Theorem 2, Corollary 2, how many clients a promise needs
-    forgetting  a bound whose noise does not grow with the rounds
-    relatives   Clip21, EF21, gradient descent
-    constants   L_i, L, L_max, F0 and R; problem_constants: those of a problem that can be trained
-    planning    parameters for a horizon, and what they promise
-    steps       the step size for a method whose parameters are chosen
+    memory         how a memory follows its gradient: γ_max, the invariant, warm-up
+    nonprivate     Theorem 1, Corollary 1
+    private        Theorem 2, Corollary 2, the number of clients that a guarantee needs
+    forgetting     a bound whose noise does not grow with the rounds
+    other_methods  Clip21, EF21, gradient descent
+    constants      L_i, L, L_max, F0 and R; problem_constants: those of a trainable problem
+    planning       parameters for a horizon, with their guarantee
+    step_sizes     the step size for a method with given parameters
 
 `rounds` is K + 1 everywhere. Proofs and errata: docs/theory.md.
 """

@@ -1,4 +1,4 @@
-"""Numbers in, numbers out: every formula takes floats or arrays that broadcast, and refuses what it does not cover."""
+"""Argument checks: every formula takes floats or arrays that broadcast, and refuses values outside its conditions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..errors import UsageError
 
 Array = npt.NDArray[np.float64]
 Numbers = float | Array
-Value = Any  # a float where every argument was one, else an array
+Value = Any  # a float if every argument is one, else an array
 
-SLACK = 1e-9  # relative; a step size computed as the limit itself must not fail by its last digit
+SLACK = 1e-9  # relative, so that a step size equal to the limit does not fail because of rounding
 
 
 def positive(**values: Numbers) -> None:
@@ -35,7 +35,7 @@ def whole(least: int, **values: Numbers) -> None:
 
 
 def below(limit: Numbers, what: str, *, strict: bool = False, **values: Numbers) -> None:
-    """`value` must not pass `limit`, which `what` explains."""
+    """Refuse a `value` above `limit`, which `what` explains."""
     for name, value in values.items():
         number, bound = np.broadcast_arrays(np.asarray(value, dtype=np.float64), np.asarray(limit, dtype=np.float64))
         wrong = ~(number < bound) if strict else ~(number <= bound * (1 + SLACK) + 1e-300)
@@ -46,7 +46,7 @@ def below(limit: Numbers, what: str, *, strict: bool = False, **values: Numbers)
 
 
 def plain(value: Any) -> Value:
-    """A float for a single number, the array for many."""
+    """Convert an array with a single number to a float."""
     found = np.asarray(value, dtype=np.float64)
     return float(found) if found.ndim == 0 else found
 

@@ -1,6 +1,6 @@
-"""What the theorems ask of a problem, as numbers: smoothness L_i, L, L_max, F0 = f(x⁰) − f_inf, the first gradients.
+"""The constants of a problem in the theorems: smoothness L_i, L, L_max, F0 = f(x⁰) − f_inf, and the first gradients.
 
-`problem_constants.constants_of` finds them for a problem that can be trained.
+`problem_constants.constants_of` computes them for a trainable problem.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Constants:
     L: float
     F0: float
     grad0: float  # ‖∇f(x⁰)‖
-    grad_max: float  # max_i ‖∇f_i(x⁰)‖, the start error of a memory that starts at zero
+    grad_max: float  # max_i ‖∇f_i(x⁰)‖, the initial error of a memory that starts at zero
     dim: int
     clients: int
     grad_bound: float = np.inf
@@ -52,7 +52,7 @@ class Constants:
 
     @property
     def L_tilde(self) -> float:  # noqa: N802
-        """√(mean L_i²), as EF21 uses it."""
+        """√(mean L_i²), which EF21 uses."""
         return float(np.sqrt(np.mean(self.L_i**2)))
 
 

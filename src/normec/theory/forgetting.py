@@ -1,9 +1,9 @@
-"""Forgetting: a bound whose noise does not grow with the number of rounds (ours; the paper has λ = 0).
+"""Memory decay ("forgetting"): a bound whose noise does not grow with the number of rounds; the paper has λ = 0.
 
     g_i ← (1−λ) g_i + β m_i,    ĝ ← (1−λ) ĝ + (β/n) Σ (m_i + z_i),    x ← x − γ ĝ/‖ĝ‖.
 
-The proof stands in docs/theory.md. In short: ĝ − mean g_i is an AR(1) process instead of a random walk, and the memory
-pays a bias of λB, where B bounds the clients' gradients on the way: by Lemma 1
+The proof is in docs/theory.md. In short, ĝ − mean g_i is an AR(1) process instead of a random walk, and the memory has
+a bias of λB, where B bounds the clients' gradients along the trajectory. By Lemma 1
 
     ∇f_i(x^k) − g_i^{k+1} = (1 − λ − β/(α+r)) (∇f_i(x^k) − g_i^k) + λ ∇f_i(x^k).
 """
@@ -45,7 +45,7 @@ def gradient_bound(*, grad_max: Numbers, L_max: Numbers, gamma: Numbers, rounds:
 
 
 def gamma_max(*, beta: Numbers, R: Numbers, alpha: Numbers, L_max: Numbers, decay: Numbers, B: Numbers) -> Value:
-    """(βR/(α+R) − λ(B − R))/L_max: the largest step size; not positive where λB is too much for β."""
+    """(βR/(α+R) − λ(B − R))/L_max: the largest step size; not positive if λB is too large for β."""
     positive(beta=beta, R=R, L_max=L_max)
     non_negative(alpha=alpha, decay=decay, B=B)
     pull = np.asarray(beta) * R / (np.asarray(alpha) + R)
@@ -161,7 +161,7 @@ def forgetting(
 
 
 class Balanced(NamedTuple):
-    """Parameters that `balanced` proposes, and what they promise."""
+    """The parameters of `balanced`, and their bound."""
 
     alpha: float
     beta: float
@@ -172,7 +172,7 @@ class Balanced(NamedTuple):
 
 
 def best_decay(*, gamma: Numbers, L_max: Numbers, B: Numbers) -> Value:
-    """λ* = γL_max/B: makes the noise of the smallest admissible β, ∝ (λB + γL_max)/√λ, smallest.
+    """λ* = γL_max/B: minimises the noise of the smallest admissible β, ∝ (λB + γL_max)/√λ.
 
     λB is what forgetting moves in a round, γL_max what the model's step moves: λ* makes them equal.
 
@@ -241,7 +241,7 @@ def balanced(*, L: float, L_max: float, F0: float, B: float, gamma: float, round
 
 
 def utility(*, L_max: Numbers, F0: Numbers, B: Numbers, S: Numbers) -> Value:
-    """3(2 F0 L_max B S²)^{1/3}: what forgetting promises as K → ∞ with σ = s√(K+1), S = s√(d/n).
+    """3(2 F0 L_max B S²)^{1/3}: the limit of the bound as K → ∞ with σ = s√(K+1), S = s√(d/n).
 
     γ(K+1) = Γ = (F0/(√2 S√(L_max B)))^{2/3}, λ = γL_max/B, β = κ(λB + γL_max) with κ → 1; α = β/(1−λ) → 0 and
     every other term falls like 1/K. The start error must be under R → 0. Compare 2√(2L_max F0 S) of Corollary 2,

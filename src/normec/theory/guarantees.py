@@ -1,4 +1,4 @@
-"""What a choice of parameters promises on a problem, warm-up included."""
+"""The guarantee of given parameters on a problem, including warm-up."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def warmed_up(c: Constants, alpha: float, beta: float, decay: float, warmup: int
     return float(errors[-1])
 
 
-def promises(
+def guarantees(
     c: Constants, alpha: float, beta: float, gamma: Array, decay: float, rounds: int, start: float, sigma: float,
     warmup: int,
 ) -> Array:  # fmt: skip
-    """The tracked bound over an array of step sizes, `rounds` after the warm-up: Theorem 2's, or with forgetting."""
+    """The tracked bound for an array of step sizes, `rounds` after the warm-up: that of Theorem 2, or with decay."""
     common: dict[str, Any] = {
         "L": c.L, "L_max": c.L_max, "R": start, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds,
         "F0": c.F0, "sigma": sigma, "dim": c.dim, "clients": c.clients, "warmup": warmup, "form": "tracked",

@@ -1,11 +1,11 @@
-"""How far a client's memory is from its gradient: the deterministic half of every guarantee.
+"""The distance of a client's memory from its gradient: the deterministic part of every guarantee.
 
 Write r = ‖∇f_i(x) − g_i‖ before an update of the memory. By Lemma 1 the update turns it into
 
     φ(r) = |1 − λ − β/(α+r)| r  (+ λB with forgetting λ, where B ≥ ‖∇f_i(x)‖),
 
-and the server's step, of length γ, then moves the gradient by at most γ L_max. The un-noised memory never meets the
-noise, so all of this holds on every path, whatever was drawn.
+and the server's step, of length γ, then moves the gradient by at most γ L_max. The un-noised memory does not
+depend on the noise, so all of this holds for every realisation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST_WARMUP = 10_000_000
 
 
 def overshoot(alpha: Numbers, beta: Numbers, decay: Numbers = 0.0) -> Value:
-    """((√β − √((1−λ)α))₊)²: the largest error that a step too long for a short distance leaves behind.
+    """((√β − √((1−λ)α))₊)²: the largest error after a step that overshoots a small distance.
 
     For β > (1−λ)α the update passes its target when r < β/(1−λ) − α; the worst such r is √(αβ/(1−λ)) − α.
 
@@ -85,7 +85,7 @@ def _after(r: Any, alpha: Any, beta: Any, keep_not: Any, B: Any) -> Any:
 
 
 def W(*, R: Numbers, alpha: Numbers, beta: Numbers) -> Value:  # noqa: N802
-    """max(R − βR/(α+R), ((√β−√α)₊)²) ≤ R: what every memory error after an update stays under (Theorem 1's setting).
+    """max(R − βR/(α+R), ((√β−√α)₊)²) ≤ R: an upper bound of every memory error after an update (under Theorem 1).
 
     Reason. Before an update errors stay under R' of `invariant`. If R' = R, this is φ's maximum over [0, R]. If not,
     R' > R, hence R' − βR'/(α+R') ≤ R' − γL_max = ((√β−√α)₊)². Last, ((√β−√α)₊)² ≤ (√(α+R) − √α)² ≤ R.
@@ -165,7 +165,7 @@ def invariant(*, R: Numbers, alpha: Numbers, beta: Numbers, gamma: Numbers, L_ma
 
 
 def resting_error(alpha: Numbers, beta: Numbers) -> Value:
-    """(β/2 − α)₊: where the error of a memory ends while x stands still.
+    """(β/2 − α)₊: the limit of the error of a memory while x does not move.
 
     φ'(0) = 1 − β/α in size: the error dies out for β ≤ 2α; beyond that the memory jumps to and fro over its target.
 
@@ -264,7 +264,7 @@ def memory_errors(
 def mean_error(
     *, R0: Numbers, alpha: Numbers, beta: Numbers, drift: Numbers, rounds: int, decay: Numbers = 0.0, B: Numbers = 0.0
 ) -> Value:
-    """The mean of `memory_errors` over the rounds, without keeping them.
+    """The mean of `memory_errors` over the rounds, without storing them.
 
     The recursion's map is monotone, so errors run monotonically to where they rest; there the sum is closed.
 

@@ -1,6 +1,6 @@
 """Theorem 1 and Corollary 1: α-NormEC without noise.
 
-`rounds` is the paper's K + 1: the messages a client sends. F0 = f(x⁰) − f_inf, R ≥ max_i ‖∇f_i(x⁰) − g_i⁰‖.
+`rounds` is the paper's K + 1: the number of messages of a client. F0 = f(x⁰) − f_inf, R ≥ max_i ‖∇f_i(x⁰) − g_i⁰‖.
 All bounds are on min over k = 0 … K of ‖∇f(x^k)‖.
 """
 
@@ -33,7 +33,7 @@ def theorem1(
     | --- | --- |
     | "paper" | 2R |
     | "corrected" | 2R: the statement is true; only its proof's induction fails for β > α (see `memory.invariant`) |
-    | "sharper" | 2W with W = max(R − βR/(α+R), ((√β−√α)₊)²) ≤ R: what the proof bounds before it rounds up to R |
+    | "sharper" | 2W with W = max(R − βR/(α+R), ((√β−√α)₊)²) ≤ R: the proof's bound before it is rounded up to R |
     | "tracked" | twice the mean over k of the recursion `memory.memory_errors`; needs neither condition |
 
     Args:
@@ -82,7 +82,7 @@ def _mean_error(R: Numbers, alpha: Numbers, beta: Numbers, drift: Numbers, round
 
 
 def best_R(*, L_max: Numbers, alpha: Numbers, beta: Numbers, rounds: Numbers, F0: Numbers) -> Value:  # noqa: N802
-    """R* = √(L_max α F0/(2β(K+1))): the R that makes Theorem 1's first two terms smallest at γ = γ_max.
+    """R* = √(L_max α F0/(2β(K+1))): the R that minimises the first two terms of Theorem 1 at γ = γ_max.
 
     They are L_max(α+R)F0/(βR(K+1)) + 2R. R is a choice: any number ≥ the actual start error is a valid R.
 
@@ -202,7 +202,7 @@ def optimal_beta(*, L: Numbers, L_max: Numbers, D: Numbers, alpha: Numbers, F0: 
 
 
 def optimal_beta_is_feasible(*, L: Numbers, L_max: Numbers, D: Numbers, alpha: Numbers, F0: Numbers) -> Value:
-    """Whether β* < α, as Corollary 1 asks: α > s and D > αs/(α − s), with s = L_max √(2F0/L).
+    """Whether β* < α, as Corollary 1 requires: α > s and D > αs/(α − s), with s = L_max √(2F0/L).
 
     So D > s always, hence √(2LF0) + 2D > √(2LF0)(1 + 2L_max/L) ≥ 3√(2LF0): the bound cannot come near gradient
     descent's by a small D, as the text after the corollary says.

@@ -1,8 +1,8 @@
-"""From constants and a horizon to α, β, γ, the start of the memories, and the promise that follows.
+"""Choose α, β, γ and the initial memories for given constants and a horizon, with the resulting guarantee.
 
-Without noise nothing speaks against α = β large: the messages are small, their β-multiples follow the gradients
-closely, and W of Theorem 1 ("sharper") falls like 1/α. With noise every unit of β costs; `search` weighs
-memory, step, warm-up and forgetting against each other by the "tracked" bounds, which are guarantees for any choice.
+Without noise, a large α = β is best: the messages are small, their β-multiples follow the gradients closely, and W of
+Theorem 1 ("sharper") falls like 1/α. With noise, β has a cost; `search` balances memory, step, warm-up and decay by the
+"tracked" bounds, which are guarantees for any choice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import memory
 from .argument_checks import Array, positive
 from .constants import Constants
 from .forgetting import noise_factor
-from .guarantees import promises, warmed_up
+from .guarantees import guarantees, warmed_up
 
 STAGES, FIRST, LATER, LOOKED_AT = 6, 3000, 1200, 3  # of the search
 FOLLOW = 100.0  # α/(γL_max) without noise: the memory error is then about 1 % of a step's drift
@@ -69,7 +69,7 @@ class Proposal:
         return self.promise < self.trivial
 
     def verdict(self) -> str:
-        """One line for people."""
+        """The guarantee in one line."""
         if not self.useful:
             return (
                 f"The promise is empty: it allows {self.promise:.4g}, and the start already has {self.trivial:.4g}. "
@@ -135,11 +135,11 @@ def propose(
 
 def _clean(c: Constants, rounds: int, alpha: float | None, beta: float | None, decay: float) -> Proposal:
     """The memory starts at the first gradients, so its error starts at 0 and R is a choice."""
-    ideal = math.sqrt(2 * c.F0 / (c.L * rounds))  # normalised gradient descent's step
+    ideal = math.sqrt(2 * c.F0 / (c.L * rounds))  # the step size of normalised gradient descent
     a = alpha if alpha is not None else beta if beta is not None else FOLLOW * ideal * c.L_max
     b = beta if beta is not None else a
     steps = ideal * np.logspace(-4, 0.5, 200)
-    found = promises(c, a, b, steps, decay, rounds, 0.0, 0.0, 0)
+    found = guarantees(c, a, b, steps, decay, rounds, 0.0, 0.0, 0)
     best = int(np.argmin(found))
     gamma = float(steps[best])
     drift, B = gamma * c.L_max, min(c.grad_bound, c.grad_max + gamma * c.L_max * (rounds - 1))
@@ -166,9 +166,9 @@ HIGH = np.array([0.5, 3.0, 1.5, 1.5, 0.3])
 def search(
     c: Constants, rounds: int, sigma: float, alpha: float | None, beta: float | None, decay: float | None
 ) -> tuple[Choice, float]:
-    """Random points, coarse to fine around the best: ranked by `quick`, judged by the tracked bound.
+    """Random search, from coarse to fine around the best point: ranked by `quick`, judged by the tracked bound.
 
-    Any point is a guarantee, so that a search that misses the optimum costs tightness, never truth.
+    Any point is a guarantee, so a search that misses the optimum loses tightness, but not validity.
     """
     draw = np.random.default_rng(0)
     centre, width = (LOW + HIGH) / 2, (HIGH - LOW) / 2
@@ -195,11 +195,11 @@ def judged(c: Constants, choice: Choice, rounds: int, sigma: float) -> float:
     """The tracked bound of a choice."""
     alpha, beta, gamma, decay, warmup = choice
     start = warmed_up(c, alpha, beta, decay, warmup)
-    return float(promises(c, alpha, beta, np.asarray([gamma]), decay, rounds - warmup, start, sigma, warmup)[0])
+    return float(guarantees(c, alpha, beta, np.asarray([gamma]), decay, rounds - warmup, start, sigma, warmup)[0])
 
 
 def quick(c: Constants, a: Array, b: Array, gamma: Array, lam: Array, left: Array, sigma: float, warm: Array) -> Array:
-    """A stand-in for `judged` without its recursion: errors fall by β a round to where they rest."""
+    """An approximation of `judged` without its recursion: errors decrease by β per round to their limit."""
     forgotten = lam * _reach(c, gamma, left)
     pull = np.maximum(b - gamma * c.L_max - forgotten, 1e-300)
     rest = np.where(pull > 1e-300, a * (gamma * c.L_max + forgotten) / pull, c.grad_max + gamma * c.L_max * left)
@@ -211,5 +211,5 @@ def quick(c: Constants, a: Array, b: Array, gamma: Array, lam: Array, left: Arra
 
 
 def _reach(c: Constants, gamma: Array, rounds: Array | int) -> Array:
-    """B: the bound on gradients, or how far they can grow."""
+    """B: the bound on gradients, or on their growth."""
     return np.minimum(c.grad_bound, c.grad_max + gamma * c.L_max * rounds)

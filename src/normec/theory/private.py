@@ -85,7 +85,7 @@ def theorem2(
 
 
 def _mean_root(rounds: Numbers, warmup: Numbers = 0) -> Value:
-    """(1/(K+1)) Σ √(T0+k+1) at most: the integral and half of both ends, for √ is concave (trapezoid rule)."""
+    """(1/(K+1)) Σ √(T0+k+1) from above: the integral and half of both ends, because √ is concave (trapezoid rule)."""
     count = np.asarray(rounds, dtype=np.float64)
     first = np.asarray(warmup, dtype=np.float64) + 1
     last = first + count - 1
@@ -192,8 +192,8 @@ def corollary2(
 
     At γ = γ_max. `beta0` defaults to `best_beta0`, where the first and third terms make 2√(2AS).
 
-    "paper": asks α > β_0 besides. Then γ(K+1)L_max < R, so A/β_0 > L_max F0/R ≥ ‖∇f(x⁰)‖²/(2R), and with 2R this
-    is at least 2‖∇f(x⁰)‖: never better than what x⁰ itself gives. "corrected": asks β = β_0/(K+1) ≤ α.
+    "paper" also requires α > β_0. Then γ(K+1)L_max < R, so A/β_0 > L_max F0/R ≥ ‖∇f(x⁰)‖²/(2R), and with 2R this
+    is at least 2‖∇f(x⁰)‖: never better than x⁰ itself. "corrected" requires β = β_0/(K+1) ≤ α.
     Correction of the statement: it allows every β_0 up to a limit, but A/β_0 grows as β_0 falls; β_0 must equal it.
 
     Args:
@@ -233,7 +233,7 @@ def corollary2(
 
 
 def largest_signal(*, alpha: Numbers, R: Numbers, grad0: Numbers) -> Value:
-    """S must be under (R/(4(α+R)))(1 − 2R/G)², G = ‖∇f(x⁰)‖, or the corrected Corollary 2 promises G at best.
+    """S must be under (R/(4(α+R)))(1 − 2R/G)², G = ‖∇f(x⁰)‖, or the corrected Corollary 2 guarantees G at best.
 
     By F0 ≥ G²/(2L) and L ≤ L_max its value is at least 2G√(S(α+R)/R) + 2R. Zero for 2R ≥ G.
 
@@ -260,7 +260,7 @@ def largest_signal(*, alpha: Numbers, R: Numbers, grad0: Numbers) -> Value:
 def smallest_clients(
     *, dim: int, noise: float, trust: str = "local", alpha: float = 0.0, R: float = 1.0, grad0: float = np.inf
 ) -> int:
-    """The number of clients under which the corrected Corollary 2 says nothing, whatever the problem.
+    """The number of clients below which the corrected Corollary 2 is vacuous for every problem.
 
     S = s√(d/n) < (R/(4(α+R)))(1 − 2R/G)². The defaults are the most generous case, α ≪ R ≪ G: n > 16 s² d under
     "local" trust, n > 4 s √d under "secure-sum". 1.6 million and 1,247 for ResNet20 (d = 269,722) at (8, 1e-5).

@@ -1,4 +1,4 @@
-"""The constants of a problem that can be trained, found from its model and its records.
+"""The constants of a trainable problem, computed from its model and its records.
 
 Closed form, safe upper bounds, for linear models. With A_i the client's m_i records as rows (and a column of ones
 where the model has a bias), and λΣx²/(1+x²) of smoothness 2λ as penalty:
@@ -7,8 +7,8 @@ where the model has a bias), and λΣx²/(1+x²) of smoothness 2λ as penalty:
     softmax   L_i = λ_max(A_iᵀA_i)/(2 m_i) + 2λ        ‖diag(p) − ppᵀ‖ is at most 1/2
     L         the same of (1/n) Σ A_iᵀA_i/m_i          at most mean L_i, at most L_max
 
-Everything else is estimated: the largest |eigenvalue| of the Hessian at x⁰, by power iteration. That is a number about
-one point and approached from below, no bound; `estimated` says so and a promise made from it is no promise.
+Everything else is estimated: the largest |eigenvalue| of the Hessian at x⁰, by power iteration. That is a value at
+one point, approached from below, and not a bound; `estimated` says so, and a bound computed from it is no guarantee.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The step size that a theorem backs, for a method whose other parameters are chosen: `lr = "theory"`."""
+"""Step sizes with a guarantee, for a method whose other parameters are given: `lr = "theory"`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..algorithms.method import Method
 from ..errors import UsageError
 from ..problems.objective import Objective
 from .constants import Constants
-from .guarantees import promises, warmed_up
+from .guarantees import guarantees, warmed_up
 from .other_methods import ef21_gamma
 from .problem_constants import constants_of
 
@@ -29,7 +29,7 @@ def step_size(
 ) -> float:
     """γ with the best guarantee for this method, problem and horizon.
 
-    NormEC with server normalisation: the γ that makes the tracked bound (Theorem 2's, or with forgetting) smallest.
+    NormEC with server normalisation: the γ that minimises the tracked bound (of Theorem 2, or with decay).
     EF21: 1/(L + L̃√(b/θ)). GD: 1/L. Any other method has no guarantee here and is refused.
 
     Args:
@@ -79,5 +79,5 @@ def _normec(c: Constants, method: NormEC, rounds: int, warmup: int, start: str, 
     before = 0.0 if start == "gradient" else warmed_up(c, alpha, method.beta, method.decay, warmup)
     ideal = math.sqrt(2 * c.F0 / (c.L * rounds))
     sizes = ideal * np.logspace(-4, 1, 300)
-    found = promises(c, alpha, method.beta, sizes, method.decay, rounds - warmup, before, sigma, warmup)
+    found = guarantees(c, alpha, method.beta, sizes, method.decay, rounds - warmup, before, sigma, warmup)
     return float(sizes[int(np.argmin(found))])

@@ -1,9 +1,9 @@
-"""Trackers as callbacks: a run's rows go to TensorBoard or MLflow as they are measured.
+"""Trackers as callbacks, which send the rows of a run to TensorBoard or MLflow.
 
     with MLflow("sqlite:///mlflow.db") as tracker:
         normec.train(problem, method, ..., callbacks=[tracker])
 
-Both libraries are asked for when a tracker is made: ``pip install 'normec[track]'``.
+The libraries are imported when a tracker is created: ``pip install 'normec[track]'``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MLflow: one run there for a run here, in a database file, or on a server."""
+"""MLflow: one MLflow run per run, in a database file or on a server."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class MLflow(Tracker):
             self._client.set_terminated(self.run_id, STATUS[status])
 
     def _send(self) -> None:
-        """Bring what is held to the store; a store that is lost on the way does not end the run."""
+        """Send the collected rows to the store. A failure of the store does not end the run."""
         held, self._held, self._sent = self._held, [], time.monotonic()
         if self._lost or not held:
             return
@@ -124,5 +124,5 @@ class MLflow(Tracker):
 
 
 def _digest(key: str) -> str:
-    """A key as a word that needs no quoting in a search."""
+    """A digest of a key that needs no quoting in a search."""
     return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in a folder, one scalar a column."""
+"""TensorBoard: event files in a folder, with one scalar per column."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class TensorBoard(Tracker):
 
         self._writer = SummaryWriter(str(self.folder), purge_step=first_round or None)
         if self.settings and not first_round:
-            told = "\n".join(f"    {key} = {json.dumps(value)}" for key, value in self.settings.items())
-            self._writer.add_text("settings", told, 0)
+            listed = "\n".join(f"    {key} = {json.dumps(value)}" for key, value in self.settings.items())
+            self._writer.add_text("settings", listed, 0)
 
     def log(self, values: dict[str, float], round: int) -> None:
         for name, value in values.items():

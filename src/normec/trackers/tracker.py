@@ -1,4 +1,4 @@
-"""What trackers share: when a run begins, what a row holds, and how it ends, whatever ended it."""
+"""The base class of trackers: the beginning of a run, its rows, and its end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tracker(Callback):
         self._public = False  # whether rows have shown that the run protects nobody
 
     def start(self, first_round: int) -> None:
-        """Open the tracker's run, or the one that this goes on with; rows from `first_round` on will follow."""
+        """Open a new run of the tracker, or the one to continue; rows from `first_round` on will follow."""
         raise NotImplementedError
 
     def log(self, values: dict[str, float], round: int) -> None:
@@ -85,5 +85,5 @@ class Tracker(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        told = str(error) if self._public or kind is None else kind.__name__
-        self._end("interrupted" if kind is KeyboardInterrupt else "failed", told if error is not None else None)
+        reason = str(error) if self._public or kind is None else kind.__name__
+        self._end("interrupted" if kind is KeyboardInterrupt else "failed", reason if error is not None else None)

@@ -1,1 +1,1 @@
-"""The training loop: `train`, the round, its metrics, its budget and its state."""
+"""Training: `train`, the loop over rounds, metrics, the privacy budget, and the state of a run."""

@@ -1,4 +1,4 @@
-"""The privacy budget of a run: rank 0 pays for a round in the ledger before anything leaves, and all ranks know."""
+"""The privacy budget of a run: rank 0 records a round in the ledger before anything is released, for all ranks."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ if TYPE_CHECKING:
 
 
 class Budget:
-    """One run's account, kept by rank 0 beside the run's folder."""
+    """The account of one run, which rank 0 keeps in the run's folder."""
 
     def __init__(
         self, mechanism: Mechanism, communicator: Communicator, first_buffers: Buffers, kept: bool = False
     ) -> None:
-        """`kept`: whether the run has a folder, and with it a ledger."""
+        """`kept`: whether the run has a folder, and therefore a ledger."""
         self._mechanism, self._communicator, self._first_buffers = mechanism, communicator, first_buffers
         self._kept = kept
-        self._asked = False
-        self._same = True  # whether releases in the ledger are of the same run and data
+        self._paid_for = False
+        self._same = True  # whether the releases in the ledger belong to the same run and data
 
     def open(self, folder: Path | None, head: list[Any] | None, resumed: bool) -> None:
-        """Keep the account in the run's folder, if this rank has it.
+        """Open the ledger in the run's folder, if this rank has the folder.
 
-        `head`: the ledger as a checkpoint knew it. `resumed`: a checkpoint says that the releases in the ledger are
-        this run's, of the same data. Without one nothing does, and every round is paid for.
+        `head` is the state of the ledger at the last checkpoint. `resumed`: a checkpoint shows that the releases in the
+        ledger belong to this run and the same data. Without a checkpoint this is unknown, and every round is paid for.
         """
         if folder is not None:
             self._mechanism.open(folder / "ledger.jsonl", head)
             self._same = resumed or not self._mechanism.begun
 
     def begin(self) -> None:
-        """A round begins, for the first time or again: nothing of it is paid for yet."""
-        self._asked = False
+        """Begin a round, for the first time or again; it is not paid for yet."""
+        self._paid_for = False
 
     @property
     def paid(self) -> bool:
-        """Whether the round that has begun was paid for already."""
-        return self._asked
+        """Whether the current round is paid for."""
+        return self._paid_for
 
     def pay(self, round: int, key: str | None = None) -> None:
-        """Pay for one release of `round`; raises `BudgetSpent`, on every rank. All ranks call together.
+        """Pay for one release of `round`; raises `BudgetSpent` on every rank. Collective.
 
-        The first call after `begin` pays for one release; the others do nothing. `key`: see `Mechanism.pay`.
+        The first call after `begin` pays for one release; later calls do nothing. For `key` see `Mechanism.pay`.
         """
-        if self._asked:
+        if self._paid_for:
             return
-        said = self._communicator.on_rank_zero(lambda: self._paid(round, key if self._same else None))
-        if said["refused"] is not None:
-            raise BudgetSpent.said(round, said["refused"])
+        reply = self._communicator.on_rank_zero(lambda: self._paid(round, key if self._same else None))
+        if reply["refused"] is not None:
+            raise BudgetSpent.from_text(round, reply["refused"])
         if self._communicator.rank:
-            self._mechanism.paid_elsewhere(said["round"], said["attempt"])
-        self._asked = True
+            self._mechanism.paid_elsewhere(reply["round"], reply["attempt"])
+        self._paid_for = True
 
     def _paid(self, round: int, key: str | None) -> dict[str, Any]:
-        if self._kept and self._mechanism.head is None:  # an account in memory would be lost with the process
+        if self._kept and self._mechanism.head is None:  # an account in memory would be lost when the process ends
             raise UsageError(f"round {round} cannot be paid for, because the ledger is not open; start the run again")
         try:
             self._mechanism.pay(round, key)
@@ -70,9 +70,9 @@ class Budget:
         return {"refused": None, "round": round, "attempt": self._mechanism.attempt}
 
     def refuse_moving_state(self, buffers: Buffers, constants: list[str] | None) -> None:
-        """A buffer or frozen parameter that a forward pass changes is a function of the data that no noise covers.
+        """Refuse buffers and frozen parameters that a forward pass changes, because no noise covers them.
 
-        `constants`: frozen parameters that have changed, None where there are none.
+        `constants` are the frozen parameters that have changed; None if the model has no frozen parameters.
         """
         if not self._first_buffers and constants is None:
             return
@@ -80,12 +80,12 @@ class Budget:
             f"buffer {name}" for name, before in self._first_buffers.items() if not torch.equal(before, buffers[name])
         ]
         moved += [f"frozen parameter {name}" for name in constants or ()]
-        for what in (what for said in self._communicator.all_gather(moved) for what in said):
-            raise UsageError(f"the {what} changes with the data and no noise covers it; remove it")
+        for what in (what for found in self._communicator.all_gather(moved) for what in found):
+            raise UsageError(f"the {what} changes with the data and no noise covers it; remove it from the model")
 
     def spent(self) -> Spent:
-        """The exact account, known to all ranks."""
+        """Return the exact account, on all ranks. Collective."""
         from ..privacy.mechanism import Spent
 
-        told: dict[str, Any] = self._communicator.on_rank_zero(lambda: self._mechanism.spent().to_dict())
-        return Spent(**told | {name: tuple(told[name]) for name in ("not_covered", "notes")})
+        spent: dict[str, Any] = self._communicator.on_rank_zero(lambda: self._mechanism.spent().to_dict())
+        return Spent(**spent | {name: tuple(spent[name]) for name in ("not_covered", "notes")})

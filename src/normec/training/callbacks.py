@@ -1,4 +1,4 @@
-"""Ways to watch a run: every method does nothing here; override what you need."""
+"""Callbacks, which follow a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Watches a run and never changes its numbers; override what you need.
+    """Follows a run without changing its numbers. All methods do nothing; override those that you need.
 
     Example:
         >>> class Rounds(Callback):
@@ -22,13 +22,13 @@ class Callback:
     """
 
     def begin(self, first_round: int, rounds: int) -> None:
-        """The first round's gradients are finite; the run's folder is taken, and empty if the run is new."""
+        """Called when the first gradients are finite and the run's folder is locked; a new run's folder is empty."""
 
     def round(self, round: int) -> None:
-        """A round has ended: `round` of them are done."""
+        """Called after each round; `round` rounds are done."""
 
     def row(self, row: Row) -> None:
-        """A row was added to the history."""
+        """Called when a row was added to the history."""
 
     def end(self, run: Run) -> None:
-        """The run is over, finished or interrupted."""
+        """Called at the end of the run, whether it is finished or interrupted."""

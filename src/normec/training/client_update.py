@@ -1,4 +1,4 @@
-"""The clients' side of a round, block by block: their messages, what leaves of them, and what their states become."""
+"""The clients' part of a round, block by block: their messages and their new states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drafted:
-    """Messages ``[c, d]`` that were made and have not left, and what the clients' states would become."""
+    """Messages ``[c, d]`` that have not been sent yet, and drafts of the clients' new states."""
 
     block: Block
     messages: Tensor
@@ -32,25 +32,25 @@ class Drafted:
 
 
 class ClientUpdate:
-    """Makes the messages of one run, by the method's functions or by its fused form."""
+    """Computes the messages of a run with the method's functions or with its fused form."""
 
     def __init__(
         self, method: Method, steps: Steps, dimension: int, seed: int, mechanism: Mechanism | None, faults: Faults
     ) -> None:
         self._steps, self._seed, self._mechanism, self._faults = steps, seed, mechanism, faults
-        # The bound that the noise was calibrated for, whatever the method says later.
+        # The bound for which the noise was calibrated, even if the method states another one later.
         self.bound = mechanism.release.bound if mechanism is not None else method.bound
         self._sparse = not math.isfinite(self.bound)
         form = fused_form(method) if not steps.one_by_one else None
         self.form = form if form is not None and fused_form_agrees(method, form, dimension) else None
-        # Messages that are scaled differences need never be written out, where nobody looks at single ones.
+        # Messages that are scaled differences need not be stored if only their sum is used.
         self.fused = self.form is not None and (mechanism is None or mechanism.takes_sums)
         self._method = method
 
     def send_fused(self, state: State, block: Block, meter: Meter | None) -> Tensor:
-        """What the block adds to the round's sum, which was paid for.
+        """Return what the block adds to the round's sum, and update its clients' memories.
 
-        Uses up the block's gradients; changes its clients' memories.
+        The round must be paid for. The block's gradients are overwritten.
         """
         if self.form is None:
             raise TypeError("the method has no fused form")
@@ -64,7 +64,7 @@ class ClientUpdate:
         return sent.total
 
     def draft(self, state: State, block: Block, meter: Meter | None) -> Drafted:
-        """The block's messages and what its clients' states would become; nothing has left, nothing is changed."""
+        """Return the block's messages and the drafts of its clients' new states; nothing is sent or changed."""
         own = {name: read_rows(table, block, state.x) for name, table in state.clients.items()}
         key = Key(Stream(self._seed, "operator"), state.round, block.clients)
         if meter is not None and self._steps.has_memory:
@@ -74,12 +74,12 @@ class ClientUpdate:
         if meter is not None:
             meter.add_messages(lengths)
         self._faults.note_lengths(block, lengths, self.bound, state.round)
-        # What is not sent may be broken too.
+        # Coordinates that are not sent may be invalid, too.
         self._faults.note_sum(block.grads if self._sparse else messages, state.round)
         return Drafted(block, messages, draft)
 
     def measure(self, state: State, block: Block, meter: Meter) -> None:
-        """What the block's clients would send now; nothing is changed."""
+        """Measure the messages that the block's clients would send now, without changing anything."""
         if self.form is None:
             self.draft(state, block, meter)
             return
@@ -91,16 +91,14 @@ class ClientUpdate:
         meter.add_messages(self.form.scale(distances) * distances)
 
     def send(self, state: State, drafted: Drafted) -> Tensor:
-        """What the block adds to the round's sum, which was paid for; its clients' states take their messages."""
+        """Return what the block adds to the round's sum, and update its clients' states; the round must be paid for."""
         block, messages = drafted.block, drafted.messages
         if self._mechanism is None:
             total = messages.sum(0)
         else:
             total = state.x.new_zeros(self._steps.message_length)
             if not self._mechanism.simulated and bool(self._faults.broken):
-                return (
-                    total  # of a later block than the one that was looked at before paying; the round ends in an error
-                )
+                return total  # a block after the payment was invalid; the round ends with an error
             messages = self._mechanism.send(messages, block.clients)
         if not state.clients:
             return total
@@ -109,14 +107,14 @@ class ClientUpdate:
             seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
             kept = write_rows(table, block, new[name], seed)
             if name == MEMORY and self._mechanism is None and kept.dtype != new[name].dtype:
-                # What the memory took is what is sent, so that ĝ stays the memories' mean.
+                # The message is what the rounded memory took, so that ĝ stays the mean of the memories.
                 between = self._method.sent_between
                 if between is not None:
                     total = between(drafted.draft[MEMORY], kept.to(new[name])).sum(0)
         return total
 
     def idle(self, state: State, drawn: Tensor) -> None:
-        """What the clients do that take no part; `drawn`: the rows of those that do, on the host."""
+        """Update the states of the clients that do not take part; `drawn` are the rows of the others, on the host."""
         if not state.clients or self._steps.ignores_absence:
             return
         seed = derive_seed(self._seed, "forgetting", state.round)

@@ -1,10 +1,10 @@
-"""A digest of everything that a caller's object computes with: its code, its constants, its tensors.
+"""A digest of everything that a user's object computes with: its code, its constants and its tensors.
 
-Two objects with one digest compute the same, as far as Python can tell: functions are known by their bytecode,
-defaults, closures, attributes and the globals they name, objects by their class and attributes, tensors by their bytes.
-Of a caller's module that a function names, what the function's code can ask it for counts. What belongs to torch,
-NumPy, Python or this library is known by its name alone; their versions are the machine's
-(`repeatability.machine_facts`).
+Two objects with the same digest compute the same, as far as Python can tell. Functions are identified by their
+bytecode, defaults, closures, attributes and the globals that they name, objects by their class and attributes, and
+tensors by their bytes. Of a user's module that a function names, the attributes that the function's code may access
+count. Objects of torch, NumPy, Python and this library are identified by their names; the versions of these libraries
+are part of `repeatability.machine_facts`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIBRARIES = {"torch", "numpy", "normec"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _PYTHON = Path(os.__file__).resolve().parent
 
-Seen = dict[int, tuple[int, Any]]  # by identity: its number, and the object itself, so that no other takes its address
+Seen = dict[int, tuple[int, Any]]  # by id: the object's number, and the object itself, so that its id is not reused
 
 
 class UnknownObject(TypeError):  # noqa: N818
@@ -35,10 +35,10 @@ class UnknownObject(TypeError):  # noqa: N818
 
 
 def code_digest(*objects: Any) -> str:
-    """Sixteen hexadecimal digits that change when any of `objects` would compute something else.
+    """Return sixteen hexadecimal digits that change if any of `objects` computes something else.
 
     Raises:
-        UnknownObject: An object, or something it refers to, cannot be looked into.
+        UnknownObject: An object, or something that it refers to, cannot be inspected.
     """
     seen: Seen = {}
     digest = hashlib.sha256()
@@ -46,7 +46,7 @@ def code_digest(*objects: Any) -> str:
         for one in objects:
             _add(digest, one, seen)
     except RecursionError:
-        raise UnknownObject("it refers to too long a chain of objects") from None
+        raise UnknownObject("its chain of references is too long") from None
     return digest.hexdigest()[:16]
 
 
@@ -54,7 +54,7 @@ def _add(digest: Any, thing: Any, seen: Seen) -> None:
     kind = type(thing)
     plain: Any = next((base for base in _PLAIN if isinstance(thing, base)), None)
     if plain is not None:
-        _note(digest, kind.__name__, plain.__repr__(thing))  # a subclass may say something else of itself
+        _note(digest, kind.__name__, plain.__repr__(thing))  # a subclass may override __repr__
         if kind is not plain:
             _add_own_class(digest, thing, seen)
         return
@@ -87,7 +87,7 @@ def _add(digest: Any, thing: Any, seen: Seen) -> None:
             _add(digest, thing.__self__, seen)
     elif isinstance(thing, types.ModuleType):
         if not _of_a_library(thing.__name__):
-            raise UnknownObject(f"the module {thing.__name__} is passed on as a whole")
+            raise UnknownObject(f"the module {thing.__name__} is used as an object")
         _note(digest, "named", thing.__name__)
     elif isinstance(thing, type):
         _add_class(digest, thing, seen)
@@ -101,7 +101,7 @@ def _add(digest: Any, thing: Any, seen: Seen) -> None:
         _add_own_class(digest, thing, seen)
     elif isinstance(thing, set | frozenset):
         if not all(type(one) in _PLAIN for one in thing):
-            raise UnknownObject("a set has no order to look into it by")
+            raise UnknownObject("a set of objects has no fixed order")
         for text in sorted(map(repr, thing)):
             _note(digest, text)
         _add_own_class(digest, thing, seen)
@@ -114,11 +114,11 @@ def _add(digest: Any, thing: Any, seen: Seen) -> None:
         _add_class(digest, kind, seen)
         _add(digest, _attributes(thing), seen)
     else:
-        raise UnknownObject(f"{kind.__qualname__} cannot be looked into")
+        raise UnknownObject(f"{kind.__qualname__} cannot be inspected")
 
 
 def _add_own_class(digest: Any, thing: Any, seen: Seen) -> None:
-    """What a caller's subclass of a known kind adds to it: methods, and attributes."""
+    """Add the methods and attributes that a user's subclass adds to a known class."""
     if _library(type(thing)) is None:
         _add_class(digest, type(thing), seen)
     if getattr(thing, "__dict__", None):
@@ -128,7 +128,7 @@ def _add_own_class(digest: Any, thing: Any, seen: Seen) -> None:
 def _attributes(thing: Any) -> dict[str, Any]:
     held = dict(vars(thing))
     if isinstance(thing, nn.Module):
-        held.pop("training", None)  # changes in every round
+        held.pop("training", None)  # it changes in every round
     return held
 
 
@@ -149,7 +149,7 @@ def _add_function(digest: Any, function: types.FunctionType, seen: Seen) -> None
 
 
 def _add_reached(digest: Any, thing: Any, names: list[str], seen: Seen) -> None:
-    """What a function's code reaches: of a caller's module, all that the code has a name for."""
+    """Add what a function's code reaches; of a user's module, everything that the code has a name for."""
     if not isinstance(thing, types.ModuleType) or _of_a_library(thing.__name__):
         _add(digest, thing, seen)
         return
@@ -162,7 +162,7 @@ def _add_reached(digest: Any, thing: Any, names: list[str], seen: Seen) -> None:
 
 
 def _refuse_imports(code: types.CodeType) -> None:
-    """What a function imports when it is called cannot be known before."""
+    """Refuse imports inside functions, because what they import is not known before the call."""
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME" and not _of_a_library(str(step.argval)):
             raise UnknownObject(f"{code.co_name} imports {step.argval or 'a part of its package'} when it is called")
@@ -172,7 +172,7 @@ def _refuse_imports(code: types.CodeType) -> None:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The names of globals and attributes that a function's code, and the functions inside it, may look up."""
+    """Return the names of globals and attributes that a function's code, and functions inside it, may look up."""
     inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _names(const)]
     return sorted({*code.co_names, *inner})
 
@@ -192,14 +192,14 @@ def _add_class(digest: Any, kind: type, seen: Seen) -> None:
 
 
 def _library(thing: Any) -> str | None:
-    """The library that defines it, None for a caller's own."""
+    """Return the library that defines an object; None for a user's object."""
     module = str(getattr(thing, "__module__", None) or "")
     return module.partition(".")[0] if _of_a_library(module) else None
 
 
 @functools.cache
 def _of_a_library(module: str) -> bool:
-    """Whether a module, by its full name, is torch's, NumPy's, this library's or Python's, not the caller's file."""
+    """Whether a module belongs to torch, NumPy, this library or Python, by its full name."""
     root = module.partition(".")[0]
     if root not in sys.stdlib_module_names or root == "__main__":
         return root in _LIBRARIES

@@ -1,12 +1,12 @@
-"""The clients' side of a round on a block of gradients ``[c, d]``: the sum of messages, and the new memories.
+"""The fused client update of a block of gradients ``[c, d]``: the sum of the messages, and the new memories.
 
-Where Ψ only scales (normalising, clipping, nothing at all) no table of messages is needed: with v = ∇f_i − g_i,
+If Ψ only scales (normalisation, clipping, identity), no table of messages is needed: with v = ∇f_i − g_i,
 
     first pass    ‖v‖, and from it the factor s = Ψ's scale
     second pass   Σ s v, and g_i ← (1−λ) g_i + β s v in place
 
-so the memory is read twice and written once, which is the least possible. The method's own functions stay the
-definition; this is `ScaledDifference` with its sums taken in another order (`algorithms.method.fused_form`).
+so the memory is read twice and written once, which is the minimum. The method's functions remain the definition; this
+is `ScaledDifference` with its sums in another order (`algorithms.method.fused_form`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..algorithms.method import ScaledDifference
 from ..algorithms.operators import norms
 from ..gradients.engine import Block, upload
 
-_TILE = 2**22  # numbers of a tile of rows: gradients and memory of a tile stay in the cache between the passes
+_TILE = 2**22  # numbers per tile of rows, so that gradients and memory of a tile stay in the cache between the passes
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a block sent: Σ m_i ``[d]``, and for each client ‖∇f_i − g_i‖ and ‖m_i‖ ``[c, 1]``."""
+    """The messages of a block: their sum Σ m_i ``[d]``, and for each client ‖∇f_i − g_i‖ and ‖m_i‖ ``[c, 1]``."""
 
     total: Tensor
     distances: Tensor
@@ -34,13 +34,13 @@ class Sent:
 
 
 def apply_fused(form: ScaledDifference, block: Block, memory: Tensor | None, seed: int) -> Sent:
-    """Uses up the block's gradients; changes the block's rows of `memory` in place.
+    """Compute the messages of a block and update its rows of `memory` in place; the gradients are overwritten.
 
-    `seed` decides how a bfloat16 memory is rounded; pass another one for every block.
+    `seed` decides how a bfloat16 memory is rounded; pass a different one for every block.
     """
     if not form.memory or memory is None:
         return _update(form, block.grads, None, None, seed)
-    if memory.device != block.grads.device:  # rows that live elsewhere come over, and go back
+    if memory.device != block.grads.device:  # rows on another device are copied to the gradients' device and back
         where = block.rows if isinstance(block.rows, slice) else block.row_numbers
         held = memory[where].to(block.grads.device)
         sent = _update(form, block.grads, held, None, seed)
@@ -72,7 +72,7 @@ def _update(form: ScaledDifference, grads: Tensor, memory: Tensor | None, index:
         if held is not None and held.dtype != v.dtype:
             kept = form.keep * held[tile].to(v.dtype)
             held[tile] = rounded(kept + form.step * factor * v, held.dtype, seed + start)
-            # What the memory took is what is sent, so that ĝ stays the memories' mean.
+            # The message is what the rounded memory took, so that ĝ stays the mean of the memories.
             total += (held[tile].to(v.dtype) - kept).sum(0) / form.step
         else:
             total.addmv_(v.T, factor[:, 0])
@@ -86,7 +86,7 @@ def _update(form: ScaledDifference, grads: Tensor, memory: Tensor | None, index:
 
 
 def forget(keep: float, memory: Tensor, drawn: Tensor, seed: int) -> None:
-    """Multiply the memories of clients that were not drawn by `keep`, in place; `drawn` on the host."""
+    """Multiply the memories of the clients that were not drawn by `keep`, in place; `drawn` is on the host."""
     if keep == 1:
         return
     wide = torch.float32 if memory.dtype == torch.bfloat16 else memory.dtype
@@ -100,10 +100,10 @@ def forget(keep: float, memory: Tensor, drawn: Tensor, seed: int) -> None:
 
 
 def rounded(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """float32 to bfloat16, up or down with the probability that keeps the mean: small steps are not lost.
+    """Round float32 to bfloat16 stochastically, up or down with the probabilities that keep the mean.
 
-    Rounding to the nearest would swallow every step below 1/256 of a memory, and the memory would stand still. What is
-    not finite stays so.
+    Rounding to nearest would lose every step below 1/256 of a memory, and the memory would not move. Values that are
+    not finite stay so.
     """
     if dtype != torch.bfloat16:
         return values.to(dtype)

@@ -1,8 +1,8 @@
-"""The rest of a round after its gradients, on a GPU launched as one CUDA graph: messages, memories, the server's step.
+"""The part of a round after the gradients as one CUDA graph: messages, memories and the server's step.
 
-It is some fifty small kernels, which a host takes longer to launch than a GPU to run. A round is closed so where nobody
-looks at it and one block holds everyone who takes part; all others go through `Rounds.step`, whose numbers these are,
-to the bit.
+It consists of about fifty small kernels, and launching them takes longer than running them. The graph is used in rounds
+without a row of history whose participating clients form one block. All other rounds use `TrainingLoop.step`, which
+computes the same bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GraphedRound:
-    """Keeps what changes from round to round, the round's number and the step size, on the device."""
+    """Runs the graph; the number of the round and the step size, which change, are kept on the device."""
 
     def __init__(
         self,
@@ -39,24 +39,24 @@ class GraphedRound:
         update: ClientUpdate,
         able: bool,
     ) -> None:
-        """`able`: all messages are made here, and only their sum leaves."""
+        """`able`: all messages are computed in this process, and only their sum is released."""
         self._steps, self._plan, self._n, self._faults, self._update = steps, plan, problem.clients, faults, update
         self._mechanism, x = mechanism, problem.x0
         self._graphs = CudaGraphs("the update") if x.is_cuda else None
-        real = mechanism is not None and not mechanism.simulated  # then every round is looked at before it leaves
-        # Clients that are not drawn forget by factors that the host makes.
+        real = mechanism is not None and not mechanism.simulated  # then every round is checked before it is released
+        # The forgetting of clients that are not drawn uses factors that the host computes.
         forgetting = not steps.ignores_absence and not isinstance(plan.participation, Everyone)
         self.able = able and update.fused and x.is_cuda and not real and not forgetting and recordable(steps.method)
         self._round, self._lr = torch.zeros((), dtype=torch.int64, device=x.device), x.new_zeros(())
-        self._known: tuple[int, float] | None = None  # what the two are
+        self._known: tuple[int, float] | None = None  # their values
 
     def can_run(self, state: State, block: Block, count: int) -> bool:
-        """Whether a round of `count` clients can be closed here."""
+        """Whether the graph can run a round of `count` clients."""
         fits = all(held.device == state.x.device and held.dtype == state.x.dtype for held in state.clients.values())
         return self.able and fits and len(block.clients) == count
 
     def run(self, state: State, block: Block) -> None:
-        """The round's messages are made, all noted that may be broken, x moved; the release was paid for."""
+        """Compute the messages of the round, check them, and move x; the release must be paid for before."""
         now = state.round, self._plan.step_size(state.round)
         if self._known is None or self._known[0] != now[0]:
             self._round.fill_(now[0])
@@ -81,8 +81,8 @@ class GraphedRound:
         block = Block(block.clients, block.grads, block.losses, rows, block.first)
         self._faults.note_losses(block, self._round)
         if self._update.form is None:
-            raise TypeError("only a fused form is recorded")
-        # The seed is for memories of another precision.
+            raise TypeError("only a fused form can be captured")
+        # The seed is used only for memories of lower precision.
         sent = fused_update.apply_fused(self._update.form, block, state.clients.get(MEMORY), 0)
         self._faults.note_lengths(block, sent.lengths, self._update.bound, self._round)
         total = sent.total if noise is None else sent.total + noise

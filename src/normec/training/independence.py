@@ -1,8 +1,8 @@
-"""Checks, before a private run, that what a client sends is a function of that client's data alone.
+"""Checks before a private run that the message of a client depends on that client's data alone.
 
-Every privacy rule rests on it: when one client's data change, only that client's message may change. The same holds for
-the clipped gradients of single records. Models, losses, transforms and data sets are Python code that may keep state
-in plain attributes, so the checks run that code on a few records and compare gradients to the bit:
+Every privacy rule assumes this: when one client's data change, only that client's message may change. The same holds
+for the clipped gradients of single records. Models, losses, transforms and data sets are Python code that may keep
+state in attributes, so the checks run this code on a few records and compare gradients bit by bit:
 
     the first client alone;  beside and after another client;  beside and after that client with other data
 
@@ -39,9 +39,9 @@ from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
 
-_PARTS = ("model", "loss", "penalty", "augment", "transform")  # code of the caller's, which may keep state
-_RECORDS = 8  # of a client that take part in the check
-_ROUNDING = 1e-9  # relative, in float64: how far a GPU's sums may differ from one time to the next
+_PARTS = ("model", "loss", "penalty", "augment", "transform")  # code of the user, which may keep state
+_RECORDS = 8  # records per client that are used in the check
+_ROUNDING = 1e-9  # relative, in float64: how much a GPU's sums may vary between two runs
 
 Part = TypeVar("Part")
 Some = TypeVar("Some", bound=Objective)
@@ -51,12 +51,12 @@ def refuse_coupled_clients(problem: Objective, seed: int, record_clip: float | N
     """Refuse a problem in which one client's gradient depends on another client's data, or does not repeat.
 
     Args:
-        problem: the clients and what they minimise; it is not changed.
-        seed: the run's seed, which decides what dropout and random transforms draw.
-        record_clip: the norm that every record's gradient is clipped to; then records are checked as well.
+        problem: The problem; it is not changed.
+        seed: The seed of the run, which decides what dropout and random transforms draw.
+        record_clip: The norm to which every record's gradient is clipped; if given, records are checked as well.
 
     Raises:
-        UsageError: a gradient changed with another client's data, or from one time to the next.
+        UsageError: A gradient changed with another client's data, or between two computations.
     """
     with torch.random.fork_rng():
         problem = _precise(problem) if problem.x0.is_cuda else problem
@@ -67,11 +67,11 @@ def refuse_coupled_clients(problem: Objective, seed: int, record_clip: float | N
 
 
 def refuse_mixing_methods(method: Method, dimension: int) -> None:
-    """Refuse a method or an operator of the caller's own that mixes clients, or tells its server of their gradients.
+    """Refuse a user's own method or operator that mixes clients, or reveals their gradients to the server.
 
     Args:
-        method: the method, which is not changed; those of this library work row by row and are not looked at.
-        dimension: the length of a message.
+        method: The method, which is not changed. Methods of this library work row by row and are not checked.
+        dimension: The dimension of a message.
 
     Raises:
         UsageError: a client's message or memory changed with another client's gradient, the server's step with
@@ -85,7 +85,7 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
     other[:, 1:] = 3 - 2 * usual[:, 1:].flip(1)
 
     def first(steps: Steps, grads: Tensor, disturbance: Tensor) -> Tensor:
-        """All that the first client sends and keeps."""
+        """Return everything that the first client sends and keeps."""
         state = {name: rows_like(start, len(grads)).clone() for name, start in steps.initial_client_state.items()}
         for rows in state.values():
             if rows.is_floating_point() and rows.shape == disturbance.shape:
@@ -103,7 +103,7 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
     _refuse_unlike(found, f"the message of {method.name} for one client changes with the gradients of others")
 
     def served(gradients: Tensor) -> Tensor:
-        """A server's step on a sum of its own, after clients have sent messages made of these gradients."""
+        """Return the server's step on a fixed sum, after clients have sent messages for these gradients."""
         steps = Steps(_fresh(method), usual[0, 0])
         for row in gradients.split(1, dim=1):
             first(steps, *row)
@@ -127,17 +127,17 @@ def _served(steps: Steps) -> Tensor:
 
 
 def _precise(problem: Objective) -> Objective:
-    """In float64, where sums that a GPU takes in changing order stay far below anything that matters."""
+    """Return the problem in float64, where the varying order of a GPU's sums has a negligible effect."""
     try:
         precise = problem.to(problem.x0.device, torch.float64)
         _gradient(precise, 0, 0, None)
-    except Exception:  # whatever a model does that cannot be done in float64
+    except Exception:  # the model cannot run in float64
         return problem
     return precise
 
 
 def _triples(clients: int) -> list[tuple[int, int, int]]:
-    """(the client looked at, the one computed before it, whose data that one gets instead), from both ends."""
+    """Return triples (checked client, client computed before it, client whose data that one gets), from both ends."""
     if clients == 1:
         return [(0, 0, 0)]
     last = clients - 1
@@ -148,7 +148,7 @@ def _compare_clients(problem: Objective, seed: int, clip: float | None, mine: in
     what = f"the gradient of client {mine} changes when client {other} is computed before it"
     if not isinstance(problem, FunctionProblem | Problem):
         found = []
-        for _ in range(2):  # clients of another kind of problem cannot be exchanged, only computed in turn
+        for _ in range(2):  # clients of other kinds of problems cannot be exchanged, only computed in turn
             found.append(_gradient(problem, mine, seed, clip))
             _gradient(problem, other, seed, clip)
         _refuse_unlike(found, what)
@@ -156,26 +156,26 @@ def _compare_clients(problem: Objective, seed: int, clip: float | None, mine: in
     try:
         most = _RECORDS
         found = [_after((), _pair(problem, mine, other, most), seed, clip)]
-    except Exception:  # a model for batches of one size
+    except Exception:  # the model may need batches of a fixed size
         most = max(problem.sizes.tolist()) if problem.sizes is not None else _RECORDS
         found = [_after((), _pair(problem, mine, other, most), seed, clip)]
     usual, disturbed = (_pair(problem, mine, source, most) for source in (other, third))
     if isinstance(disturbed, Problem) and isinstance(disturbed.records, ResidentRecords):
         disturbed.records = _altered(disturbed.records)
-    if isinstance(disturbed, Problem):  # a subclass may look at the other client's records at any time
+    if isinstance(disturbed, Problem):  # a subclass may read the other client's records at any time
         found.append(_after((), _pair(problem, mine, third, most), seed, clip))
-        with suppress(Exception):  # altered records may be none that the model takes
+        with suppress(Exception):  # the model may not accept altered records
             found.append(_after((), disturbed, seed, clip))
     for before in ((usual,), (disturbed,), (usual, disturbed)):
         try:
             found.append(_after(before, usual, seed, clip))
-        except Exception as error:  # it went well alone: what was left behind by others is in the way
+        except Exception as error:  # it succeeded alone, so state of other clients interferes
             raise UsageError(f"{what}: {str(error).splitlines()[0]}; keep no state between clients") from error
     _refuse_unlike(found, what)
 
 
 def _pair(problem: Objective, mine: int, other: int, most: int) -> Objective:
-    """Two clients of the problem as numbers 0 and 1, each with at most so many records."""
+    """Return a problem with two clients, as numbers 0 and 1, each with at most `most` records."""
     pair = copy.copy(problem)
     pair.clients = 2
     if isinstance(pair, FunctionProblem):
@@ -187,7 +187,7 @@ def _pair(problem: Objective, mine: int, other: int, most: int) -> Objective:
 
 
 def _beginnings(held: Records, clients: Sequence[int], most: int) -> Records:
-    """The first records of some clients."""
+    """Return the first records of some clients."""
     if isinstance(held, FetchedRecords):
         return FetchedRecords([_Beginning(held.datasets[client], most) for client in clients], held.device)
     batches = [held.batch(client, torch.arange(min(most, int(held.sizes[client])))) for client in clients]
@@ -197,7 +197,7 @@ def _beginnings(held: Records, clients: Sequence[int], most: int) -> Records:
 
 
 def _altered(held: ResidentRecords) -> ResidentRecords:
-    """Client 1 with other records of the same kind: floats are moved, whole numbers only change their order."""
+    """Return the records with those of client 1 changed: floats are shifted, integers are only reordered."""
     inputs, targets, rows = held.inputs.clone(), held.targets.clone(), held.rows[1]
     moved = held.inputs[rows].flip(0)
     inputs[rows] = 3 - 2 * moved if moved.is_floating_point() else moved
@@ -205,7 +205,7 @@ def _altered(held: ResidentRecords) -> ResidentRecords:
 
 
 class _Beginning(Dataset[Any]):
-    """The first records of a data set, fetched from it as the run would fetch them."""
+    """The first records of a data set, fetched as in the run."""
 
     def __init__(self, dataset: Dataset[Any], most: int) -> None:
         self._dataset, self._most = dataset, most
@@ -218,16 +218,16 @@ class _Beginning(Dataset[Any]):
 
 
 def _after(before: Sequence[Objective], pair: Objective, seed: int, clip: float | None) -> Tensor:
-    """Loss and gradient of client 0, with parts in fresh state that computed client 1 of those `before` first."""
+    """Return loss and gradient of client 0, from fresh copies that computed client 1 of each of `before` first."""
     pair = _with_parts(pair, pair, _fresh)
     for other in before:
-        with suppress(Exception):  # altered records may be none that the model takes
+        with suppress(Exception):  # the model may not accept altered records
             _gradient(_with_parts(other, pair), 1, seed, clip)
     return _gradient(pair, 0, seed, clip)
 
 
 def _with_parts(to: Some, source: Objective, copied: Callable[[Any], Any] = lambda part: part) -> Some:
-    """`to` with the parts of `source`: the same objects, so that both share their state, or copies."""
+    """Return `to` with the parts of `source`: the same objects, which share their state, or copies."""
     given = copy.copy(to)
     if isinstance(given, Problem):
         for name in _PARTS:
@@ -236,28 +236,28 @@ def _with_parts(to: Some, source: Objective, copied: Callable[[Any], Any] = lamb
 
 
 def _fresh(part: Part) -> Part:
-    """A copy with a state of its own; what cannot be copied is used as it is."""
+    """Return a copy with its own state; a part that cannot be copied is used as it is."""
     try:
         return copy.deepcopy(part)
-    except Exception:  # locks, open files, whatever a part holds
+    except Exception:  # for example, it holds a lock or an open file
         return part
 
 
 def _gradient(problem: Objective, client: int, seed: int, clip: float | None) -> Tensor:
-    """The client's loss and gradient at the start, on all its records."""
+    """Return the client's loss and gradient at the start, on all its records."""
     loop = LoopEngine(problem, None, seed, clip)
     (block,) = loop.blocks(problem.x0, problem.initial_buffers(), 0, torch.tensor([client]))
     return torch.cat([block.losses, block.grads[0]])
 
 
 def _compare_records(problem: Problem, seed: int) -> None:
-    """One record's gradient must not change with the records beside it, nor with those computed before it."""
+    """Check that a record's gradient does not change with other records in its batch or with records before it."""
     held = _beginnings(problem.records, (0, 0), _RECORDS)
     usual = held.batch(0, None)
     if len(usual[0]) < 2:
         return
     if not torch.equal(usual[0], held.batch(0, None)[0]):
-        raise UsageError("the records of client 0 differ from one time to the next; keep no state in a data set")
+        raise UsageError("the records of client 0 change between two reads; keep no state in a data set")
     halves = ResidentRecords(*usual, torch.arange(len(usual[0])).split([1, len(usual[0]) - 1]))
     disturbed = _altered(halves).inputs, usual[1]
 
@@ -274,7 +274,7 @@ def _compare_records(problem: Problem, seed: int) -> None:
 
 def _refuse_unlike(found: Sequence[Tensor], what: str) -> None:
     first = found[0]
-    if bool(torch.isnan(first).any()):  # what is not finite is told elsewhere
+    if bool(torch.isnan(first).any()):  # values that are not finite are reported elsewhere
         return
     for other in found[1:]:
         same = torch.equal(first, other)

@@ -1,7 +1,7 @@
-"""Runs that are generators, taken to their ends: one, or several on a GPU, each on a stream of its own, in turns.
+"""Runs as generators: one run until its end, or several runs on a GPU in turns, each on its own stream.
 
-A run's round is hundreds of small kernels that leave most of a large GPU idle; another run's kernels fill it. The host
-only launches, and never waits for one run while another could go on.
+A round consists of hundreds of small kernels that leave most of a large GPU idle, so kernels of other runs can fill it.
+The host only launches kernels, and never waits for one run while another one could continue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def run_to_end(run: Generator[None, None, Result]) -> Result:
-    """What one generator returns when it has been taken to its end."""
+    """Run a generator to its end and return its result."""
     while True:
         try:
             next(run)
@@ -24,23 +24,23 @@ def run_to_end(run: Generator[None, None, Result]) -> Result:
 
 
 def run_interleaved(runs: Sequence[Generator[None, None, Result]], device: torch.device) -> list[Result | Exception]:
-    """Take all generators to their ends, a step of each in turn; what one raises is its result, the others go on."""
+    """Run all generators to their ends, one step of each in turn; an exception becomes the result of its generator."""
     streams: list[torch.cuda.Stream | None] = [None] * len(runs)
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # what they share is there before any of them begins
+        torch.cuda.synchronize(device)  # what the runs share is complete before any of them begins
         streams = [torch.cuda.Stream(device) for _ in runs]
     ends: dict[int, Result | Exception] = {}
     while len(ends) < len(runs):
-        for place, (run, stream) in enumerate(zip(runs, streams, strict=True)):
-            if place in ends:
+        for index, (run, stream) in enumerate(zip(runs, streams, strict=True)):
+            if index in ends:
                 continue
             try:
-                with torch.cuda.stream(stream):  # None: no stream
+                with torch.cuda.stream(stream):  # None keeps the current stream
                     next(run)
             except StopIteration as end:
-                ends[place] = end.value
-            except Exception as error:  # the border between one run and the others
-                ends[place] = error
+                ends[index] = end.value
+            except Exception as error:  # the failure of one run must not end the others
+                ends[index] = error
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # what they made may be used on any stream
-    return [ends[place] for place in range(len(runs))]
+        torch.cuda.synchronize(device)  # results may be used on any stream
+    return [ends[index] for index in range(len(runs))]

@@ -1,7 +1,8 @@
-"""One run under way: the loop over rounds and its checkpoints.
+"""The training loop: rounds and checkpoints.
 
-A round, in order: who takes part; a row of history, if one is due, of x as it is now; gradients, block by block; the
-messages; a look whether all is finite; with privacy, the release is paid for and the noise added; the server's step.
+The order of a round: draw the participating clients; measure a row of history of the current x, if one is due; compute
+gradients block by block; make the messages; check that everything is finite; with privacy, pay for the release and add
+the noise; make the server's step. docs/architecture.md describes the steps.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
 
 
-SMALL_FILE = 2**20  # bytes of releases that are no reason for a checkpoint
+SMALL_FILE = 2**20  # bytes of releases below which no checkpoint is written because of them
 
 
 class TrainingLoop:
-    """One run under way: `run` takes it to its end, `steps` round by round."""
+    """A run that is prepared to start: `run` executes it, and `steps` executes it round by round."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class TrainingLoop:
         communicator: Communicator | None = None,
         kept: bool = False,
     ) -> None:
-        """`storage` has a folder on rank 0 alone; `kept` says on every rank whether there is one."""
+        """`storage` has a folder on rank 0 only; `kept` says on every rank whether there is one."""
         communicator = communicator or SingleProcess()
         self.problem, self.method, self.plan, self.storage = problem, method, plan, storage
         self.mechanism = mechanism
@@ -75,7 +76,7 @@ class TrainingLoop:
         )
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.communicator, self.kept, self.own = communicator, kept, communicator.local_clients(problem.clients)
-        # Functions of the caller's own may mix the clients that they see together, for some values only.
+        # A user's own functions may mix the clients that they see together, for some values only.
         one_by_one = mechanism is not None and not works_by_rows(method)
         self.method_steps = Steps(method, problem.x0, one_by_one)
         self.faults = Faults(self.own, problem.x0.device)
@@ -95,19 +96,21 @@ class TrainingLoop:
         self.budget = (
             Budget(mechanism, communicator, problem.initial_buffers(), kept) if mechanism is not None else None
         )
-        # Noise that cannot be repeated is written down with what it covered; where memories take the noise of single
-        # messages, a checkpoint is that record.
+        # Noise that cannot be repeated is stored together with the sum that it covers. If memories contain the noise of
+        # single messages, a checkpoint in every round stores both.
         simulated = mechanism is not None and mechanism.simulated
         self.computation = computation_digest(problem, method, plan.participation) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
         self.recording = fresh and not self.save_every_round
-        self.recorded: dict[int, int] = {}  # rounds whose release is known from before a restart, and their attempts
+        self.recorded: dict[int, int] = {}  # rounds whose release was stored before a restart, and their attempts
         able = communicator.size == 1 and not self.recording
         self.graphed = GraphedRound(self.method_steps, plan, problem, mechanism, self.faults, self.update, able)
         self.recalled: int | None = None
         self.begun = self.resumed = False
-        self.faulty = self.stopping = self.saving = False  # what the ranks said when they were last heard
+        self.faulty = self.stopping = self.saving = (
+            False  # the flags of all ranks in the last round in which they were read
+        )
         self.asked: Callable[[], bool] = lambda: False
         self.ledger_head: list[Any] | None = None
         self.stopped: str | None = None
@@ -118,7 +121,7 @@ class TrainingLoop:
             return run_to_end(self.steps(lambda: interrupt.asked))
 
     def steps(self, asked: Callable[[], bool]) -> Generator[None, None, Run]:
-        """Yields after every round, until there is none left or it is `asked` to stop; closes the run's files."""
+        """Yield after every round until the run ends or `asked` returns True; then close the run's files."""
         try:
             torch.set_num_threads(self.engine.threads)
             state = self._started()
@@ -132,11 +135,11 @@ class TrainingLoop:
                 self.mechanism.close()
 
     def _stop(self) -> bool:
-        """Whether somebody wants to stop: ranks stop together, after the round in which they were told."""
+        """Whether to stop; ranks stop together, after the round in which they exchanged the request."""
         return self.asked() if self.communicator.size == 1 else self.stopping
 
     def _started(self) -> State:
-        """The state to start from: the checkpoint's, where there is one."""
+        """Return the state to start from: that of the checkpoint, if there is one."""
         tensors: dict[str, Tensor] = {}
 
         def found() -> tuple[bool, dict[str, Any] | None, list[Row]]:
@@ -148,18 +151,18 @@ class TrainingLoop:
         self.resumed, facts, self.storage.history.rows = self.communicator.on_rank_zero(found)
         if facts is not None:
             state = self._restored(tensors, facts)
-            self._open_ledger()  # what was spent is in there, even if no round is left to run
+            self._open_ledger()  # it holds what was spent, even if no round is left
         else:
             state = self.initial()
         if self.recording:
             attempts = self.communicator.on_rank_zero(lambda: self.storage.releases.following(state.round))
             self.recorded = dict(enumerate(attempts, state.round))
         self.watch.start()
-        self.saved_at = -math.inf  # the first round is saved at once, so that a run always has a checkpoint
+        self.saved_at = -math.inf  # save after the first round, so that a run always has a checkpoint
         return state
 
     def _advance(self, state: State) -> bool:
-        """One more round, and a checkpoint if one is due; False when there is no round left."""
+        """Run one more round, and write a checkpoint if one is due; returns False if no round is left."""
         if state.round >= self.plan.rounds or self.stopped:
             return False
         try:
@@ -181,7 +184,7 @@ class TrainingLoop:
         return self.recording and self.storage.releases.size > most
 
     def _ended(self, state: State) -> Run:
-        """The last row, the last checkpoint, and what came out."""
+        """Measure the last row, write the last checkpoint, and return the result."""
         if state.round == self.plan.rounds and not self.observer.complete:
             self._last_row(state)
         self._save(state)
@@ -207,7 +210,7 @@ class TrainingLoop:
         return run
 
     def step(self, state: State) -> None:
-        """Round k: every drawn client one message, the server one step; raises `BudgetSpent` before anything leaves."""
+        """Run one round; raises `BudgetSpent` before anything of the round is released."""
         if self.budget is not None:
             self.budget.begin()
         k, n = state.round, self.problem.clients
@@ -246,7 +249,7 @@ class TrainingLoop:
         with self.watch.timed("update"):
             direction, server = self.method_steps.server_step(total / n, state.server)
             state.x -= self.plan.step_size(k) * direction
-            for name, new in server.items():  # recordings know the places of these tensors
+            for name, new in server.items():  # CUDA graphs use the addresses of these tensors
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
         self._count(state, count)
 
@@ -255,7 +258,7 @@ class TrainingLoop:
         return state.x.new_zeros(self.method_steps.message_length)
 
     def _send(self, state: State, block: Block, meter: Meter | None) -> Tensor:
-        """What a block adds to the sum, once the round is paid for; the clients' states take their messages."""
+        """Pay for the round, return what a block adds to the sum, and update its clients' states."""
         if meter is not None:
             meter.add(block)
         self.faults.note_losses(block, state.round)
@@ -272,16 +275,16 @@ class TrainingLoop:
         state.round += 1
 
     def _record_release(self, round: int, total: Tensor) -> None:
-        """Keep what has left in `round`, so that a restart need not draw its noise again."""
+        """Store what `round` has released, so that a restart need not draw its noise again."""
         mechanism = self.mechanism
         if mechanism is not None and self.recording and round not in self.recorded:
             self.communicator.on_rank_zero(lambda: self.storage.releases.append(round, mechanism.attempt, total))
 
     def _whole(self, total: Tensor, state: State, count: int, looked_at: bool) -> Tensor:
-        """Σ of all `count` clients' messages, noise included, from the sum over those that live here.
+        """Return the sum of all `count` clients' messages, noise included, from the sum over this rank's clients.
 
-        Ranks say in the same breath whether anything here is broken, whether somebody wants to stop, and, by rank 0's
-        clock, whether a checkpoint is due. On a GPU that is heard in rounds that are looked at.
+        The same all-reduce carries flags: whether a rank has a fault, whether to stop, and, by the clock of rank 0,
+        whether a checkpoint is due. On a GPU the flags are read only in rounds with a row of history.
         """
         k = state.round
         if k in self.recorded:
@@ -296,20 +299,20 @@ class TrainingLoop:
             return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
         broken = self.faults.broken
         if self._on_host and bool(broken):
-            total = torch.zeros_like(total)  # what is broken stays here
+            total = torch.zeros_like(total)  # invalid values are not sent to other ranks
         own = torch.tensor(
             [self.asked(), self.communicator.rank == 0 and self._time_to_save(state)], device=total.device
         )
-        signs = torch.cat([broken[None], own])
+        flags = torch.cat([broken[None], own])
         with self.watch.timed("communication"):
-            packed = self.communicator.sum(torch.cat([total, signs.to(total.dtype)]))
+            packed = self.communicator.sum(torch.cat([total, flags.to(total.dtype)]))
         if self._on_host or looked_at:
             self.faulty, self.stopping, self.saving = (packed[-3:] > 0).tolist()
         total = packed[:-3]
         return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
 
     def _pay(self, state: State) -> None:
-        """Before anything of this round leaves: all finite, the folder taken, the ledger paid. Once a round."""
+        """Check values, lock the folder and pay in the ledger, once per round, before anything of it is released."""
         if self.mechanism is None or self.budget is None:
             return
         if state.round in self.recorded:
@@ -318,7 +321,7 @@ class TrainingLoop:
         if self.communicator.size > 1 and self.budget.paid:
             return
         if self._on_host or not self.mechanism.simulated or not self.begun:
-            self._check(state)  # whatever it costs: nothing that protects anyone leaves after an error
+            self._check(state)  # even if it waits for the device: real noise must not be released after an error
             self.budget.refuse_moving_state(state.buffers, self._moved_constants())
         self._begin(state)
         self.budget.pay(state.round, self._release_key())
@@ -327,10 +330,10 @@ class TrainingLoop:
         return self.problem.moved_constants() if isinstance(self.problem, Problem) else None
 
     def _release_key(self) -> str | None:
-        """The name of a release that would come out bit for bit the same if it were made again; None: nothing would.
+        """Return the key of a release whose repetition would give the same bits; None if no release repeats.
 
-        It holds what the bits depend on beside the run's public settings: what is computed
-        (`repeatability.computation_digest`), where, and by which engine.
+        It covers what the bits depend on besides the run's public settings: the computation
+        (`repeatability.computation_digest`), the machine and the engine.
         """
         if self.mechanism is None or not self._repeatable:
             return None
@@ -345,11 +348,11 @@ class TrainingLoop:
 
     @cached_property
     def _machines(self) -> list[Any]:
-        """Where the ranks compute, known to all. Collective."""
+        """Return the machines of all ranks. Collective."""
         return self.communicator.all_gather([torch.get_num_threads(), *machine_facts(self.problem.x0.device)])
 
     def _recall(self, state: State, mechanism: Mechanism) -> None:
-        """In place of paying, once a round: the ledger must know of what was released."""
+        """Check, instead of paying and once per round, that the ledger contains the stored release."""
         if self.recalled == state.round:
             return
         round, attempt = state.round, self.recorded[state.round]
@@ -371,22 +374,22 @@ class TrainingLoop:
         self.observer.record(row, meter, drawn, self.begun)
 
     def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[Block]:
-        """Gradients of the drawn clients that live here, their rows as this rank's tables have them."""
+        """Yield the gradients of this rank's drawn clients, with rows relative to this rank's tables."""
         for block in self.engine.blocks(x, buffers, k, local_part(drawn, self.own, self.problem.clients)):
             yield block.relative_to(self.own.start)
 
     def _local_rows(self, drawn: Tensor) -> Tensor:
-        """The drawn clients' rows here."""
+        """Return the rows of the drawn clients in this rank's tables."""
         chosen = local_part(drawn, self.own, self.problem.clients)
         return drawn if chosen is None else chosen - self.own.start
 
     def _check(self, state: State) -> None:
-        """Raise `Diverged` if anything noted so far was not finite."""
+        """Raise `Diverged` if a fault was recorded."""
 
         def blame(round: int) -> list[int]:
-            # A broken gradient may stay in a client's state.
+            # An invalid gradient may have entered a client's state.
             tables = [table for table in state.clients.values() if table.is_floating_point()]
-            broken = sorted({self.own[place] for table in tables for place in broken_rows(table)})
+            broken = sorted({self.own[row] for table in tables for row in broken_rows(table)})
             if broken or round != state.round:
                 return broken
             drawn = self.plan.participants(self.problem.clients, round)
@@ -396,7 +399,7 @@ class TrainingLoop:
         self.faults.check(blame, self.communicator)
 
     def _begin(self, state: State) -> None:
-        """Once, when the first gradients of this process were found finite: only now may files appear."""
+        """Start writing files; called when the first gradients are known to be finite, and effective once."""
         if self.begun:
             return
         self.communicator.on_rank_zero(self.storage.write_settings)
@@ -404,7 +407,7 @@ class TrainingLoop:
             callback.begin(state.round, self.plan.rounds)
         self.communicator.on_rank_zero(self.storage.begin)
         self._open_ledger()
-        self.begun = True  # last: what failed is tried again
+        self.begun = True  # last, so that a failed attempt is repeated
 
     def _open_ledger(self) -> None:
         budget = self.budget
@@ -429,8 +432,8 @@ class TrainingLoop:
         self.ledger_head = facts.get("ledger")
         if self.mechanism is not None and facts["round"] and not self.ledger_head:
             raise UsageError(
-                f"the checkpoint in {self.storage.out} has {facts['round']} private rounds and knows of no ledger that "
-                "paid for them; start anew in another folder"
+                f"the checkpoint in {self.storage.out} has {facts['round']} private rounds, but no ledger that "
+                "paid for them; start again in another folder"
             )
         self.clients = facts.get("clients", {})
         memory, folder = self.plan.memory, self.storage.out
@@ -454,5 +457,5 @@ class TrainingLoop:
 
     @property
     def _on_host(self) -> bool:
-        """Where looking at a value costs no wait for a device."""
+        """Whether reading a value does not wait for a device."""
         return self.problem.x0.device.type == "cpu"

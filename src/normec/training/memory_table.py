@@ -1,4 +1,4 @@
-"""Where the clients' states live: tables ``[n, …]`` on the device, in host memory, or in a file."""
+"""The tables ``[n, …]`` of the clients' states, on the device, in host memory, or in a file."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ HOMES: tuple[str, ...] = get_args(Home)
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """How the table is kept; a round touches the rows of the clients that take part, wherever they are.
+    """Where a table is kept and in which precision. A round accesses the rows of the clients that take part.
 
-    "host" and "disk" are for tables that outgrow the device: rows travel to it and back. "disk" is a file mapped into
-    memory, so that what is not touched need not be in RAM. "bfloat16" halves the table; see `fused_update.rounded`.
+    "host" and "disk" are for tables that do not fit on the device; rows are copied to the device and back. "disk" is a
+    file that is mapped into memory, so rows that are not accessed need no RAM. "bfloat16" halves the table; see
+    `fused_update.rounded`.
     """
 
-    dtype: torch.dtype | None = None  # None: that of x
+    dtype: torch.dtype | None = None  # None: the dtype of x
     home: Home = "device"
 
     def of(self, start: Tensor, clients: int, like: Tensor, folder: Path | None) -> Tensor:
-        """A table of one state for n clients that all begin with `start`.
+        """Return a table of one state for n clients, in which every row is `start`.
 
-        States as long as x live where this table says; smaller ones, and whole numbers, stay on the device.
+        States of the size of x are kept at `home`; smaller ones and integers stay on the device.
         """
         if start.shape != like.shape or not start.is_floating_point():
             return start.to(like.device).repeat(clients, *[1] * start.ndim)
@@ -51,7 +52,7 @@ class MemoryTable:
 
 
 def read_rows(table: Tensor, block: Block, like: Tensor) -> Tensor:
-    """A copy of the block's rows, on the device of `like` and, for numbers with a fraction, in its precision."""
+    """Return a copy of the block's rows on the device of `like`; floating-point rows get its precision."""
     where = block.rows if isinstance(block.rows, slice) or table.device == block.grads.device else block.row_numbers
     dtype = like.dtype if table.is_floating_point() else table.dtype
     rows = table[where]
@@ -59,7 +60,7 @@ def read_rows(table: Tensor, block: Block, like: Tensor) -> Tensor:
 
 
 def write_rows(table: Tensor, block: Block, new: Tensor, seed: int) -> Tensor:
-    """Write the block's rows; returns them as the table keeps them."""
+    """Write the block's rows and return them as the table stores them."""
     kept = rounded(new, table.dtype, seed)
     table[block.row_numbers.to(table.device)] = kept.to(table.device)
     return kept
@@ -68,11 +69,14 @@ def write_rows(table: Tensor, block: Block, new: Tensor, seed: int) -> Tensor:
 def _mapped(shape: tuple[int, int], dtype: torch.dtype, folder: Path | None) -> Tensor:
     size = shape[0] * shape[1]
     where = Path(tempfile.gettempdir()) if folder is None else folder.absolute()
-    while not where.is_dir():  # a run's folder appears only when its first gradients were found finite
+    while not where.is_dir():  # a run's folder is created only after its first gradients were found finite
         where = where.parent
     if (free := shutil.disk_usage(where).free) < size * dtype.itemsize:
-        raise UsageError(f"memory_home 'disk' needs {size * dtype.itemsize} bytes, {where} has {free} left")
-    # The name goes at once, the file when the last mapping does: a killed run leaves nothing behind.
+        raise UsageError(
+            f"memory_home 'disk' needs {size * dtype.itemsize} bytes, {where} has {free} left; "
+            "free some space or choose another memory_home"
+        )
+    # The file is unlinked at once and disappears with its last mapping, so a killed run leaves nothing behind.
     with tempfile.NamedTemporaryFile(dir=where, prefix="memory-", suffix=".part") as file:
         file.truncate(size * dtype.itemsize)
         return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)

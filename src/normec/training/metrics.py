@@ -1,4 +1,4 @@
-"""What is measured in a round: sums over blocks of clients, and where something stopped being finite."""
+"""The metrics of a round, as sums over blocks of clients, and the detection of invalid values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..errors import Diverged
 from ..gradients.engine import Block
 from .communicator import Communicator, SingleProcess
 
-ROUNDING = 1e-5  # relative: what arithmetic in single precision may add to a message's length
+ROUNDING = 1e-5  # relative: how much single precision may add to the norm of a message
 
 
 class Meter:
-    """Sums, block by block: the mean loss, the mean gradient and how far clients are from it, the memory error
-    mean ‖∇f_i − g_i‖, and the messages' norms.
+    """Sums metrics block by block: the loss, the mean gradient and the clients' distance from it, the memory error
+    mean ‖∇f_i − g_i‖, and the norms of the messages.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -28,24 +28,24 @@ class Meter:
         self._count = self._messages = 0
 
     def add(self, block: Block) -> None:
-        """Before anything uses up the block's gradients."""
+        """Add the losses and gradients of a block; call it before the gradients are overwritten."""
         self._count += len(block.losses)
         self._loss += block.losses.sum()
         self._grad += block.grads.sum(0)
         self._square += norms(block.grads).square().sum()
 
     def add_distances(self, distances: Tensor) -> None:
-        """‖∇f_i − g_i‖ of the block's clients, with the memories as they are before this round."""
+        """Add ‖∇f_i − g_i‖ of the block's clients, with the memories before this round."""
         self._error += distances.sum()
 
     def add_messages(self, lengths: Tensor) -> None:
-        """‖m_i‖ of the block's clients, before any noise."""
+        """Add ‖m_i‖ of the block's clients, without noise."""
         self._messages += len(lengths)
         self._sent += lengths.sum()
         self._longest = torch.maximum(self._longest, lengths.max())
 
     def merge(self, communicator: Communicator) -> None:
-        """From sums over the clients that live here to sums over all."""
+        """Turn the sums over this rank's clients into sums over all clients."""
         if communicator.size == 1:
             return
         scalars = (self._loss, self._square, self._error, self._sent)
@@ -57,12 +57,12 @@ class Meter:
         self._longest = communicator.max(self._longest.clone())
 
     def read(self, *, exact: bool, feedback: bool) -> dict[str, Any]:
-        """`exact`: the blocks were all clients' full gradients, so ‖mean gradient‖ is ‖∇f(x)‖."""
+        """Return the metrics; `exact`: the blocks were all clients' full gradients, so ‖mean gradient‖ is ‖∇f(x)‖."""
         if not self._count:
             return {}
         n = self._count
         sums = (norms(self._grad).squeeze(), self._loss, self._square, self._error, self._sent, self._longest)
-        length, loss, square, error, sent, longest = torch.stack(sums).tolist()  # one wait for the device
+        length, loss, square, error, sent, longest = torch.stack(sums).tolist()  # waits for the device only once
         mean = length / n
         found = {"loss": loss / n}
         if exact:
@@ -78,14 +78,14 @@ class Meter:
 
 
 class Faults:
-    """The first round in which a client's loss, or the sum of messages, was not finite, or a message past its bound.
+    """The first round in which a loss or the sum of messages was not finite, or a message was above its bound.
 
-    Kept on the device, always in the same place, so that noting it costs no wait and can be recorded (`round` is then a
-    number on the device); `check` looks, and raises `Diverged`.
+    It is kept on the device at a fixed address, so that recording a fault does not wait for the device and can be part
+    of a CUDA graph (`round` is then a tensor on the device). `check` reads it and raises `Diverged`.
     """
 
     def __init__(self, clients: range, device: torch.device) -> None:
-        """`clients`: those that live here."""
+        """`clients`: the clients of this rank."""
         self._never = torch.iinfo(torch.int64).max
         self._clients = clients
         self._loss = torch.full((len(clients),), self._never, device=device)
@@ -96,33 +96,33 @@ class Faults:
         self._note(self._loss, block, torch.isfinite(block.losses), round)
 
     def note_lengths(self, block: Block, lengths: Tensor, bound: float, round: int | Tensor) -> None:
-        """‖m_i‖ ``[c, 1]`` of the block's messages, which the operator promised to keep within `bound`."""
+        """Record messages whose norm ``[c, 1]`` is above the `bound` that the operator states."""
         if math.isfinite(bound):
             self._note(self._long, block, ~(lengths[:, 0] > bound * (1 + ROUNDING)), round)
 
     def note_sum(self, total: Tensor, round: int | Tensor) -> None:
-        # One finite number iff every entry is (or their sum overflows, which is no better).
+        # The sum is finite only if every entry is; an overflow of the sum counts as a fault as well.
         self._sum.copy_(torch.where(torch.isfinite(total.sum()), self._sum, self._sum.clamp(max=round)))
 
     @property
     def broken(self) -> Tensor:
-        """Whether anything was noted here; a truth value on the device."""
+        """Whether a fault was recorded on this rank; a boolean on the device."""
         return self._first() != self._never
 
     def check(self, blame: Callable[[int], list[int]], communicator: Communicator | None = None) -> None:
-        """`blame(round)` names the clients whose gradients were not finite, where their losses were.
+        """Raise `Diverged` if there is a fault. Collective: all ranks raise the same error.
 
-        All ranks look together, and raise the same error.
+        `blame(round)` returns the clients whose gradients were not finite although their losses were.
         """
         communicator = communicator or SingleProcess()
         here = self._first()
         first = int(here) if communicator.size == 1 else -int(communicator.max(-here))
         if first == self._never:
             return
-        found = [said for said in communicator.all_gather(self._findings(first, blame)) if said is not None]
+        found = [finding for finding in communicator.all_gather(self._findings(first, blame)) if finding is not None]
         kind, how, _ = found[0]
         clients = sorted({client for other, _, named in found if other == kind for client in named})
-        cure = "its operator does not keep the bound it states" if kind == "the message" else ""
+        cure = "its operator violates the bound that it states" if kind == "the message" else ""
         raise Diverged(first, clients, kind, how, cure)
 
     def _first(self) -> Tensor:
@@ -131,11 +131,11 @@ class Faults:
     def _findings(self, round: int, blame: Callable[[int], list[int]]) -> tuple[str, str, list[int]] | None:
         for kind, how, noted in (
             ("the loss", "is not finite", self._loss),
-            ("the message", "is longer than its bound", self._long),
+            ("the message", "is above its bound", self._long),
         ):
             where = (noted == round).nonzero()[:, 0].tolist()
             if where:
-                return kind, how, [self._clients[place] for place in where]
+                return kind, how, [self._clients[row] for row in where]
         if int(self._sum) == round:
             return "the gradient", "is not finite", blame(round)
         return None

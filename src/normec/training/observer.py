@@ -1,4 +1,4 @@
-"""The rows of a run's history: what they hold, when one is due, and the last look at every client."""
+"""The rows of a run's history: their contents, when one is due, and the final measurement of every client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ COLUMNS = (
 
 
 class Observer:
-    """Row k describes x^k: it is taken in round k before the step, from gradients that the round needs anyway."""
+    """Measures the rows of history. Row k describes x^k and is measured in round k before the step.
+
+    It uses the gradients that the round computes anyway.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Observer:
         return bool(rows) and rows[-1]["round"] == self._plan.rounds
 
     def observe(self, state: State, drawn: Tensor | None) -> Row:
-        """What a row says of x^k beside the round's own gradients; taken before they touch anything."""
+        """Measure the part of a row that does not use the round's gradients, before the round changes anything."""
         messages = self._messages(state)
         row: Row = {
             "round": state.round,
@@ -79,16 +82,16 @@ class Observer:
             meter.merge(self._communicator)
             row |= meter.read(exact=True, feedback=self._steps.has_memory)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
-            # For models that draw while they are evaluated.
+            # For models that draw random numbers during evaluation.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
             buffers = gather_buffers(state.buffers, self._communicator)
             row |= self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.x, buffers))
         return row
 
     def _messages(self, state: State) -> float:
-        """How many messages were sent; where a gain from secret coins is claimed, how many are expected.
+        """Return the number of messages sent, or its expectation if a gain from secret sampling is claimed.
 
-        The number of clients drawn in a round says something about each coin, and the gain needs all of them secret.
+        The number of clients drawn in a round reveals something about the draws, which the gain requires to be secret.
         """
         rate = self._mechanism.privacy.sampling if self._mechanism is not None else None
         if rate is None or self._plan.diagnostics:
@@ -96,20 +99,20 @@ class Observer:
         return rate * self._problem.clients * state.round
 
     def _blocks(self, state: State, drawn: Tensor | None, *, full: bool = False) -> Iterator[Block]:
-        """Gradients to look at: of the clients here that are drawn; nothing is changed."""
+        """Yield the gradients of this rank's drawn clients without changing buffers."""
         chosen = local_part(drawn, self._own, self._problem.clients)
         for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full):
             yield block.relative_to(self._own.start)
 
     def meter(self, state: State) -> Meter | None:
-        """What a round measures of its clients for a row; None where the run records nothing without noise."""
+        """Return the meter for a row; None if the run records nothing without noise."""
         return Meter(state.x) if self._plan.diagnostics else None
 
     def record(self, row: Row, meter: Meter | None, drawn: Tensor | None, write: bool) -> None:
-        """Put a row into the history; `write`: and on disk."""
+        """Add a row to the history, and with `write` to the file."""
         if meter is not None:
             meter.merge(self._communicator)
-            # What was observed exactly, stays.
+            # Values that were measured exactly take precedence.
             row = meter.read(exact=self._exact(drawn), feedback=self._steps.has_memory) | row
         if self._mechanism is not None:
             mechanism, k = self._mechanism, row["round"]
@@ -127,9 +130,9 @@ class Observer:
     def last(
         self, state: State, drawn: Tensor | None, note: Callable[[Block], None]
     ) -> tuple[Row, Meter | None, ClientTable]:
-        """Measured at x^K like any other row, with no step after it; and every drawn client on its own.
+        """Measure the last row, at x^K without a step, and every drawn client separately.
 
-        Every block is shown to `note`, which looks for what is not finite, also where nothing of it is recorded.
+        Every block is passed to `note`, which looks for values that are not finite, even if nothing is recorded.
         """
         row, meter = self.observe(state, drawn), self.meter(state)
         if meter is None:
@@ -155,21 +158,21 @@ class Observer:
         return row, meter, {name: [column[i] for i in order] for name, column in clients.items()}
 
     def _exact(self, drawn: Tensor | None) -> bool:
-        """Whether the round's gradients are those of f: all clients, all records."""
+        """Whether the round's gradients are full gradients of all clients."""
         return drawn is None and self._plan.batch_size is None and self._plan.batch_rate is None
 
 
 def distances(block: Block, memory: Tensor) -> Tensor:
-    """‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``; nothing is changed."""
+    """Return ‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``, without changing anything."""
     return norms(block.grads - read_rows(memory, block, block.grads))
 
 
 def copied(buffers: Buffers) -> Buffers:
-    """Buffers to look with: the clients' own stay as they are."""
+    """Return a copy of the buffers, so that the clients' buffers stay unchanged."""
     return {name: rows.clone() for name, rows in buffers.items()}
 
 
 def broken_rows(rows: Tensor) -> list[int]:
-    """Which rows are not finite."""
+    """Return the numbers of the rows that are not finite."""
     found: list[int] = (~torch.isfinite(rows.sum(-1))).nonzero()[:, 0].tolist()
     return found

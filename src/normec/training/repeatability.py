@@ -1,4 +1,4 @@
-"""Whether a release would come out bit for bit the same if it were made again, and what its bits depend on."""
+"""Whether repeating a release would give the same bits, and everything that the bits depend on."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .code_digest import UnknownObject, code_digest
 
 
 def computation_digest(problem: Objective, method: Method, participation: Participation) -> str | None:
-    """What computes the messages, as a digest: the same one computes the same messages from the same records.
+    """Return a digest of the code that computes the messages; equal digests give equal messages for equal records.
 
-    None where that cannot be known: data sets that are asked record by record, steps that are not this library's, code
-    that cannot be looked into.
+    None if this cannot be known: for data sets that are fetched record by record, for methods that are not part of this
+    library, and for code that cannot be inspected.
     """
     known = type(method) in (NormEC, Clip21) or (
         type(method) is DPSGD and type(method.operator) in (SmoothedNorm, Clip)
     )
-    if not known or vars(method).keys() - {*method.spec(), "operator"}:  # an object with functions of its own
+    if not known or vars(method).keys() - {*method.spec(), "operator"}:  # the object overrides functions
         return None
     try:
         if type(problem) is FunctionProblem:
@@ -45,16 +45,16 @@ def computation_digest(problem: Objective, method: Method, participation: Partic
 
 
 def sums_in_fixed_order(engine: str, device: torch.device) -> bool:
-    """Whether an engine's kernels add up in the same order every time.
+    """Whether the kernels of an engine always sum in the same order.
 
-    On a GPU a caller's model may use kernels that do not: interpolation, padding by reflection, `index_add`. Only the
-    engines that take known layers alone are known to repeat themselves there.
+    On a GPU a user's model may use kernels that do not, such as interpolation, reflection padding and `index_add`. Only
+    engines that are restricted to known layers are known to be deterministic there.
     """
     return device.type == "cpu" or engine in ("shared", "linear")
 
 
 def machine_facts(device: torch.device) -> tuple[str, ...]:
-    """What the bits of a sum and of its noise depend on: versions, the processor and its instructions, the GPU."""
+    """Return what the bits of a sum and of its noise depend on: versions, processor, instruction set, GPU."""
     versions = [__version__, torch.__version__, np.__version__, platform.python_version()]  # NumPy draws the noise
     how = [torch.backends.cpu.get_cpu_capability(), f"mkldnn {torch.backends.mkldnn.enabled}"]
     found = [*versions, device.type, _processor(), *how]
@@ -65,7 +65,7 @@ def machine_facts(device: torch.device) -> tuple[str, ...]:
 
 @cache
 def _processor() -> str:
-    """The processor's model, where the system tells it."""
+    """Return the model of the processor, if the system provides it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

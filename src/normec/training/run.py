@@ -1,4 +1,4 @@
-"""What a run is: the plan it follows, the state that a round changes, and what it leaves behind."""
+"""The plan of a run, the state that a round changes, and the result."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ LOGGING_SETTINGS = (
     "log_every",
     "evaluate_every",
     "full_gradient",
-)  # of a plan: what is looked at, not what is computed
-ClientTable = dict[str, list[Any]]  # columns of equal length, one entry a client
+)  # they decide what is measured, not what is computed
+ClientTable = dict[str, list[Any]]  # columns of equal length with one entry per client
 Schedule = Callable[[int], float]
 InitialMemory = Literal["zero", "gradient"] | Tensor
 
 
 @dataclass
 class State:
-    """All that a round changes: the model, the clients' and the server's named states, buffers, counts.
+    """Everything that a round changes: the model, the named states of clients and server, buffers and counts.
 
-    A client's states are rows of tables ``[n, …]``; on a rank the tables hold its own clients' rows.
+    The clients' states are rows of tables ``[n, …]``; on a rank, the tables have the rows of its own clients.
     """
 
     round: int
@@ -50,12 +50,12 @@ class State:
 
     @property
     def memory(self) -> Tensor:
-        """The clients' memories g_i, ``[n, d]``, of a method that has them."""
+        """The clients' memories g_i, ``[n, d]``, for a method with memories."""
         return self.clients[MEMORY]
 
     @property
     def estimate(self) -> Tensor:
-        """The server's estimate ĝ, ``[d]``, of a method that has one. With error feedback, ĝ = mean g_i."""
+        """The server's estimate ĝ, ``[d]``, for a method with an estimate. With error feedback, ĝ = mean g_i."""
         return self.server[ESTIMATE]
 
 
@@ -110,7 +110,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run is to go, every default filled in."""
+    """All settings of a run, with every default filled in."""
 
     lr: float | Schedule
     rounds: int
@@ -123,31 +123,34 @@ class Plan:
     log_every: int
     evaluate_every: int
     full_gradient: bool
-    diagnostics: bool = True  # whether un-noised functions of the clients' data are recorded (`history.UNNOISED`)
+    diagnostics: bool = True  # whether functions of the data without noise are recorded (`history.UNNOISED`)
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
     secret: int | None = field(default=None, repr=False)
 
     @property
     def privacy_seed(self) -> int:
-        """The seed of what privacy rests on: noise, who is drawn, Poisson batches. Secret unless a seed was given."""
+        """The seed of everything that privacy depends on: noise, sampling of clients, Poisson batches.
+
+        It is secret unless a seed was given.
+        """
         return self.secret if self.secret is not None else self.seed
 
     @property
     def model_seed(self) -> int:
-        """The seed of what models and transforms draw.
+        """The seed of the random numbers of models and transforms.
 
-        Where records are drawn by coins, a record's mask of dropout is that of its place in the batch, and every mask
-        moves with the records before it. So it must be as secret as the coins.
+        In Poisson batches, the dropout mask of a record depends on its position in the batch, which depends on the
+        records before it. So this seed must be as secret as the sampling.
         """
         return self.privacy_seed if self.batch_rate is not None else self.seed
 
     def participants(self, clients: int, round: int) -> Tensor | None:
-        """Who takes part in a round: increasing client numbers, or None for all of them."""
+        """Return the clients that take part in a round: increasing numbers, or None for all of them."""
         return drawn_clients(self.participation, clients, round, self.privacy_seed)
 
     def step_size(self, k: int) -> float:
-        """γ of round k; 0 in warm-up rounds, where the memories move towards the gradients and x stands still."""
+        """Return γ of round k; 0 in warm-up rounds, in which the memories move towards the gradients and x rests."""
         if k < self.warmup:
             return 0.0
         lr = self.lr(k) if callable(self.lr) else self.lr
@@ -156,7 +159,7 @@ class Plan:
         return lr
 
     def identity(self) -> dict[str, Any]:
-        """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
+        """Return everything that the numbers depend on, as JSON; a checkpoint of another plan is refused."""
         facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics")}
         if self.secret is not None:
             facts["seed"] = None
@@ -171,17 +174,17 @@ class Plan:
 
 
 def default_log_every(rounds: int) -> int:
-    """Rounds between two rows of history, unless given: about 500 rows in all."""
+    """Return the default number of rounds between two rows of history, for about 500 rows."""
     return max(1, rounds // 500)
 
 
 def default_evaluate_every(rounds: int) -> int:
-    """Rounds between two evaluations, unless given: about 20 in all."""
+    """Return the default number of rounds between two evaluations, for about 20 evaluations."""
     return max(1, rounds // 20)
 
 
 def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:
-    """The batches a plan asks for; None for full local gradients."""
+    """Return the batches of a plan; None for full local gradients."""
     if problem.sizes is None:
         return None
     if plan.batch_rate is not None:

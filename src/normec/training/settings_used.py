@@ -1,4 +1,4 @@
-"""The settings of a run that was started from Python, with every value that is used, for its config.toml."""
+"""The settings of a run that was started from Python, with all values in use, for its config.toml."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def settings_used(
     engine: str,
     checkpoint_seconds: float,
 ) -> dict[str, Any]:
-    """Everything that `train` was asked for or took by default, under the names of `normec train --settings`.
+    """Return all arguments and defaults of `train`, under the names of `normec train --settings`.
 
-    The problem itself is Python's: of it, the number of clients and of parameters are known.
+    The problem is a Python object; only its numbers of clients and of parameters are recorded.
 
     Args:
         problem: The problem on its device and in its precision.
         method: The method; its settings are those of its `spec`.
         plan: The plan of the run.
-        privacy: The privacy statement, with its noise decided.
+        privacy: The privacy statement, with the source of its noise.
         engine: The name of the engine that computes the gradients.
         checkpoint_seconds: The seconds between two checkpoints.
 
     Returns:
-        Plain values by name. What does not exist, such as the batch size of full gradients, is left out.
+        Plain values by name. Settings without a value, such as the batch size of full gradients, are left out.
     """
     terms = privacy.to_dict() if privacy is not None else {}
-    terms.pop("sampling", None)  # the participation says it
+    terms.pop("sampling", None)  # it is part of the participation
     used: dict[str, Any] = {
         STARTED_BY: "normec.train",
         "clients": problem.clients,
@@ -75,13 +75,13 @@ def settings_used(
 
 
 def present(table: dict[str, Any]) -> dict[str, Any]:
-    """A table without the values that are None, which TOML cannot hold."""
+    """Return a table without its None values, which TOML cannot represent."""
     held = {name: present(value) if isinstance(value, dict) else value for name, value in table.items()}
     return {name: value for name, value in held.items() if value is not None and value != {}}
 
 
 def _name(method: Method) -> str:
-    """The method's name for `normec train --method`, or its class where no command could find it."""
+    """Return the method's name for `normec train --method`, or its class if no command can find it."""
     try:
         return name_of(method)
     except (UsageError, OSError, TypeError):

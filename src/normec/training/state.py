@@ -1,4 +1,4 @@
-"""The state a run begins with: fresh, or as its checkpoint left it; and what a checkpoint takes of it."""
+"""The initial state of a run, its state from a checkpoint, and the tensors that a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def initial_state(
     folder: Path | None,
     communicator: Communicator,
 ) -> State:
-    """Round 0. `first` are the gradients at x0 of all clients here, looked at only where memories start from them."""
+    """Return the state before round 0.
+
+    `first` are the gradients at x0 of this rank's clients; they are computed only if the memories start from them.
+    """
     n, d = problem.clients, len(problem.x0)
     x, own = problem.x0.clone(), communicator.local_clients(n)
     server = {name: value.clone() for name, value in steps.initial_server_state.items()}
@@ -61,7 +64,7 @@ def restored_state(
     folder: Path | None,
     communicator: Communicator,
 ) -> State:
-    """The state in a checkpoint; rank 0 has read it (`tensors`), `facts` are known to all."""
+    """Return the state in a checkpoint. Only rank 0 has `tensors`; all ranks have `facts`."""
     x, own = problem.x0, communicator.local_clients(problem.clients)
 
     def shared(name: str, like: Tensor) -> Tensor:
@@ -78,9 +81,9 @@ def restored_state(
 
 
 def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -> dict[str, Tensor]:
-    """What a checkpoint holds, in the form of one process; only rank 0's counts.
+    """Return the tensors of a checkpoint, in the same form as in a single process; only those of rank 0 are used.
 
-    The same state gives the same file: a round that is saved twice must not overwrite what latest.json vouches for.
+    The same state gives the same file, so that saving a round twice does not invalidate the checksum in latest.json.
     """
     held = {"x": state.x, **{f"server.{name}": value for name, value in state.server.items()}}
     for name, rows in state.clients.items():
@@ -90,7 +93,7 @@ def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -
 
 
 def checkpoint_size(state: State, clients: int) -> int:
-    """About how many bytes a checkpoint takes."""
+    """Return the approximate size of a checkpoint in bytes."""
     held = [state.x, *state.server.values()]
     rows = sum(table[0].numel() * table.element_size() for table in state.clients.values() if len(table))
     return sum(one.numel() * one.element_size() for one in held) + clients * rows

@@ -1,4 +1,4 @@
-"""Where a run's seconds go."""
+"""The time that the parts of a run take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARTS = ("gradients", "update", "communication", "evaluation", "checkpoint", "to
 
 
 class Stopwatch:
-    """Seconds by part; "total" is the run's, over all its processes' lives."""
+    """Seconds per part; "total" is the time of the run, including the time before it was resumed."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
@@ -24,7 +24,7 @@ class Stopwatch:
         self.seconds[part] += time.perf_counter() - start
 
     def each(self, part: str, items: Iterable[Item]) -> Iterator[Item]:
-        """The items; the time it takes to get them is the part's."""
+        """Yield the items, and count the time that it takes to get them as `part`."""
         source = iter(items)
         while True:
             with self.timed(part):
@@ -38,5 +38,5 @@ class Stopwatch:
         self._before, self._started = self.seconds["total"], time.monotonic()
 
     def stop(self) -> None:
-        """Bring "total" up to now."""
+        """Update "total"."""
         self.seconds["total"] = self._before + time.monotonic() - self._started

@@ -264,12 +264,12 @@ def _check_method(method: Any) -> None:
 
 
 def _plain(number: Any) -> Any:
-    """NumPy's whole numbers as Python's, which files and seeds take; everything else as it is."""
+    """Convert NumPy's integers to Python's, for files and seeds; return everything else unchanged."""
     return int(number) if type(number) is not bool and isinstance(number, Integral) else number
 
 
 def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) -> Objective:
-    """On that device and in that precision; where it is so already, itself: what is known of it is known still."""
+    """Return the problem on that device and in that precision; the same object if nothing changes."""
     there = problem.x0.device
     near = device.type == there.type and device.index in (None, there.index)
     return problem if near and dtype in (None, problem.x0.dtype) else problem.to(device, dtype)
@@ -278,7 +278,7 @@ def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) 
 def _secret(
     privacy: Privacy | None, seed: int | None, out: str | Path | None, communicator: Communicator
 ) -> int | None:
-    """The secret behind seeded noise and sampling where no seed was given: the folder's, or a fresh one."""
+    """Return the secret of seeded noise and sampling if no seed was given: the folder's, or a fresh one."""
     if privacy is None or privacy.noise != "seeded" or seed is not None:
         return None
     return communicator.on_rank_zero(
@@ -287,12 +287,12 @@ def _secret(
 
 
 def _digest(secret: int) -> str:
-    """What a checkpoint knows the secret by: 64 bits of a hash, which do not give away the 128 that went in."""
+    """Return the digest by which a checkpoint recognises the secret; its 64 bits do not reveal the 128 bits."""
     return hashlib.sha256(f"noise secret {secret:032x}".encode()).hexdigest()[:16]
 
 
 def _spread(communicator: Communicator, clients: int, identity: dict[str, Any]) -> None:
-    """Refuse what cannot be spread over ranks; every rank says the same."""
+    """Check that the run can be divided among the ranks; all ranks raise the same error."""
     check_agreement(communicator, identity)
     if clients < communicator.size:
         raise UsageError(
@@ -303,7 +303,7 @@ def _spread(communicator: Communicator, clients: int, identity: dict[str, Any]) 
 
 @contextmanager
 def ready(precision: Precision) -> Iterator[None]:
-    """torch as runs of that precision want it; left as it was found."""
+    """Configure torch for runs of that precision, and restore its settings afterwards."""
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(), products(precision):
@@ -324,16 +324,16 @@ def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_s
 
 
 def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool) -> None:
-    """Refuse records that count more often than the account has it, or whose losses would be told without noise."""
+    """Refuse records that occur more than once, and evaluation data that contain the clients' records."""
     if privacy.unit == "record" and problem.repeated:
         raise UsageError(
-            "a record stands more than once among the clients' records, and unit='record' accounts for one of each; "
+            "a record occurs more than once in the clients' data, and unit='record' accounts for one occurrence; "
             "give every record to one client, once, or protect whole clients"
         )
     if problem.shown and not diagnostics:
         raise UsageError(
             f"the {problem.shown[0]} set holds records of the clients, and its results are told without noise; give "
-            "records that no client holds, or add diagnostics=True (to Logging)"
+            "records that no client holds, or set diagnostics = true (in Python, Logging(diagnostics=True))"
         )
 
 
@@ -347,7 +347,7 @@ def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float
 
 
 def _participation(given: Participation | None, privacy: Privacy | None) -> Participation:
-    """Who takes part; the sampling that a privacy statement claims is the sampling that happens."""
+    """Return the participation rule; the sampling that a privacy statement claims is the sampling that is used."""
     claimed = Poisson(privacy.sampling) if privacy is not None and privacy.sampling is not None else None
     if claimed is not None and given is not None and given != claimed:
         raise UsageError(f"privacy claims clients sampled by {claimed}, but participation is {given}; give one of them")
@@ -401,9 +401,9 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
 
 
 def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -> str:
-    """The name of a run's seeded noise: runs that differ in anything public share none of it.
+    """Return the name of a run's seeded noise; runs that differ in any public setting share no noise.
 
-    Neither the engine, the device nor what is logged is part of it: the same run has the same noise.
+    The engine, the device and the logging are not part of the name, so the same run has the same noise.
     """
     public = {name: value for name, value in plan.identity().items() if name not in LOGGING_SETTINGS}
     public |= {"method": identity_of(method), "privacy": privacy.to_dict()}
@@ -412,27 +412,29 @@ def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -
 
 
 def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) -> tuple[str, ...]:
-    """What this run takes for granted, for its report. `counted`: the rounds follow from the clients' sizes."""
+    """Return the assumptions of this run, for its report. `counted`: the rounds follow from the clients' sizes."""
     notes = []
     if not isinstance(plan.initial_memory, str):
-        notes.append("the given initial memory is taken as public")
+        notes.append("the given initial memory is assumed to be public")
     if counted and privacy.unit == "client":
-        notes.append("how many records the clients hold is taken as public: the rounds follow from it")
+        notes.append(
+            "the numbers of records of the clients are assumed to be public, because the rounds follow from them"
+        )
     if plan.diagnostics:
         notes.append(RECORDED)
     if isinstance(problem, Problem) and problem.shown:
-        notes.append(f"the {problem.shown[0]} set holds records of the clients: results on it are {NOT_COVERED}")
+        notes.append(f"the {problem.shown[0]} set contains records of the clients: results on it are {NOT_COVERED}")
     if own_engine:
-        notes.append("the gradients come from an engine of the caller's own; nothing checks that it parts the clients")
+        notes.append("the gradients come from the user's own engine; nothing checks that it keeps the clients separate")
     if type(problem) not in (Problem, FunctionProblem):
         notes.append(
-            f"the clients' losses come from the caller's own class {type(problem).__name__}; "
-            "nothing but a few gradients at the start shows that it parts the clients"
+            f"the clients' losses come from the user's own class {type(problem).__name__}; "
+            "only a few gradients at the start were checked for keeping the clients separate"
         )
     if not known_participation(plan.participation):
         notes.append(
-            f"the caller's own rule {type(plan.participation).__name__} decides who takes part; "
-            "nothing checks that it does not look at the clients' data"
+            f"the user's own rule {type(plan.participation).__name__} decides which clients take part; "
+            "nothing checks that it does not use the clients' data"
         )
     return tuple(notes)
 
@@ -446,7 +448,7 @@ def _lr_by_theory(
     warmup: int,
     initial_memory: InitialMemory,
 ) -> float:
-    """The step size with the best guarantee; the theorems are about full gradients of all clients."""
+    """Return the step size with the best guarantee; the theorems hold for full gradients of all clients."""
     from ..theory import step_size
 
     if sampled is not None:

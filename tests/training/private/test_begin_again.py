@@ -66,5 +66,5 @@ def test_a_private_checkpoint_without_a_ledger_is_refused(tmp_path: Path) -> Non
     rounds.storage.save(6, tensors, {"messages": facts["messages"], "timings": {}, "ledger": None})
     rounds.storage.close()
     assert json.loads((out / "checkpoint" / "latest.json").read_text())["ledger"] is None
-    with pytest.raises(UsageError, match="has 6 private rounds and knows of no ledger that paid for them"):
+    with pytest.raises(UsageError, match="has 6 private rounds, but no ledger that paid for them"):
         train(problem(), NormEC(0.5, 0.1), **options("seeded", out))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,7 +68,7 @@ def test_a_subclass_that_parts_its_clients_is_computed_by_the_loop_with_a_note(s
     run = train(built(Doubled, sets, 4), METHOD, lr=0.1, rounds=2, privacy=PRIVATE, seed=3)
     assert run.engine == "loop"
     assert run.privacy is not None
-    assert any("the caller's own class Doubled" in note for note in run.privacy.notes)
+    assert any("the user's own class Doubled" in note for note in run.privacy.notes)
 
 
 class Draws:
@@ -108,7 +111,7 @@ def test_a_draw_that_is_not_increasing_is_refused_in_every_round(drawn: Any, pri
 def test_a_rule_of_ones_own_is_noted(drawn: Tensor | None) -> None:
     run = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Draws(drawn), seed=3)
     assert run.privacy is not None
-    assert any("the caller's own rule Draws decides who takes part" in note for note in run.privacy.notes)
+    assert any("the user's own rule Draws decides which clients take part" in note for note in run.privacy.notes)
     usual = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Poisson(0.5), seed=3)
     assert usual.privacy is not None
     assert not any("caller's own" in note for note in usual.privacy.notes)
@@ -124,14 +127,18 @@ def test_memories_of_another_precision_than_the_model_are_refused(x: torch.dtype
     assert train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=PRIVATE, memory=Memory(dtype=x)).finished
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{"seed": 3}, {"logging": Logging(every=2)}, {"logging": Logging(evaluate_every=2)}, {"warmup": 1}, {"rounds": 5}],
-)
-def test_whole_numbers_of_numpy_are_taken(given: dict[str, int], tmp_path: Any) -> None:
-    numpy = pytest.importorskip("numpy")
+WHOLE: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "seed": lambda whole: {"seed": whole(3)},
+    "log_every": lambda whole: {"logging": Logging(every=whole(2))},
+    "evaluate_every": lambda whole: {"logging": Logging(evaluate_every=whole(2))},
+    "warmup": lambda whole: {"warmup": whole(1)},
+    "rounds": lambda whole: {"rounds": whole(5)},
+}
+
+
+@pytest.mark.parametrize("given", WHOLE.values(), ids=WHOLE)
+def test_whole_numbers_of_numpy_are_taken(given: Callable[[Any], dict[str, Any]], tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 5, "seed": 3, "lr": 0.1, "privacy": PRIVATE}
-    named = {name: numpy.int64(value) for name, value in given.items()}
-    found = train(functions(), METHOD, **options | named, out=tmp_path / "run")
-    expected = train(functions(), METHOD, **options | given)
+    found = train(functions(), METHOD, **options | given(np.int64), out=tmp_path / "run")
+    expected = train(functions(), METHOD, **options | given(int))
     assert torch.equal(found.x, expected.x)

@@ -45,7 +45,7 @@ def test_numbers_that_are_declared_public_are_noted() -> None:
     run = train(problem(8, 8), DPSGD(Clip(1.0)), epochs=3, privacy=Privacy(epsilon=8), public_sizes=True, **BATCHES)
     assert run.rounds == 6
     assert run.privacy is not None
-    assert any("records the clients hold is taken as public" in note for note in run.privacy.notes)
+    assert any("records of the clients are assumed to be public" in note for note in run.privacy.notes)
 
 
 def test_where_records_are_protected_their_number_is_public_already() -> None:

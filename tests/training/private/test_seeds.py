@@ -131,7 +131,7 @@ def test_a_lost_secret_is_refused_in_a_line(tmp_path: Path) -> None:
 def test_a_damaged_secret_is_refused_in_a_line(tmp_path: Path) -> None:
     train(bowls(3), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path / "run")
     (tmp_path / "run" / ".noise-secret").write_text("not a number")
-    with pytest.raises(UsageError, match="cannot go on without its secret"):
+    with pytest.raises(UsageError, match="cannot continue without its secret"):
         train(bowls(3), METHOD, lr=0.1, rounds=2, privacy=SUM, out=tmp_path / "run")
 
 

@@ -46,7 +46,7 @@ def test_a_record_that_counts_more_than_once_is_refused(dealt: Any, kind: Any) -
     """Nine times the same record, to make up for a rare class, moves a client's sum nine times as far."""
     held = kind(table())
     clients: list[Dataset[Any]] = [Subset(held, own) for own in dealt]
-    with pytest.raises(UsageError, match="a record stands more than once"):
+    with pytest.raises(UsageError, match="a record occurs more than once"):
         trained(clients, RECORD)
     assert trained(clients, CLIENT).finished  # which protects all of a client's records at once
     assert trained([Subset(held, range(20)), Subset(held, range(20, 40))], RECORD).finished
@@ -57,9 +57,9 @@ def test_results_on_the_clients_own_records_are_not_told(name: str) -> None:
     held = table()
     clients: list[Dataset[Any]] = [Subset(held, range(10)), Subset(held, range(10, 30))]
     for sets in (held, Subset(held, [3]), TensorDataset(*(part[:5] for part in held.tensors))):
-        with pytest.raises(UsageError, match=f"the {name} set holds records of the clients"):
+        with pytest.raises(UsageError, match=f"the {name} set contains records of the clients"):
             trained(clients, CLIENT, sets={name: sets})
     assert trained(clients, CLIENT, sets={name: Subset(held, range(30, 40))}).finished
     run = trained(clients, CLIENT, sets={name: held}, logging=Logging(diagnostics=True))
     assert run.privacy is not None
-    assert any(f"the {name} set holds records of the clients" in note for note in run.privacy.notes)
+    assert any(f"the {name} set contains records of the clients" in note for note in run.privacy.notes)

@@ -1,1 +1,1 @@
-"""The theory held against runs: plans for configured problems, bounds against measurements."""
+"""The theory compared with runs: plans for configured problems, and bounds compared with measurements."""

@@ -1,4 +1,4 @@
-"""What a verification collects: scales, checks, the table they make."""
+"""The results of a verification: checks, and the table of them; and the scales of a verification."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table. `tightness`: bound over measured, the median where there are many instances."""
+    """One row of the table. `tightness` is bound / measured, the median if there are many instances."""
 
     problem: str
     bound: str
@@ -38,7 +38,7 @@ class Check:
 
 @dataclass
 class Verification:
-    """All checks, and the pictures drawn of them."""
+    """All checks, and the pictures of them."""
 
     checks: list[Check] = field(default_factory=list)
     pictures: list[Path] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Verification:
         }
 
     def table(self) -> str:
-        """Markdown."""
+        """Return the table in Markdown."""
         lines = [
             "| problem | bound | K+1 | measured | bound | bound/measured | |",
             "| --- | --- | --: | --: | --: | --: | --- |",
@@ -81,5 +81,5 @@ class Verification:
 
 
 def slope(xs: list[float], ys: list[float]) -> float:
-    """Of log y over log x, by least squares."""
+    """Return the least-squares slope of log y over log x."""
     return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])

@@ -1,4 +1,4 @@
-"""Random quadratics in batches, run by the methods themselves: [instances, clients, d] at once, in float64."""
+"""Batches of random problems, [instances, clients, d] in float64, on which the methods themselves run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Quadratics:
     x0: Tensor
 
     def gradients(self, x: Tensor) -> Tensor:
-        """[m, n, d]"""
+        """Return the gradients [m, n, d]."""
         return torch.einsum("mnij,mnj->mni", self.H, x[:, None] - self.c)
 
     def repeated(self, times: int) -> Quadratics:
@@ -35,7 +35,7 @@ class Quadratics:
 
 
 def draw(instances: int, clients: int, dim: int, seed: int) -> Quadratics:
-    """Heterogeneous clients: own minima, own spectra, some of them with directions of negative curvature."""
+    """Draw heterogeneous clients, with different minima and spectra; some have directions of negative curvature."""
     random = np.random.default_rng(seed)
     basis, _ = np.linalg.qr(random.normal(size=(instances, clients, dim, dim)))
     spectrum = random.uniform(-0.2, 1.0, (instances, clients, dim)) * random.uniform(0.5, 2.0, (instances, clients, 1))
@@ -48,7 +48,10 @@ def draw(instances: int, clients: int, dim: int, seed: int) -> Quadratics:
 
 @dataclass(frozen=True)
 class PseudoHuber:
-    """f_i(x) = w²(√(1 + ‖x−c_i‖²/w²) − 1): L_i = 1, ‖∇f_i‖ ≤ w, f_i ≥ 0; width w = ∞ is ½‖x−c_i‖². c [m, n, d]."""
+    """Pseudo-Huber losses f_i(x) = w²(√(1 + ‖x−c_i‖²/w²) − 1), with centres c [m, n, d].
+
+    L_i = 1, ‖∇f_i‖ ≤ w and f_i ≥ 0; the width w = ∞ gives ½‖x−c_i‖².
+    """
 
     c: Tensor
     x0: Tensor
@@ -62,13 +65,13 @@ class PseudoHuber:
         return PseudoHuber(self.c.repeat_interleave(times, 0), self.x0.repeat_interleave(times, 0), self.width)
 
     def gap(self) -> float:
-        """f(x⁰) ≥ f(x⁰) − f_inf, of the first instance; finite widths only."""
+        """Return f(x⁰) ≥ f(x⁰) − f_inf of the first instance, for a finite width."""
         away = (self.x0[0] - self.c[0]).square().sum(-1) / self.width**2
         return float((self.width**2 * (torch.sqrt(1 + away) - 1)).mean())
 
 
 def memories_at_distance(grads: Tensor, R: Tensor | float, seed: int) -> Tensor:
-    """First memories at distance R from the first gradients, in random directions."""
+    """Return initial memories at distance R from the first gradients, in random directions."""
     noise = torch.randn(grads.shape, generator=torch.Generator().manual_seed(seed), dtype=grads.dtype)
     length = R[:, None, None] if isinstance(R, Tensor) else R
     found: Tensor = grads + length * noise / torch.linalg.vector_norm(noise, dim=-1, keepdim=True)
@@ -85,7 +88,7 @@ def gradient_norms(
     seeds: int = 1,
     seed: int = 0,
 ) -> Tensor:
-    """‖∇f(x^k)‖ for k = 0 … rounds − 1: [instances × seeds, rounds], the seeds of an instance side by side."""
+    """Return ‖∇f(x^k)‖ for k = 0 … rounds − 1, [instances × seeds, rounds], the seeds of an instance adjacent."""
     if seeds > 1:
         problem, memory = problem.repeated(seeds), memory.repeat_interleave(seeds, 0)
     x = problem.x0.clone()
@@ -99,7 +102,7 @@ def gradient_norms(
         found[:, k] = grads.mean(1).norm(dim=-1)
         message, memory = method.client_step(grads, memory)
         mean = message.mean(1)
-        if sigma:  # the mean of n draws of σ a coordinate
+        if sigma:  # the mean of n draws with σ per coordinate
             mean = mean + sigma / clients**0.5 * torch.randn(mean.shape, generator=source, dtype=mean.dtype)
         direction, estimate = method.server_step(mean, estimate)
         x = x - step * direction

@@ -1,4 +1,4 @@
-"""The checks on logistic regression with the non-convex penalty, by `train` itself, label-sorted over 20 clients."""
+"""The checks on logistic regression with the non-convex penalty, with `train`, for 20 clients sorted by label."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLIENTS, PENALTY, SIGMA = 20, 0.1, 0.02
 
 
 def available(sets: Sequence[str], data_dir: str | None, found: Verification) -> list[str]:
-    """The sets whose files are at hand; the others are named at the end of the table."""
+    """Return the data sets whose files are available; the others are listed at the end of the table."""
     there = []
     for name in sets:
         try:
@@ -56,7 +56,7 @@ def _load(name: str, data_dir: str | None) -> tuple[Problem, theory.Constants]:
 
 
 def bounds(name: str, data_dir: str | None, size: Scale, found: Verification) -> Series:
-    """Measured against promised over horizons: as planned, at Theorem 1's γ_max with R*, and with noise."""
+    """Compare measurements with bounds over horizons: as planned, with γ_max and R* of Theorem 1, and with noise."""
     problem, c = _load(name, data_dir)
     horizons = [float(rounds) for rounds in size.real_horizons]
     keys = (
@@ -99,9 +99,9 @@ def bounds(name: str, data_dir: str | None, size: Scale, found: Verification) ->
 
 
 def compare_with_clip21(name: str, data_dir: str | None, rounds: int, found: Verification) -> Series:
-    """Clip21 and NormEC from zero memories, the same messages, each with its best step size of six.
+    """Compare Clip21 and NormEC from zero memories and with as many messages, each with the best of six step sizes.
 
-    α = 0.01 and β = 0.1 are the paper's; there β > 2α, and memories rest at errors of β/2 − α = 0.04 each, not at zero.
+    α = 0.01 and β = 0.1 are the paper's values. As β > 2α, the memory errors converge to β/2 − α = 0.04, not to zero.
     """
     problem, c = _load(name, data_dir)
     series: Series = {}

@@ -1,4 +1,4 @@
-"""A configured problem in the theory's eyes: its constants, its noise, and the parameters that promise most."""
+"""Plans by theory: the constants and the noise of a configured problem, and the parameters with the best bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTSIDE = ("batch_size", "batch_rate", "sample_rate", "sample_count")
 
 @dataclass(frozen=True)
 class Planned:
-    """A proposal beside what it rests on."""
+    """A proposal and the constants that it is based on."""
 
     constants: Constants
     proposal: Proposal
@@ -33,7 +33,7 @@ class Planned:
         }  # fmt: skip
 
     def command(self) -> str:
-        """The settings for `normec train`."""
+        """Return the settings for `normec train`."""
         p = self.proposal
         words = "" if p.sigma else "--no-privacy "
         words += f"--alpha {p.alpha:.6g} --beta {p.beta:.6g} --lr {p.gamma:.6g} --rounds {p.rounds}"
@@ -42,12 +42,14 @@ class Planned:
 
 
 def plan(config: RunConfig) -> Planned:
-    """Parameters for the configuration's problem, horizon and privacy; alpha, beta and decay stay where given."""
+    """Return parameters for the problem, horizon and privacy of a configuration; given values are kept."""
     if config.method != "normec":
         raise UsageError(f"plans are for normec, got method = {config.method!r}")
     if config.server_norm not in (None, True):
         way = str(config.server_norm).lower()
-        raise UsageError(f"no theorem covers NormEC without server normalisation of the whole; drop server_norm={way}")
+        raise UsageError(
+            f"no theorem covers NormEC without server normalisation of the whole vector; drop server_norm={way}"
+        )
     for name in OUTSIDE:
         if getattr(config, name) is not None:
             raise UsageError(f"the theorems are for full gradients of all clients; drop {name}")
@@ -62,11 +64,11 @@ def plan(config: RunConfig) -> Planned:
         sigma, said = _noise(config, problem.clients, len(problem.x0), rounds)
         notes += said
         notes.append(
-            "L, F0 and the first gradients' sizes were read from the data without noise: the privacy statement does not"
-            " cover a choice made by them; plan on public data of the same kind"
+            "L, F0 and the norms of the first gradients were computed from the data without noise: the privacy"
+            " statement does not cover a choice based on them; plan on public data of the same kind"
         )
     if constants.estimated:
-        notes.append("L was estimated by power iteration at the start: what follows is an estimate, no guarantee")
+        notes.append("L was estimated by power iteration at the start: the result is an estimate, not a guarantee")
     if config.private is False:
         notes.append("the memories start at the first gradients: one message of unbounded size before round 0")
     given = {"alpha": config.alpha, "beta": config.beta, "decay": config.decay}
@@ -75,7 +77,7 @@ def plan(config: RunConfig) -> Planned:
 
 
 def _noise(config: RunConfig, clients: int, dim: int, rounds: int) -> tuple[float, tuple[str, ...]]:
-    """σ a client for all rounds, warm-up among them."""
+    """Return σ per client for all rounds, including the warm-up."""
     from ...privacy import Setting, calibrate, release
     from ...privacy.mechanism import facts_of
 

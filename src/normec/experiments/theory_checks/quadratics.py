@@ -1,4 +1,4 @@
-"""The checks on random quadratics, and the instances on which the paper's statements break."""
+"""The checks on random quadratics, and instances on which statements of the paper are false."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH, STEP, SIGMA = 1.0, 0.02, 0.5
 
 
 def without_noise(size: Scale, found: Verification) -> Series:
-    """Corollary 1's schedule, then Theorem 1 with α < β < α + R, over growing horizons; medians of instances."""
+    """Check the schedule of Corollary 1, then Theorem 1 with α < β < α + R, over growing horizons (medians)."""
     problem = draw(size.instances, 5, 10, seed=1)
     constants = _columns(problem.constants())
     grads = problem.gradients(problem.x0)
@@ -95,15 +95,15 @@ def with_noise(size: Scale, found: Verification) -> Series:
             value = theory.theorem2(**common, form=form)
             lines[name].append(value)
             right = form != "paper"
-            found.add("bowls, noise", f"Theorem 2, {form}", rounds, lines["measured"][-1], value, expected=right)
+            found.add("pseudo-Huber, noise", f"Theorem 2, {form}", rounds, lines["measured"][-1], value, expected=right)
         value = theory.forgetting(**common, decay=decay, B=WIDTH)
         lines["forgetting"].append(value)
-        found.add("bowls, noise", "forgetting", rounds, lines["measured, forgetting"][-1], value)
+        found.add("pseudo-Huber, noise", "forgetting", rounds, lines["measured, forgetting"][-1], value)
     return {name: (horizons, values) for name, values in lines.items()}
 
 
 def counterexamples(size: Scale, found: Verification) -> None:
-    """Instances on which a statement of the paper is false, and the correction beside it."""
+    """Check instances on which a statement of the paper is false, and its correction."""
     dim, alpha, beta, R, sigma, rounds = 20_000, 0.1, 0.1, 0.1, 0.1, 100
     x0 = torch.zeros(1, dim, dtype=torch.float64)
     x0[0, 0] = 1.41

@@ -1,8 +1,8 @@
-"""Every bound against runs: random quadratics and logistic regression, without and with noise.
+"""Every bound compared with runs on random quadratics and logistic regression, without and with noise.
 
-A check is one bound on one family of problems: the measured left-hand side, the bound, and whether it holds. What the
-paper states wrongly is expected to break; what is corrected must not. Measured is min_k ‖∇f(x^k)‖ without noise, and
-min_k of the mean over seeds with it.
+A check is one bound on one family of problems: the measured left-hand side, the bound, and whether it holds. False
+statements of the paper are expected to fail, and corrected ones must hold. Without noise, min_k ‖∇f(x^k)‖ is measured;
+with noise, the min_k of the mean over seeds.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SCALES = {
 
 
 def verify(scale: str, out: Path, data_dir: str | None, say: Callable[[str], None]) -> Verification:
-    """All checks at the given scale; table.md, theory.json and the pictures go to `out`."""
+    """Run all checks at the given scale; write table.md, theory.json and the pictures to `out`."""
     one_of(SCALES, scale=scale)
     size, found = SCALES[scale], Verification()
     out.mkdir(parents=True, exist_ok=True)
     say("random quadratics, no noise")
     panels = {"quadratics, no noise": quadratics.without_noise(size, found)}
-    say("bowls with noise")
+    say("pseudo-Huber losses with noise")
     panels["noise, fixed step; mean over k"] = quadratics.with_noise(size, found)
     _draw(panels, out / "theory-quadratics.png", found)
     quadratics.counterexamples(size, found)
@@ -63,13 +63,12 @@ def _draw(
     with figure(path, len(panels), 3.4) as (sheet, axes):
         for axis, (title, series) in zip(axes, panels.items(), strict=True):
             for name, (xs, ys) in series.items():
-                place = names.index(name)
-                turn = place // len(
-                    COLOURS
-                )  # colours and styles differ in length of cycle, so that pairs do not repeat
+                index = names.index(name)
+                # The numbers of colours and styles differ, so that pairs do not repeat.
+                turn = index // len(COLOURS)
                 style: dict[str, Any] = {
-                    "color": COLOURS[place % len(COLOURS)],
-                    "linestyle": STYLES[(place + 3 * turn) % len(STYLES)],
+                    "color": COLOURS[index % len(COLOURS)],
+                    "linestyle": STYLES[(index + 3 * turn) % len(STYLES)],
                     "marker": "o" if "measured" in name else None,
                 }
                 axis.plot(xs, ys, markersize=3, label=name, **style)

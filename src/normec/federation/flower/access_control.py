@@ -1,12 +1,13 @@
-"""A SuperLink that only its owner commands.
+"""Access control for a SuperLink: only its owner may control it.
 
-Flower's SuperLink answers at one address for all of its interfaces. Parties use the fleet's, and sign with keys that
-were registered. The others start runs, register parties and act as a run's server, and ask for no proof of anything:
-whoever reaches the port may start an app, which runs as the SuperLink's owner and sees all that the server sees.
+Flower's SuperLink serves all of its interfaces at one address. Parties use the fleet interface and sign with registered
+keys. The other interfaces start runs, register parties and act as the server of a run, and require no authentication:
+anybody who reaches the port can start an app, which runs as the SuperLink's owner and sees all that the server sees.
 
-`Gate` stands before them. The fleet's interface stays open to all; every other request is answered only if it comes
-from a process of the same user (or of root) on the same machine. On Linux the kernel says who holds the other end of a
-connection, in /proc/net/tcp. Elsewhere the loopback interface has to do, which all users of a machine share.
+`OwnerOnly` restricts these interfaces. The fleet interface stays open to all; any other request is answered only if it
+comes from a process of the same user (or of root) on the same machine. On Linux, /proc/net/tcp names the user at the
+other end of a connection. Other systems only check that the connection comes over the loopback interface, which all
+users of a machine share.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from ...system.files import PRIVATE_FILE
 OPEN = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
 HEALTH = "/health"
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-REFUSAL = b"only the SuperLink's owner commands it, from a process of the same user on the same machine\n"
-LOOKS = 3  # at the kernel's table, which may skip a line while connections come and go
+REFUSAL = b"only the SuperLink's owner may control it, from a process of the same user on the same machine\n"
+LOOKS = 3  # readings of the kernel's table, which may skip a line while connections open and close
 _ESTABLISHED = "01"
 
 Scope = MutableMapping[str, Any]
@@ -36,7 +37,7 @@ Address = tuple[str, int]
 
 
 class OwnerOnly:
-    """An ASGI application before another one, which hears only what it may."""
+    """ASGI middleware that passes on only the requests that are `admitted`."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -53,10 +54,10 @@ class OwnerOnly:
 
 
 def admitted(scope: Scope) -> bool:
-    """Whether a request may pass: to the fleet's interface, or from a process of the owner's."""
+    """Whether a request goes to the fleet interface or comes from a process of the owner."""
     if scope["path"].startswith(OPEN) or scope["path"] == HEALTH:
         return True
-    # By such a header the web server would take the sender's word for where a request comes from.
+    # With this header, the web server would believe the sender about where the request comes from.
     if any(name.lower() == b"x-forwarded-for" for name, _ in scope["headers"]):
         return False
     client, server = scope.get("client"), scope.get("server")
@@ -71,7 +72,7 @@ def admitted(scope: Scope) -> bool:
 
 
 def holder(client: Address, server: Address) -> int | None:
-    """The user whose process holds a connection's other end; None where it is not on this machine, or has let go."""
+    """The user whose process holds the other end of a connection; None if it is closed or on another machine."""
     wanted = _plain(*client), _plain(*server)
     for table in TABLES:
         try:
@@ -80,21 +81,21 @@ def holder(client: Address, server: Address) -> int | None:
             continue
         for line in lines:
             local, remote, state, *rest = line.split()[1:]
-            # A socket that its process has closed belongs to nobody, for which the kernel writes 0: root's number.
+            # A socket that its process has closed has no owner; the kernel writes 0 for it, the number of root.
             if state == _ESTABLISHED and rest[5] != "0" and (_listed(local), _listed(remote)) == wanted:
                 return int(rest[3])
     return None
 
 
 def _plain(host: str, port: int) -> tuple[bytes, int]:
-    """An address as bytes; one of IPv4 in IPv6's clothes without them."""
+    """An address as bytes; an IPv4-mapped IPv6 address becomes an IPv4 address."""
     found = ipaddress.ip_address(host.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).packed, port
 
 
 def _listed(text: str) -> tuple[bytes, int]:
-    """An address as the kernel lists it: words of four bytes in the machine's own order."""
+    """Parse an address of the kernel's table: words of four bytes in the byte order of the machine."""
     host, port = text.split(":")
     raw = bytes.fromhex(host)
     if sys.byteorder == "little":
@@ -103,30 +104,32 @@ def _listed(text: str) -> tuple[bytes, int]:
 
 
 def run_superlink(arguments: list[str]) -> None:
-    """Run Flower's SuperLink with the options of `flower-superlink`, behind a `Gate`."""
+    """Run Flower's SuperLink with the options of `flower-superlink`, behind `OwnerOnly`."""
     if sys.platform == "linux" and not os.access(TABLES[0], os.R_OK):
-        raise UsageError(f"cannot read {TABLES[0]}, which says whose connections are whose; allow this process to")
+        raise UsageError(
+            f"cannot read {TABLES[0]}, which names the owners of connections; allow this process to read it"
+        )
     if "--enable-supernode-auth" not in arguments:
-        raise UsageError("--enable-supernode-auth is missing: without it any stranger is a party")
+        raise UsageError("--enable-supernode-auth is missing; without it, anybody could act as a party")
     from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API
     from flwr.superlink import main
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
-    _keep_to_oneself(arguments)
+    _protect_database(arguments)
     for name in (FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API):
-        os.environ.pop(name, None)  # further ports, without a gate
+        os.environ.pop(name, None)  # further ports, without access control
     made = main.create_app
 
     def restricted(*given: Any, **named: Any) -> Any:
         return OwnerOnly(made(*given, **named))
 
-    setattr(main, "create_app", restricted)  # noqa: B010  (what Flower's command serves)
+    setattr(main, "create_app", restricted)  # noqa: B010  (the app that Flower's command serves)
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 
 
-def _keep_to_oneself(arguments: list[str]) -> None:
-    """Make a new database for its owner alone: it holds messages, under central trust without noise."""
+def _protect_database(arguments: list[str]) -> None:
+    """Create a new database readable by its owner only; it holds messages, under central trust without noise."""
     values = [value for name, value in itertools.pairwise(arguments) if name == "--database"]
     values += [value.removeprefix("--database=") for value in arguments if value.startswith("--database=")]
     for value in values:

@@ -1,10 +1,10 @@
-"""The two ends of a federation as Flower apps, made of what the user wrote: a model, a loss and data.
+"""The server and the client of a federation as Flower apps, built from the user's model, loss and data.
 
     from normec.federation.flower.app import client_app, server_app
     app = server_app(task)      # `task`: a module or object with model(), loss(outputs, targets), data(i, n), test()
 
-Everything about a party's privacy is decided by the party: its folder and its policy come from its own command line
-(`--node-config`), never from the server's run configuration.
+A party decides about its own privacy: its folder and its policy come from its own command line (`--node-config`), never
+from the run configuration of the server.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 
-LOCK_SECONDS = 120.0  # a server whose SuperLink was killed holds the run's folder a while longer
+LOCK_SECONDS = 120.0  # a server whose SuperLink was killed keeps the run's folder locked for a while
 
 
 class Task(Protocol):
-    """What the user writes. Beside these: `transform`, `augment`, `penalty`, as `normec.Problem` takes them."""
+    """The code of the user. It may also define `transform`, `augment` and `penalty`, as in `normec.Problem`."""
 
     def model(self) -> nn.Module: ...
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
@@ -59,7 +59,7 @@ class Task(Protocol):
 
 
 def client_app(task: Task) -> ClientApp:
-    """A party's end."""
+    """The Flower app of a party."""
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
@@ -71,7 +71,7 @@ def client_app(task: Task) -> ClientApp:
             which = _partition(context.node_config)
             party = _party(context.node_config, oracles.setdefault(which, _LazyOracle(task, *which)))
             answer = _answer(party, message)
-        except Exception as error:  # Flower would send its text to the server
+        except Exception as error:  # otherwise Flower would send its text to the server
             logging.getLogger("normec").error("a request could not be answered: %s", error)
             answer = Refusal("unknown", "unknown", 0, "failed")
         return Message(to_records(to_fields(answer)), reply_to=message)
@@ -88,7 +88,7 @@ def _answer(party: Party, message: Message) -> Reply | Refusal:
 
 
 def server_app(task: Task) -> ServerApp:
-    """The server's end."""
+    """The Flower app of the server."""
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -106,7 +106,7 @@ def server_app(task: Task) -> ServerApp:
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Flower logs what ends an app with its traceback; for what the user can cure, one line says more."""
+    """Log errors that the user can fix as one line; Flower would log them with a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, UsageError | Diverged):
         record.msg, record.args, record.exc_info = f"error: {error}", (), None
@@ -114,8 +114,8 @@ def _one_line(record: logging.LogRecord) -> bool:
 
 
 def run_server(grid: Grid, settings: Settings, task: Task) -> None:
-    """One run over `grid`, from the start or from where its folder says it stopped."""
-    retries: Any = getattr(grid, "_retry_invoker", None)  # Flower's own tries to reach a SuperLink have no end
+    """Run a federation over `grid`, from the start or from the checkpoint in its folder."""
+    retries: Any = getattr(grid, "_retry_invoker", None)  # Flower would try to reach a SuperLink for ever
     if retries is not None:
         retries.max_time = SILENCE
     model, test = task.model(), task.test()
@@ -156,7 +156,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
 
 
 def _folder_of(task: Task) -> Path:
-    """The folder of the app that a task belongs to: the nearest one with a pyproject.toml."""
+    """The folder of the app to which a task belongs: the nearest one with a pyproject.toml."""
     file = getattr(task, "__file__", None)
     for folder in Path(file).resolve().parents if file else ():
         if (folder / "pyproject.toml").exists():
@@ -192,7 +192,7 @@ def _plan(config: RunConfig) -> Plan:
 def _start(
     task: Task, model: nn.Module, test: Dataset[Any] | None
 ) -> tuple[Tensor, Callable[[Tensor], Mapping[str, float]] | None]:
-    """Where training starts, and how the server measures a model: on its own test data, if it has any."""
+    """The initial x, and the evaluation of a model on the server's own test data, if it has any."""
     trainable = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
     if not trainable:
         raise UsageError("the model has no trainable parameters")
@@ -204,14 +204,14 @@ def _start(
 
 
 def _problem(task: Task, records: Dataset[Any], model: nn.Module | None = None) -> Problem:
-    """A problem of one client; where the records are test data, they are also what is tested with."""
+    """A problem with one client. With `model`, the records are test data and are also used for evaluation."""
     extra: dict[str, Any] = {name: getattr(task, name, None) for name in ("penalty", "augment", "transform")}
     test = records if model is not None else None
     return Problem(task.model() if model is None else model, task.loss, [records], test, **extra)
 
 
 class _LazyOracle(GradientOracle):
-    """A party's data and model, loaded at the first request and kept while the process lives."""
+    """The gradients of a party's data and model, which are loaded at the first request and kept."""
 
     def __init__(self, task: Task, partition: int, partitions: int) -> None:
         self._task, self._which = task, (partition, partitions)
@@ -230,7 +230,7 @@ class _LazyOracle(GradientOracle):
 
 
 def _party(node_config: Mapping[str, Any], oracle: _LazyOracle) -> Party:
-    """The party that this node's own configuration describes; its policy is read anew for every request."""
+    """The party that this node's configuration describes. Its policy is read again for every request."""
     for name in ("folder", "policy"):
         if not isinstance(node_config.get(name), str):
             raise UsageError(
@@ -241,7 +241,7 @@ def _party(node_config: Mapping[str, Any], oracle: _LazyOracle) -> Party:
 
 
 def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
-    """What a party hands to the app's data(); its meaning is the app's."""
+    """The arguments of the app's data(), which decides what they mean."""
     partition, partitions = node_config.get("partition-id", 0), node_config.get("num-partitions", 1)
     at_least(0, **{"partition-id": partition})
     at_least(1, **{"num-partitions": partitions})
@@ -249,7 +249,7 @@ def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _wait_for(out: Path) -> None:
-    """Until nobody trains in the folder: a server that lost its SuperLink takes a while to notice."""
+    """Wait until the folder is not locked: a server that lost its SuperLink takes a while to notice."""
     until, said = time.monotonic() + LOCK_SECONDS, False
     while (out / ".lock").exists():
         with (out / ".lock").open("ab") as lock:
@@ -258,8 +258,8 @@ def _wait_for(out: Path) -> None:
                 return
             except OSError:
                 if time.monotonic() > until:
-                    return  # whoever takes the folder next says so
+                    return  # opening the folder will fail with an error
                 if not said:
-                    _say(f"another server holds {out}; waiting {LOCK_SECONDS:g} s for it to let go")
+                    _say(f"another server uses {out}; waiting up to {LOCK_SECONDS:g} s for it to stop")
                     said = True
         time.sleep(0.5)

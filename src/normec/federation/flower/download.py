@@ -1,11 +1,11 @@
-"""One answer of a party, fetched from the SuperLink within limits: bytes, objects and time.
+"""Download the answer of a party from the SuperLink, within limits on bytes, objects and time.
 
-Flower's own reader fetches and decodes whatever a node announces. An array may be of any size, and one stored piece may
-be repeated in it any number of times; a table may have a million fields. Here a message is measured before it is read:
-the SuperLink's answers are cut off at a size, the objects of a message are counted before the first is fetched, and an
-array's pieces are added up before they are put together. A message that breaks one of these limits is deleted at the
-SuperLink, and so is one whose parts do not come. Where the SuperLink's list of a message's objects is itself cut off,
-nothing is known by which to delete it: the message stays there until Flower's own time limit for it.
+Flower's own reader fetches and decodes whatever a node announces. An array may have any size, and may repeat one stored
+chunk any number of times; a table may have a million fields. Here a message is measured before it is read: responses of
+the SuperLink are cut off at a size, the objects of a message are counted before the first one is fetched, and the sizes
+of an array's chunks are added up before they are joined. A message that exceeds one of these limits, or whose parts do
+not arrive, is deleted at the SuperLink. If the SuperLink's list of a message's objects is itself too long, there is
+nothing with which to delete the message, and it stays there until Flower's own time limit.
 """
 
 from __future__ import annotations
@@ -24,56 +24,58 @@ from ..protocol.wire import WireError
 if TYPE_CHECKING:
     from flwr.app import Message
 
-PART_SECONDS = 120.0  # for the next part of a message to arrive at the SuperLink
+PART_SECONDS = 120.0  # the time for the next part of a message to arrive at the SuperLink
 _RETRY_SECONDS = 0.25
-_PLAIN = 2**16  # bytes of an object without numbers, and of a message beside its numbers
-_PIECE = 2**20  # bytes of a piece of an array, at the least; Flower's own are five times as large
-_NAME = 2**8  # bytes that the name of an object takes in a list
+_PLAIN = 2**16  # bytes of an object without numbers, and of a message without its numbers
+_PIECE = 2**20  # the least bytes of an array chunk; those of Flower are five times as large
+_NAME = 2**8  # bytes of an object's name in a list
 
 
-class PartsMissing(Exception):  # noqa: N818  (a state of the network, not a mistake)
-    """A message was announced and its parts did not come: its sender may have died while it sent them."""
+class PartsMissing(Exception):  # noqa: N818  (a state of the network, not an error)
+    """A message was announced but its parts did not arrive; its sender may have been killed."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one answer may be: `size` bytes in `objects` objects."""
+    """The limits of one answer: `size` bytes in `objects` objects."""
 
     size: int
     objects: int
 
     @staticmethod
     def of(numbers: int) -> Allowance:
-        """For one vector of float64 and a few fields."""
+        """The limits for one float64 vector of length `numbers` and a few fields."""
         size = 8 * numbers + _PLAIN
         return Allowance(size, 8 + size // _PIECE)
 
     @property
     def listing(self) -> int:
-        """Bytes of the SuperLink's list of a message's objects."""
+        """The limit on the SuperLink's list of a message's objects, in bytes."""
         return _PLAIN + _NAME * self.objects
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`node`: who sent it, by the SuperLink's word, not by the message's own; None for the SuperLink itself."""
+    """A message and its sender according to the SuperLink, not to the message; None is the SuperLink itself."""
 
     node: int | None
     message: Message
 
 
 class Downloads:
-    """Answers fetched over a Grid of Flower's, each within `allowed`."""
+    """Downloads answers through Flower's Grid, each within the limits `allowed`."""
 
     def __init__(self, grid: Any, allowed: Allowance, closed: threading.Event) -> None:
         self._grid, self._allowed, self._closed = grid, allowed, closed
         most = {"pull-messages": allowed.listing, "pull-object": allowed.size + _PLAIN}
-        held = grid._runtime_client._client  # Flower's own client: nothing else decides who reads how much
+        held = (
+            grid._runtime_client._client
+        )  # the HTTP client inside Flower's own client; only there can a response be cut off
         held._transport = _Measured(held._transport, most)
         held._mounts = {at: _Measured(inner, most) if inner else None for at, inner in held._mounts.items()}
 
     def fetch(self, identifier: str) -> Answer | None:
-        """The answer to a request; None while there is none. Raises `WireError` for one that breaks a limit."""
+        """The answer to a request; None while there is none. Raises `WireError` if it exceeds a limit."""
         from flwr.common.constant import SUPERLINK_NODE_ID
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
@@ -93,7 +95,7 @@ class Downloads:
             )
 
     def _contents(self, names: list[str], run: int) -> dict[str, bytes]:
-        """The objects of a message, one after the other; never more than a message may have in all."""
+        """Fetch the objects of a message one after the other, within the limit on their total size."""
         contents: dict[str, bytes] = {}
         left = self._allowed.size + _PLAIN
         for name in names:
@@ -104,7 +106,7 @@ class Downloads:
         return contents
 
     def _object(self, name: str, run: int) -> bytes:
-        """One object, waited for: a message is announced before its parts are sent."""
+        """Wait for one object; a message is announced before its parts are sent."""
         from flwr.proto.message_pb2 import PullObjectRequest
 
         until = time.monotonic() + PART_SECONDS
@@ -113,15 +115,15 @@ class Downloads:
                 PullObjectRequest(node=self._grid.node, run_id=run, object_id=name)
             )
             if not answer.object_found:
-                raise PartsMissing("a part of the message is gone")
+                raise PartsMissing("a part of the message is missing")
             if answer.object_available:
                 return bytes(answer.object_content)
             if time.monotonic() > until or self._closed.wait(_RETRY_SECONDS):
-                raise PartsMissing(f"the next part of the message did not come within {PART_SECONDS:g} s")
+                raise PartsMissing(f"the next part of the message did not arrive within {PART_SECONDS:g} s")
 
 
 class _Measured(httpx.BaseTransport):
-    """A transport whose answers to some calls are cut off at a size."""
+    """A transport that cuts off the responses to some calls at a size."""
 
     def __init__(self, inner: httpx.BaseTransport, most: dict[str, int]) -> None:
         self._inner, self._most = inner, most
@@ -148,7 +150,7 @@ class _CutOff(httpx.SyncByteStream):
         for chunk in self._inner:
             left -= len(chunk)
             if left < 0:
-                raise WireError(f"it is larger than the {self._most} bytes that it may have")
+                raise WireError(f"it is larger than {self._most} bytes, the most that is allowed")
             yield chunk
 
     def close(self) -> None:
@@ -156,7 +158,7 @@ class _CutOff(httpx.SyncByteStream):
 
 
 def _names(tree: Any, most: int) -> list[str]:
-    """The names of all objects in a tree, each once, children first."""
+    """The names of all objects in a tree, without repetitions, children first."""
     names: dict[str, None] = {}
     rest = [tree]
     while rest:
@@ -169,7 +171,7 @@ def _names(tree: Any, most: int) -> list[str]:
 
 
 def _inflated(name: str, contents: dict[str, bytes], most: int) -> Message:
-    """Flower's message of its objects, once they are known to be of allowed sizes."""
+    """Build Flower's message from its objects, after checking their sizes."""
     from flwr.app import Message
     from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content as head_of
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -185,12 +187,12 @@ def _inflated(name: str, contents: dict[str, bytes], most: int) -> Message:
             raise WireError(f"its arrays unpack to more than the {most} bytes that a message may have")
     found = inflate_object_from_contents(name, contents)
     if not isinstance(found, Message):
-        raise WireError("it is no message")
+        raise WireError("it is not a message")
     return found
 
 
 def _unpacked(content: bytes, sizes: list[int]) -> int:
-    """Bytes of an array once its pieces, which it may repeat, are put together."""
+    """The bytes of an array after its chunks, which it may repeat, are joined."""
     from flwr.app import Array
     from flwr.supercore.inflatable.inflatable_object import get_object_body
 

@@ -1,8 +1,8 @@
-"""Requests out, answers in, over Flower's Grid.
+"""Send requests and receive answers over Flower's Grid.
 
-Each answer is fetched by a thread of its own. A party that dies in the middle of sending, or sends what Flower cannot
-put together, holds up or breaks its own thread and nobody else's; what comes of it is a fault with a name. A node has
-a few threads at most: newer requests end the wait for an old one's answer, which the party sends again anyway.
+A separate thread fetches each answer. A party that is killed while it sends, or sends something that Flower cannot
+decode, delays or breaks only its own thread, and the result is a fault of that party. A node has at most a few threads:
+newer requests end the wait for the answer to an old one, which the party sends again anyway.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 
-CROWD = 8  # answers waited for at once before one looks less often
-AHEAD = 4  # requests to a node after which the answer to an older one is no longer waited for
+CROWD = 8  # pending answers from which on each is polled less often
+AHEAD = 4  # newer requests to a node after which an old one is given up
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """What came from a node: the fields of a message, or what was wrong with it; or word that nothing will come."""
+    """What a node sent: the fields of a message, or its fault; `lost` means that no answer will come."""
 
     node: int
     round: int  # of the request it answers
@@ -39,7 +39,7 @@ class Incoming:
 
 
 class Mailbox:
-    """`post` requests, `next` answers, in the order they come. `largest`: the most numbers in an array."""
+    """`post` sends requests, and `next` returns answers in order of arrival. Arrays have at most `largest` numbers."""
 
     def __init__(self, grid: Grid, poll_seconds: float, largest: int) -> None:
         self._grid, self._poll, self._largest = grid, poll_seconds, largest
@@ -57,20 +57,20 @@ class Mailbox:
         self._closed.set()
 
     def post(self, requests: Mapping[int, Request], ttl: float) -> None:
-        """Send each node its request; answers are looked for until `ttl` seconds have passed."""
+        """Send each node its request, and look for answers during `ttl` seconds."""
         for node, request in requests.items():
             number = self._newest[node] = self._newest.get(node, 0) + 1
             threading.Thread(target=self._exchange, args=(node, request, number, ttl), daemon=True).start()
 
     def next(self, seconds: float) -> Incoming | None:
-        """The next incoming, None if none comes in time."""
+        """The next answer, or None if none comes in time."""
         try:
             return self._incoming.get(timeout=seconds)
         except queue.Empty:
             return None
 
     def _exchange(self, node: int, request: Request, number: int, ttl: float) -> None:
-        """Send a request and wait for what comes of it, until a newer one is sent."""
+        """Send a request and wait for its answer, until newer requests replace it."""
         import httpx
         from flwr.app import Message
         from flwr.supercore.run import RunNotRunningException
@@ -85,9 +85,9 @@ class Mailbox:
             if not identifier:
                 self._incoming.put(Incoming(node, round, None, "Flower did not take the request", lost=True))
                 return
-            # The more are waited for, the less often each is looked for: the SuperLink has one process.
+            # The more answers are pending, the less often each is polled, because the SuperLink has one process.
             while not self._closed.wait(self._poll * max(1.0, self._watching / CROWD)) and time.monotonic() < until:
-                with suppress(httpx.HTTPError):  # a SuperLink out of breath; Flower has tried again already
+                with suppress(httpx.HTTPError):  # the SuperLink is overloaded; Flower has already tried again
                     answer = self._downloads.fetch(identifier)
                     if answer is not None:
                         self._incoming.put(self._opened(node, round, answer))
@@ -96,13 +96,13 @@ class Mailbox:
                     return
         except httpx.HTTPError:
             self._incoming.put(Incoming(node, round, None, "Flower did not take the request", lost=True))
-        except RunNotRunningException:  # nobody's fault; the roster says so
+        except RunNotRunningException:  # no party's fault; the roster raises an error
             self._incoming.put(Incoming(node, round, None, "the run was stopped", lost=True))
         except PartsMissing as missing:
             self._incoming.put(Incoming(node, round, None, str(missing), lost=True))
         except WireError as error:
             self._incoming.put(Incoming(node, round, None, str(error)))
-        except Exception as error:  # Flower's own reader met what a stranger sent
+        except Exception as error:  # Flower's own reader failed on what a node sent
             self._incoming.put(Incoming(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
         finally:
             with self._counting:
@@ -110,10 +110,10 @@ class Mailbox:
 
     def _opened(self, node: int, round: int, answer: Answer) -> Incoming:
         message = answer.message
-        if answer.node is None:  # Flower's own word, not the node's: it went away, or the request became too old
+        if answer.node is None:  # from Flower, not from the node: it is gone, or the request expired
             return Incoming(node, round, None, "Flower has no answer", lost=True)
         if answer.node != node:
-            return Incoming(node, round, None, "it comes from another node than the one that was asked")
+            return Incoming(node, round, None, "it does not come from the node that was asked")
         if message.has_error():
             return Incoming(node, round, None, f"the party's error {int(message.error.code)}")
         try:

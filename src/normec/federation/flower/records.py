@@ -1,7 +1,7 @@
-"""Fields on the wire ⇄ Flower's records: one ConfigRecord of scalars, one ArrayRecord of vectors, nothing else.
+"""Convert wire fields to Flower's records and back: one ConfigRecord of scalars and one ArrayRecord of vectors.
 
-What comes in is whatever a stranger sent. Each array's own description and size are checked before a number of it is
-read; nothing is unpickled, nothing is allocated by what a header claims.
+Received records may contain anything. The description and the size of each array are checked before any of its numbers
+are read. Nothing is unpickled, and no memory is allocated because of a claim in a header.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 SCALARS, ARRAYS = "fields", "arrays"
-_HEADER = 512  # an .npy file's own header is shorter
+_HEADER = 512  # the header of an .npy file is shorter
 _MOST_FIELDS = 64
 _LONGEST_NAME = 256
 
 
 def to_records(fields: Fields) -> RecordDict:
-    """The fields as Flower sends them."""
+    """Convert fields to Flower's records."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     vectors = {name: Array(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
@@ -35,7 +35,7 @@ def to_records(fields: Fields) -> RecordDict:
 
 
 def from_records(records: object, largest: int = LARGEST) -> Fields:
-    """The fields in what Flower received; raises `WireError` for anything but what `to_records` makes."""
+    """Convert received records to fields. Raises `WireError` for anything that `to_records` does not make."""
     from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
     if not isinstance(records, RecordDict) or set(records) != {SCALARS, ARRAYS}:
@@ -48,7 +48,7 @@ def from_records(records: object, largest: int = LARGEST) -> Fields:
     found: Fields = {}
     for name, value in _items(scalars):
         if type(value) not in (int, float, str, bool):
-            raise WireError("a field must be a number, a word or yes/no")
+            raise WireError("a field must be a number, a string or a bool")
         if isinstance(value, str) and len(value) > LONGEST_SPEC:
             raise WireError(f"a word has at most {LONGEST_SPEC} characters")
         found[name] = value
@@ -66,7 +66,7 @@ def _items(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _vector(array: FlowerArray, largest: int) -> np.ndarray[Any, Any]:
-    """The numbers of an array, if it is what it says it is: an .npy of version 1, one dimension, floats."""
+    """The numbers of an array, after checking that it is an .npy of version 1 with one dimension of floats."""
     shape, data = array.shape, array.data
     dtype = next((known for known in FLOATS if known.name == array.dtype), None)
     if array.stype != "numpy.ndarray" or dtype is None:
@@ -75,13 +75,13 @@ def _vector(array: FlowerArray, largest: int) -> np.ndarray[Any, Any]:
         raise WireError(f"an array must be a vector of 1 to {largest} numbers")
     size = shape[0] * dtype.itemsize
     if not isinstance(data, bytes) or not size < len(data) <= size + _HEADER:
-        raise WireError("an array's size is not what its shape says")
+        raise WireError("the size of an array does not match its shape")
     file = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
         stated = np.lib.format.read_array_header_1_0(file, max_header_size=_HEADER)
-    except Exception:  # NumPy's reader of headers raises what Python's own parser does
+    except Exception:  # NumPy's header reader can raise any error of Python's parser
         raise WireError("an array's header cannot be read") from None
     if version != (1, 0) or stated != ((shape[0],), False, dtype) or len(data) - file.tell() != size:
-        raise WireError("an array is not what its header says")
+        raise WireError("an array does not match its header")
     return np.frombuffer(data, dtype, shape[0], file.tell())

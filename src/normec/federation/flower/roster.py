@@ -1,7 +1,7 @@
-"""Which of Flower's nodes are the parties, by the keys they were registered with.
+"""The roster of a run: the nodes of Flower that are its parties, identified by their registered keys.
 
-A node's number changes when a SuperLink without a database starts anew; its key does not. A party's name is the
-fingerprint of its public key, and its number among the clients is the order of registration.
+The number of a node changes when a SuperLink without a database restarts, but its key does not. The name of a party is
+the fingerprint of its public key, and parties are numbered as clients in the order of their registration.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 FILE = "parties.json"
-SILENCE = 300.0  # seconds without an answer after which a SuperLink is given up
+SILENCE = 300.0  # seconds without an answer after which the run gives up
 
 
 @dataclass(frozen=True)
 class OnlineParty:
-    """A party that is there: its node's number now, and since when."""
+    """A party that is online: the current number of its node, and the time since when it is online."""
 
     node: int
     since: str
@@ -47,7 +47,7 @@ class Roster:
         self._answered = time.monotonic()
 
     def online(self) -> dict[str, OnlineParty]:
-        """The parties that Flower counts as online; as before where the SuperLink cannot say, for a while."""
+        """The parties that are online according to Flower. While the SuperLink does not answer, the last known ones."""
         import httpx
 
         try:
@@ -77,28 +77,28 @@ def _nodes(grid: Grid) -> list[Any]:
     try:
         return list(grid.get_nodes())
     except RunNotRunningException:
-        raise UsageError("the run was stopped at the SuperLink; start it again, and it goes on") from None
+        raise UsageError("the run was stopped at the SuperLink; start it again to continue") from None
 
 
 def _unanswered(error: Exception) -> UsageError:
     return UsageError(
-        f"the SuperLink has not answered for {SILENCE:g} s ({error}); start it, then the run again: it goes on"
+        f"the SuperLink has not answered for {SILENCE:g} s ({error}); start it, then start the run again to continue"
     )
 
 
 def _kept(path: Path) -> list[str]:
-    """The names in a run's list of parties."""
+    """The names in the file of a run's parties."""
     try:
         names = json.loads(path.read_text(encoding="utf-8"))["parties"]
         if isinstance(names, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
             return names
     except (ValueError, KeyError, TypeError):
         pass
-    raise UsageError(f"{path} is damaged: it must list the run's parties; restore it, or begin another folder")
+    raise UsageError(f"{path} is damaged: it must list the run's parties; restore it, or use another folder")
 
 
 def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable[[str], None]) -> Roster:
-    """The run's parties: those written down in its folder, or else the first `parties` to be registered and present."""
+    """The parties of a run: those in its folder, or else the first `parties` nodes that are registered and online."""
     path = folder / FILE
     if path.exists():
         names = _kept(path)
@@ -113,7 +113,7 @@ def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable
 
 
 def _gathered(grid: Grid, parties: int, seconds: float, say: Callable[[str], None]) -> list[Any]:
-    """Flower's nodes in the order of their registration, once there are enough."""
+    """Wait until enough nodes are online, and return them in the order of their registration."""
     import httpx
 
     until, seen = time.monotonic() + seconds, -1
@@ -125,8 +125,10 @@ def _gathered(grid: Grid, parties: int, seconds: float, say: Callable[[str], Non
         if len(nodes) >= parties:
             return nodes
         if len(nodes) != seen:
-            say(f"{len(nodes)} of {parties} parties are there")
+            say(f"{len(nodes)} of {parties} parties are online")
             seen = len(nodes)
         if time.monotonic() > until:
-            raise UsageError(f"only {seen} of {parties} parties came within {seconds:g} s; start them, or wait longer")
+            raise UsageError(
+                f"only {seen} of {parties} parties came online within {seconds:g} s; start the others, or wait longer"
+            )
         time.sleep(0.5)

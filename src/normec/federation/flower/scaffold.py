@@ -1,4 +1,4 @@
-"""`normec federation init`: a Flower app that runs as it is, to put one's own model and data into."""
+"""`normec federation init`: write a Flower app that runs as it is, for the user's own model and data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LONGEST = 32  # Flower's limit for the name of an app
 
 
 def write_app(folder: Path) -> list[Path]:
-    """Write the app into a new or empty folder, named after it; returns the files."""
+    """Write the app into a new or empty folder, which gives it its name. Returns the files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already and not empty; choose a new folder")
+        raise UsageError(f"{folder} exists and is not empty; choose a new folder")
     name = app_name(folder)
     written = []
     for source in sorted(TEMPLATE.rglob("*")):

@@ -1,9 +1,10 @@
-"""The server's rounds over the network: ask those who are there, take what comes, close a round when it may close.
+"""The rounds of the server over the network: ask the parties that are online, receive answers, and close rounds.
 
-A round closes as soon as everyone who was asked and is still there has answered, and enough did; at its time limit with
-those who answered, if they are enough; else the silent are asked again and the round goes on, until `wait_seconds`
-have passed: then the run stops, and says so. Whoever comes back in the middle of a round is asked again at once.
-Parties that misbehave, or are silent until the limit, are set aside (`suspensions`).
+A round closes as soon as every party that was asked and is still online has answered, if there are enough answers. At
+the time limit it closes with the answers that there are, if they are enough. Otherwise the silent parties are asked
+again and the round continues, until `wait_seconds` have passed; then the run stops with a reason. A party that comes
+back during a round is asked again at once. Parties that misbehave, or are silent until the limit, are suspended
+(`suspension`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .mailbox import Incoming, Mailbox
 from .roster import OnlineParty, Roster
 from .suspension import Suspensions
 
-LOOK = 2.0  # seconds between two looks at who is there
-ASKS = 4  # requests to one party in a round before it is set aside
+LOOK = 2.0  # seconds between two queries of the parties that are online
+ASKS = 4  # requests to one party in a round before it is suspended
 
 Say = Callable[[str], None]
 Clock = Callable[[], float]
@@ -27,7 +28,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Timeouts:
-    """`round`: seconds until a round closes without those who are silent. `wait`: seconds until a round is given up."""
+    """`round` is the time in seconds until a round closes without silent parties, `wait` until the run gives up."""
 
     round: float
     wait: float
@@ -41,7 +42,7 @@ def run_rounds(
     say: Say,
     clock: Clock = time.monotonic,
 ) -> None:
-    """All rounds that are left."""
+    """Run all remaining rounds."""
     suspensions = Suspensions()
     while not coordinator.finished:
         _Round(coordinator, mailbox, roster, suspensions, timeouts, say, clock).run()
@@ -60,8 +61,8 @@ class _Round:
     ) -> None:
         self._coordinator, self._mailbox, self._roster, self._suspensions = coordinator, mailbox, roster, suspensions
         self._timeouts, self._say, self._clock = timeouts, say, clock
-        self._asked: dict[str, str] = {}  # whom, and since when the party was there then
-        self._since: dict[str, float] = {}  # when each was asked last
+        self._asked: dict[str, str] = {}  # the parties that were asked, and since when they were online
+        self._since: dict[str, float] = {}  # when each party was last asked
         self._silent: set[str] = set()
         self._online: dict[str, OnlineParty] = {}
         self._asks: Counter[str] = Counter()
@@ -79,13 +80,13 @@ class _Round:
             incoming = self._mailbox.next(0.2)
             if incoming is not None:
                 self._take(incoming, k)
-                continue  # all that is there, before anything is decided
+                continue  # process all answers before anything is decided
             if any(not self._suspensions.suspended(name, now) for name in coordinator.joining - self._silent):
                 self._ask(now)
             late = now > deadline
             if late:
                 for name in sorted(self._silent & self._online.keys()):
-                    self._suspend(name, "it was silent until the round's time limit", now)
+                    self._suspend(name, "it was silent until the time limit of the round", now)
             if coordinator.ready and not any(map(self._suspensions.trusted, self._silent & self._online.keys())):
                 self._say(f"round {k}: {coordinator.answered} of {len(coordinator.parties)} parties")
                 coordinator.close_round()
@@ -94,7 +95,7 @@ class _Round:
             elif now - began > self._timeouts.wait:
                 coordinator.stop(
                     f"round {k}: {coordinator.answered} answers came within wait_seconds = {self._timeouts.wait:g}, "
-                    f"{coordinator.minimum} are needed; start the missing parties, then the run again: it goes on"
+                    f"{coordinator.minimum} are needed; start the missing parties, then start the run again to continue"
                 )
             elif late:
                 self._say(f"round {k}: {coordinator.answered} answers, {coordinator.minimum} are needed; asking again")
@@ -104,7 +105,7 @@ class _Round:
                 deadline, look = now + self._timeouts.round, now
 
     def _ask(self, now: float) -> None:
-        """Requests for all who are there, are not set aside, and were not asked since they came."""
+        """Send requests to all parties that are online, not suspended, and were not asked since they came online."""
         joining = self._coordinator.joining - self._silent
         due = {}
         for name, request in self._coordinator.requests().items():
@@ -143,16 +144,16 @@ class _Round:
             self._suspend(name, "it starts one handshake after another", now)
 
     def _suspend(self, name: str, why: str, now: float) -> None:
-        """Neither ask nor wait for a party for a while; afterwards it is asked again."""
+        """Suspend a party: it is neither asked nor waited for during some time, and asked again afterwards."""
         seconds = self._suspensions.strike(name, now - self._since.get(name, now), now)
         self._silent.discard(name)
         self._asked.pop(name, None)
         self._asks[name] = 0
         self._coordinator.note_suspension(name, seconds, why)
-        self._say(f"{name} is set aside for {seconds:.0f} s: {why}")
+        self._say(f"{name} is suspended for {seconds:.0f} s: {why}")
 
     def _hopeless(self) -> bool:
-        """Too many have refused for the round ever to close: the run stops, and says why."""
+        """Stop the run if so many parties have refused that the round can never close. Returns whether it stopped."""
         coordinator, refusals = self._coordinator, self._coordinator.refusals
         if coordinator.ready or len(coordinator.parties) - len(refusals) >= coordinator.minimum:
             return False

@@ -1,10 +1,10 @@
 """The settings of a federated run: `[tool.flwr.app.config]` in the app's pyproject.toml, or `flwr run -c 'key=value'`.
 
-The names are those of `normec train` (settings/config.py), and a few more for the federation itself. Flower knows no
-empty value and lets nobody add a key that the app does not have; so an empty string stands for "not given".
+The names are those of `normec train` (settings/config.py), with a few more for the federation. Flower has no empty
+value and does not accept keys that the app does not have, so an empty string means "not given".
 
-`method = "my_method.py:MyMethod"` names a class in a file beside the app's pyproject.toml, and `method_settings`
-its settings, "tau=0.5,eta=0.3". Each party names its own copy of the file in its policy.
+`method = "my_method.py:MyMethod"` names a class in a file next to the app's pyproject.toml, and `method_settings` its
+settings, such as "tau=0.5,eta=0.3". Each party names its own copy of the file in its policy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ...experiments import methods
 from ...settings.config import FEDERATED, RunConfig, make
 from ..protocol.terms import LATER
 
-RECORDED = ("data", "model", "clients", *FEDERATED)  # the settings that a federated run's folder holds
+RECORDED = ("data", "model", "clients", *FEDERATED)  # the settings in the folder of a federated run
 
 
 class Settings(BaseModel):
-    """What is the federation's own; `run` is what any run has."""
+    """The settings of the federation; `run` holds those that every run has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -40,7 +40,7 @@ class Settings(BaseModel):
 
     @property
     def least(self) -> int:
-        """How many parties a round needs: all, unless told otherwise."""
+        """The number of parties that a round needs: all of them by default."""
         return self.parties if self.min_parties is None else self.min_parties
 
 
@@ -48,7 +48,7 @@ NAMES = (*(name for name in Settings.model_fields if name != "run"), *FEDERATED)
 
 
 def read(config: Mapping[str, Any]) -> Settings:
-    """Checked settings from Flower's run configuration; what is wrong is said in one line."""
+    """Read and check Flower's run configuration. Raises `UsageError` with one line that names the mistake."""
     given: dict[str, Any] = {}
     for key, value in config.items():
         name = key.replace("-", "_")
@@ -69,17 +69,17 @@ def read(config: Mapping[str, Any]) -> Settings:
 
 
 def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
-    """The settings of any run; unlike in a simulation, secure noise and local trust unless told otherwise."""
+    """The settings that every run has. Unlike in a simulation, the defaults are secure noise and local trust."""
     if lab.get("private", True):
         trust = lab.setdefault("trust", "local")
         lab.setdefault("noise", "secure")
-        # What the server saw is all that the memory is made of: a party that lost its disk gets it back at no cost.
+        # With a noisy memory, the server can compute it too, and a party that lost its disk gets it back at no cost.
         lab.setdefault("memory", "noisy" if trust == "local" else "clean")
     if lab.get("trust") == "secure-sum":
         raise UsageError(LATER)
     run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
     at_least(0, seed=run.public_seed)
-    methods.step_size(run)  # raises where a method has no usual one and none is given
+    methods.step_size(run)  # raises if none is given and the method has no default
     for name in ("rounds", "batch_size", "evaluate_every"):
         if getattr(run, name) is not None:
             at_least(1, **{name: getattr(run, name)})
@@ -87,6 +87,6 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
 
 
 def located(method: str, app: Path) -> str:
-    """A method's name, with the path of its file in the app's folder where it has one."""
+    """The name of a method, with the path of its file in the app's folder if it has one."""
     file, colon, kind = method.rpartition(":")
     return f"{(app / file).resolve()}:{kind}" if colon else method

@@ -1,9 +1,9 @@
-"""A party's process: a SuperNode that runs the party's own code, whatever app the server sends.
+"""The process of a party: a SuperNode that runs the party's own code, whatever app the server sends.
 
-Flower's own SuperNode fetches the app of every run from the server and runs it, so that code of the server's choice
-would hold the party's data, policy and ledger. This one speaks the same protocol by Flower's own connection (TLS,
-signed by the party's key) and hands requests to the ClientApp that the party installed. The app that comes with a run
-is not even fetched. It also keeps its process, and so starts no Python and loads no data in every round.
+Flower's own SuperNode fetches the app of every run from the server and runs it, so code chosen by the server would have
+access to the party's data, policy and ledger. This SuperNode uses the same protocol and Flower's own connection (TLS,
+signed with the party's key), but passes requests to the ClientApp that the party installed. It never fetches the app of
+a run. It also keeps its process, so it does not start Python or load data in every round.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def run_supernode(
     poll_seconds: float = 0.5,
     patience: float = 150.0,
 ) -> None:
-    """Answer the server's requests until SIGINT or SIGTERM; a server that is away is waited for.
+    """Answer the server's requests until SIGINT or SIGTERM, and wait for a server that is not running.
 
-    `patience`: how many seconds to go on trying where the server does not let the party in.
+    `patience` is the time in seconds after which the party gives up if the server does not admit it.
     """
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.fleet_http_connection import http_request_response
@@ -58,13 +58,13 @@ def run_supernode(
                     time.sleep(poll_seconds)
             except RunNotRunningException:
                 time.sleep(poll_seconds)
-            except Exception as error:  # a message that the server, or a network, broke in the middle
+            except Exception as error:  # a message that the server or the network cut off
                 print(f"an exchange failed: {type(error).__name__}: {error}", flush=True)
                 time.sleep(poll_seconds)
 
 
 def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], signals: _Signals) -> bool:
-    """Answer one request; False where there is none."""
+    """Answer one request; False if there is none."""
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.common.constant import ErrorCode
     from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
@@ -80,15 +80,15 @@ def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], sign
         partial(confirm, run),
         return_type=Message,
         max_time=PULLING,
-        initial_backoff=0.05,  # the server announces a message before its parts: wait less than Flower does
+        initial_backoff=0.05,  # the server announces a message before its parts; poll sooner than Flower does
     )
-    message.metadata.__dict__["_message_id"] = tree.object_id  # an object's name is not part of it
+    message.metadata.__dict__["_message_id"] = tree.object_id  # the name of an object is not part of the object
     with signals.later():
         try:
             reply = app(message, Context(run, node, node_config, RecordDict(), run_config={}))
-        except Exception as error:  # whatever the party's code does, the process goes on
+        except Exception as error:  # the process continues after any error of the party's code
             print(f"request {tree.object_id[:12]} failed: {type(error).__name__}: {error}", flush=True)
-            # What went wrong is the party's business.
+            # The server does not learn what went wrong.
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
     _push(reply, send, push_object)
     return True
@@ -96,10 +96,10 @@ def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], sign
 
 @contextmanager
 def _admitted(superlink: str, trusted: bytes, private: Any, number: Path, patience: float) -> Iterator[None]:
-    """Make sure that the server will let the party in.
+    """Make sure that the server will admit the party.
 
-    A party that was killed counts as present for another minute, and Flower lets nobody in twice. So the number that
-    the party had is kept beside its key, and signed off first.
+    A party that was killed counts as online for another minute, and Flower admits no party twice. Therefore the node
+    number of the party is kept in a file next to its key, and that node is deactivated first.
     """
     import httpx
     from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
@@ -123,7 +123,7 @@ def _admitted(superlink: str, trusted: bytes, private: Any, number: Path, patien
                         client.DeactivateNode(DeactivateNodeRequest(node_id=int(number.read_text())))
                 found = client.ActivateNode(request).node_id
                 client.DeactivateNode(DeactivateNodeRequest(node_id=found))
-                with suppress(OSError):  # a folder of keys may well be read-only; the next start then takes a minute
+                with suppress(OSError):  # a folder of keys may be read-only; the next start then takes a minute
                     number.write_text(f"{found}\n")
                 break
             except httpx.TransportError as error:
@@ -131,7 +131,7 @@ def _admitted(superlink: str, trusted: bytes, private: Any, number: Path, patien
             except httpx.HTTPStatusError:
                 if time.monotonic() > until:
                     raise UsageError(
-                        f"the server at {superlink} does not let this party in: its key is not registered there, "
+                        f"the server at {superlink} does not admit this party: its key is not registered there, "
                         "or another process uses it"
                     ) from None
             time.sleep(1)
@@ -144,16 +144,16 @@ def load_client(app: Path) -> ClientApp:
         table = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
         module, _, name = table["tool"]["flwr"]["app"]["components"]["clientapp"].partition(":")
     except (OSError, KeyError, TypeError, AttributeError, tomllib.TOMLDecodeError):
-        raise UsageError(f"{app} holds no Flower app; write one with: normec federation init {app}") from None
+        raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
     sys.path.insert(0, str(app.resolve()))
     found: ClientApp = getattr(importlib.import_module(module), name)
     return found
 
 
 def _push(reply: Any, send: Any, push_object: Any) -> None:
-    """Announce the reply, then send its parts that the server does not have yet.
+    """Announce the reply, then send those of its parts that the server does not have.
 
-    Flower would report how many seconds the computation took, which may depend on the data: it is told 0.
+    Flower reports how many seconds the computation took, which may depend on the data, so this reports 0.
     """
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
@@ -170,9 +170,9 @@ def _push(reply: Any, send: Any, push_object: Any) -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM end the process: at once while it waits, after the answer while it computes one.
+    """End the process on SIGINT and SIGTERM: at once while it waits, and after the answer while it computes one.
 
-    Flower raises SIGINT too, where the server no longer knows the party's key.
+    Flower also raises SIGINT when the server no longer knows the party's key.
     """
 
     def __init__(self) -> None:
@@ -208,9 +208,9 @@ def _private_key(path: Path) -> Any:
     try:
         found = load_ssh_private_key(_read(path, "the party's key"), None)
     except ValueError as error:
-        raise UsageError(f"{path} is no private key in OpenSSH's format: {error}") from None
+        raise UsageError(f"{path} is not a private key in OpenSSH format: {error}") from None
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        raise UsageError(f"{path} must be an elliptic curve key; make one with: ssh-keygen -t ecdsa -b 384 -f {path}")
+        raise UsageError(f"{path} must be an elliptic curve key; create one with: ssh-keygen -t ecdsa -b 384 -f {path}")
     return found
 
 

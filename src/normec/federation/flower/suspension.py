@@ -1,10 +1,10 @@
-"""Which parties a round asks and waits for: one that misbehaves, or holds a round up, is set aside for a while.
+"""Suspensions: a party that misbehaves, or delays a round, is neither asked nor waited for during some time.
 
-Every time it happens again the while doubles, and it is never shorter than the time that the party held the round up.
-Afterwards the party is asked again, but rounds that have enough answers do not wait for it until it has sent `CLEAN`
-good messages in a row, and twice as many after each further time, up to `CLEAN` · 2^`DOUBLINGS`. So a party holds the
-others up seldom and ever more seldom, and one that made a single mistake is soon waited for again. What it sends
-counts at any time.
+The time doubles with every further fault, and it is never shorter than the delay that the party caused. Afterwards the
+party is asked again, but rounds that have enough answers do not wait for it until it has sent `CLEAN` valid messages in
+a row. This number doubles after each further suspension, up to `CLEAN` · 2^`DOUBLINGS`. So a party delays the others
+rarely and ever more rarely, and rounds soon wait again for a party that made a single mistake. A valid message counts
+at any time.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHORTEST = 5.0  # seconds
-DOUBLINGS = 6  # at the most: 64 times as long as the party held the round up, 64 times as many good messages
-HANDSHAKES = (
-    2  # without a message between them; an honest party says hello once, and again if it dies before its message
-)
-CLEAN = 8  # messages in a row, without a fault between them, after which a party is waited for again
+DOUBLINGS = 6  # at most 64 times the delay, and 64 times as many valid messages
+HANDSHAKES = 2  # without a message in between; an honest party needs two if it is killed before its message
+CLEAN = 8  # valid messages in a row after which rounds wait for a party again
 
 
 @dataclass
-class _Book:
-    """`strikes`: since the party was last waited for; `ever`: all of them."""
+class _Record:
+    """`strikes` counts the faults since rounds last waited for the party, and `ever` all of them."""
 
     strikes: int = 0
     ever: int = 0
@@ -31,37 +29,37 @@ class _Book:
 
 
 class Suspensions:
-    """The parties' suspensions by name. Times are seconds of any clock that only goes forward."""
+    """The suspensions of all parties, by name. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._books: dict[str, _Book] = {}
+        self._records: dict[str, _Record] = {}
 
     def strike(self, name: str, held: float, now: float) -> float:
-        """A fault, or a round held up for `held` seconds. Returns for how many seconds the party is set aside."""
-        book = self._books.setdefault(name, _Book())
-        seconds = max(SHORTEST, held) * 2.0 ** min(book.strikes, DOUBLINGS)
-        book.strikes, book.ever, book.clean, book.until = book.strikes + 1, book.ever + 1, 0, now + seconds
+        """Suspend a party for a fault, or for a delay of `held` seconds. Returns the seconds of the suspension."""
+        record = self._records.setdefault(name, _Record())
+        seconds = max(SHORTEST, held) * 2.0 ** min(record.strikes, DOUBLINGS)
+        record.strikes, record.ever, record.clean, record.until = record.strikes + 1, record.ever + 1, 0, now + seconds
         return seconds
 
     def handshake(self, name: str) -> bool:
-        """A hello. Returns whether it is one too many."""
-        book = self._books.setdefault(name, _Book())
-        book.handshakes += 1
-        return book.handshakes > HANDSHAKES
+        """Count a handshake. Returns whether there were too many."""
+        record = self._records.setdefault(name, _Record())
+        record.handshakes += 1
+        return record.handshakes > HANDSHAKES
 
     def clean(self, name: str) -> None:
-        """A message that was taken."""
-        book = self._books.setdefault(name, _Book())
-        book.clean, book.handshakes = book.clean + 1, 0
-        if book.clean >= CLEAN * 2 ** min(max(0, book.ever - 1), DOUBLINGS):
-            book.strikes = 0
+        """Count a valid message."""
+        record = self._records.setdefault(name, _Record())
+        record.clean, record.handshakes = record.clean + 1, 0
+        if record.clean >= CLEAN * 2 ** min(max(0, record.ever - 1), DOUBLINGS):
+            record.strikes = 0
 
     def trusted(self, name: str) -> bool:
         """Whether a round waits for the party."""
-        book = self._books.get(name)
-        return book is None or book.strikes == 0
+        record = self._records.get(name)
+        return record is None or record.strikes == 0
 
     def suspended(self, name: str, now: float) -> bool:
-        """Whether the party is not even asked."""
-        book = self._books.get(name)
-        return book is not None and now < book.until
+        """Whether the party is not asked at present."""
+        record = self._records.get(name)
+        return record is not None and now < record.until

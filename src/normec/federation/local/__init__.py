@@ -1,1 +1,1 @@
-"""A whole federation on this machine: certificates, processes and a live view."""
+"""A whole federation on this machine: certificates, processes, and the progress of the run."""

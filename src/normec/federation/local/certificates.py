@@ -1,7 +1,7 @@
-"""Certificates and keys: an authority of one's own, a server's certificate signed by it, a party's key pair.
+"""Certificates and keys for `normec federation local`: an authority, a server's certificate, and party key pairs.
 
-What `normec federation local` makes for itself. On real machines the server's owner makes the certificates with the
-tools of the house, and every party makes its own key and gives away only the public half (docs/federation.md).
+On real machines the owner of the server creates certificates with the tools of the organisation, and every party
+creates its own key and shares only the public half (docs/federation.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DAYS = 365
 
 @dataclass(frozen=True)
 class ServerCertificate:
-    """The files that a SuperLink is started with; `authority` is also what every party and user trusts."""
+    """The certificate files of a SuperLink. Every party and user trusts `authority`."""
 
     authority: Path
     certificate: Path
@@ -34,7 +34,7 @@ class ServerCertificate:
 
 
 def make_server(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> ServerCertificate:
-    """An authority and a certificate for `hosts` in a folder; those that are there already are kept."""
+    """Create an authority and a certificate for `hosts` in a folder, unless they exist."""
     found = ServerCertificate(folder / "ca.crt", folder / "server.crt", folder / "server.key")
     if all(path.exists() for path in (found.authority, found.certificate, found.key)):
         return found
@@ -60,18 +60,18 @@ def make_server(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"))
     _write(found.key, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain), 0o600)
     for path, signed in ((found.certificate, certificate), (found.authority, authority)):
         _write(path, signed.public_bytes(serialization.Encoding.PEM), 0o644)
-    return found  # the authority's own key is forgotten: nothing else will ever be signed by it
+    return found  # the key of the authority is not kept, so it can never sign anything else
 
 
 def make_key(path: Path) -> bytes:
-    """A party's key in `path`, in OpenSSH's format, beside `path`.pub; returns the public key as Flower stores it.
+    """Create a party's key in `path` and `path`.pub, in OpenSSH format. Returns the public key as Flower stores it.
 
-    A key that is there already is kept: it is who the party is.
+    An existing key is kept, because it identifies the party.
     """
     if path.exists():
         private = serialization.load_ssh_private_key(path.read_bytes(), None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{path} is no elliptic curve key")
+            raise ValueError(f"{path} is not an elliptic curve key")
     else:
         private_folder(path.parent)
         private = ec.generate_private_key(ec.SECP384R1())
@@ -119,7 +119,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """A secret is never readable by others, not even for the moment before its mode is set."""
+    """Write a file that has its mode from the start, so that a secret is never readable by others."""
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(handle, "wb") as file:

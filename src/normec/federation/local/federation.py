@@ -1,6 +1,6 @@
-"""A whole federation on this machine: a SuperLink, a process a party, a run; over TLS, and nothing left behind.
+"""A whole federation on this machine: a SuperLink, one process per party, and a run, over TLS; all processes end.
 
-OUT/            the run's folder, as any other run's
+OUT/            the folder of the run
 OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ digits/ (an app, if none was given) parties/party-I/
 """
 
@@ -29,15 +29,15 @@ from . import certificates, superlink
 from .follower import Follower
 from .processes import Processes, free_port
 
-STARTING = 300.0  # seconds for a SuperLink to answer, and for Flower to start the server's app
-OUTCOME_SECONDS = 3.0  # seconds for the SuperLink to say how a run ended whose server has ended
+STARTING = 300.0  # seconds until the SuperLink must answer, and until Flower must have started the server's app
+OUTCOME_SECONDS = 3.0  # seconds for the SuperLink to report the outcome after the server's process has ended
 ATTEMPTS = 3
 SCRIPTS = Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """What `normec federation local` was asked for. `flower_nodes`: Flower's own SuperNodes in place of our parties."""
+    """The options of `normec federation local`. `flower_nodes` uses Flower's own SuperNodes instead of ours."""
 
     app: Path | None
     out: Path
@@ -48,7 +48,7 @@ class LocalOptions:
 
 
 class Federation:
-    """A federation on this machine while entered. Parties can be started, killed and started again."""
+    """A context with a federation on this machine. Parties can be started, killed and started again."""
 
     def __init__(self, options: LocalOptions) -> None:
         self.out, self.home = options.out.resolve(), options.out.resolve() / "federation"
@@ -59,7 +59,7 @@ class Federation:
         self.config = {**options.config, "out": str(self.out), "parties": options.parties}
         self.settings = read({**app_config(self.app), **self.config})
         self.method = located(self.settings.run.method, self.app)
-        if is_own(self.method):  # a mistake in it shows now, before anything is started
+        if is_own(self.method):  # so that a mistake in it shows before anything is started
             methods.build(self.settings.run.model_copy(update={"method": self.method}), 1)
         self._tls = certificates.make_server(self.home / "tls")
         _call_directly("127.0.0.1")
@@ -81,7 +81,7 @@ class Federation:
         self, check_wanted: Callable[[], None], port: int | None = None, database: bool = False
     ) -> None:
         """Start a SuperLink on a free port, or on `port`, and wait until it answers; `check_wanted` may raise."""
-        for attempt in range(ATTEMPTS):  # somebody else may have taken the port meanwhile
+        for attempt in range(ATTEMPTS):  # another process may have taken the port
             try:
                 self._start_superlink(check_wanted, free_port() if port is None else port, database)
                 break
@@ -104,7 +104,7 @@ class Federation:
                 time.sleep(0.2)
 
     def register(self) -> None:
-        """Every party gets a key and is let in, in the order of its number."""
+        """Create the keys of all parties and register them in the order of their numbers."""
         with self.control() as control:
             keys = [certificates.make_key(self.key(i)) for i in range(self._options.parties)]
             self.nodes = [control.register(key) for key in keys]
@@ -136,7 +136,7 @@ class Federation:
         self.processes.start(self.name(i), command, environment)
 
     def start_run(self, **config: Any) -> int:
-        """Start a run, with settings on top of what was asked for; returns Flower's number of it."""
+        """Start a run, with settings in addition to the options. Returns Flower's run id."""
         with self.control() as control:
             return control.start(self.app, {**self.config, **config})
 
@@ -166,7 +166,7 @@ class Federation:
 
 
 def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[], bool]) -> runs.Result:
-    """The run in `options.out`, from the start or from where it stopped; stops when it is no longer `wanted`."""
+    """Run a federation in `options.out`, or continue it there. It stops when it is no longer `wanted`."""
 
     def check_wanted() -> None:
         if not wanted():
@@ -204,7 +204,7 @@ def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[
 
 
 def _outcome(federation: Federation, flower_run: int, watch: Callable[[], None]) -> str:
-    """What Flower says of the run's end ("": it completed). Raises if the server's process dies without a word."""
+    """The outcome of a run according to Flower, "" if it completed. Raises if the server's process is killed."""
     processes, server = federation.processes, None
     until = time.monotonic() + STARTING
     with federation.control() as control:
@@ -221,20 +221,20 @@ def _outcome(federation: Federation, flower_run: int, watch: Callable[[], None])
 
 
 def _outcome_after_exit(control: superlink.Control, flower_run: int, pid: int) -> str:
-    """How a run ended whose server has ended: a server says it before it leaves, unless it was killed."""
+    """The outcome of a run whose server has ended: a server reports it before it ends, unless it was killed."""
     until = time.monotonic() + OUTCOME_SECONDS
     while (outcome := control.outcome(flower_run)) is None:
         if time.monotonic() > until:
             raise ChildProcessError(
                 f"the server's process {pid} was killed or crashed before the end of the run; "
-                "the same command goes on where it stopped"
+                "the same command continues the run"
             )
         time.sleep(0.2)
     return outcome
 
 
 def _call_directly(host: str) -> None:
-    """Keep calls to this machine away from a proxy that the environment names; what is started inherits it."""
+    """Exempt `host` from a proxy in the environment, also for the processes that are started."""
     for name in ("NO_PROXY", "no_proxy"):
         known = [part for part in os.environ.get(name, "").split(",") if part]
         if host not in known:
@@ -247,17 +247,17 @@ def app_config(app: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
     except (OSError, KeyError, tomllib.TOMLDecodeError):
-        raise UsageError(f"{app} holds no Flower app; write one with: normec federation init {app}") from None
+        raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
     found: dict[str, Any] = table.get("config", {})
     return found
 
 
 def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:
-    """A policy under which a party takes part in just this run: for trying out, where all parties are one's own.
+    """A policy that allows this run, for trials in which all parties belong to one user.
 
     Args:
-        settings: The run's settings.
-        method: The run's method, if it is a class in a file: with the file's path (`settings.located`).
+        settings: The settings of the run.
+        method: The method of the run with the path of its file (`settings.located`), if it is a class in a file.
     """
     config = settings.run
     policy: dict[str, Any] = {
@@ -271,13 +271,13 @@ def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:
         "allow_without_noise": not config.private,
         "report_loss": not config.private,
     }
-    if config.private:  # twice the run's: a message that a kill left paid for and unsent counts all the same
+    if config.private:  # twice the run's, because a kill may leave messages that are paid for and not sent
         policy["epsilon"] = 2 * (config.epsilon or build.DEFAULT_EPSILON) if config.sigma is None else 1e6
     return policy
 
 
 def _as_parties_know(method: str, server_norm: bool | str | None) -> str:
-    """The name by which parties know a method of the settings (`algorithms.registry`)."""
+    """The name of a method for parties (`algorithms.registry`)."""
     if is_own(method):
         return method
     if method == "normec" and isinstance(server_norm, str):
@@ -286,7 +286,7 @@ def _as_parties_know(method: str, server_norm: bool | str | None) -> str:
 
 
 def _note_interruption(out: Path) -> None:
-    """The server was stopped with everything else; its folder says so, and how far it came."""
+    """Note in the run's folder that the server was stopped, and in which round."""
     if not (out / "config.toml").exists():
         return
     history = History(out / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""A federated run seen from outside its server: the rows that appear in its folder, as any run's callbacks see them."""
+"""Follow a federated run from outside its server: pass new rows of its history to callbacks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ...training.callbacks import Callback
 
 
 class Follower:
-    """Tells `callbacks` what is new in a run's folder whenever `look` is called."""
+    """Passes new rows of a run's history to `callbacks` whenever `look` is called."""
 
     def __init__(self, folder: Path, rounds: int, callbacks: Sequence[Callback]) -> None:
         self._path, self._rounds, self._callbacks = folder / "metrics.jsonl", rounds, callbacks
-        self._seen: int | None = None  # the last round that was told; None before the first look
+        self._seen: int | None = None  # the last round that was passed on; None before the first look
         self.look()
 
     def look(self) -> None:
         history = History(self._path)
         try:
             history.reread()
-        except UsageError:  # cut short by a restart of the server; it will be whole again
+        except UsageError:  # truncated while the server restarts; it will be complete again
             return
         if self._seen is None:
             self._seen = history.rows[-1]["round"] if len(history) else -1

@@ -1,8 +1,8 @@
-"""Processes that end when we end: on success, on error, on Ctrl-C, and also when we are killed.
+"""Child processes that end with this process: on success, on errors, on Ctrl-C, and also when it is killed.
 
-Each is started through a few lines that ask the kernel to kill it when its parent dies. Flower's processes start
-others, some in sessions of their own; all inherit a mark in their environment, and `stop` ends whatever bears it. A
-keeper does the same should we be killed: it waits at the end of a pipe that closes when we die.
+Each child is started by a few lines that ask the kernel to kill it when its parent dies. Flower's processes start
+others, some in sessions of their own. All of them inherit a mark in their environment, and `stop` ends every process
+that has the mark. A watchdog does the same if this process is killed: it waits at the end of a pipe that closes then.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if sys.platform == "linux":
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
-# Waits until its standard input closes, which happens when its parent dies, however that dies; then kills every process
-# that bears the mark, until there is none. Two empty looks in a row: a process may have forked during the first.
+# Waits until its standard input closes, which happens whenever its parent ends; then kills every process with the mark
+# until there is none. It looks twice, because a process may fork during the first look.
 WATCHDOG = """
 import os, signal, sys, time
 sys.stdin.buffer.read()
@@ -53,11 +53,11 @@ while empty < 2 and time.monotonic() < until:
     empty = 0 if found else empty + 1
     time.sleep(0.02)
 """
-_AFTER_KILL = 60.0  # seconds for a process to be gone after SIGKILL; only one that hangs in the kernel takes longer
+_AFTER_KILL = 60.0  # seconds for a process to end after SIGKILL; only one that hangs in the kernel takes longer
 
 
 class Watch:
-    """Another process, by a handle that never means a later process of the same number."""
+    """Another process, by a file descriptor that cannot refer to a later process with the same number."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -72,7 +72,7 @@ class Watch:
 
 
 class Processes:
-    """While entered, processes can be started; none outlives the block."""
+    """A context in which processes can be started; none of them outlives it."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self._logs, self._mark = logs, secrets.token_hex(8)
@@ -95,10 +95,10 @@ class Processes:
         self.stop()
         if self._watchdog is not None and self._watchdog.stdin is not None:
             self._watchdog.stdin.close()
-            self._watchdog.wait(2 * _AFTER_KILL)  # it gives up by itself before that
+            self._watchdog.wait(2 * _AFTER_KILL)  # it stops by itself before that
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-        """Start `command` under a name of its own; its output goes to NAME.log. Returns the process id."""
+        """Start `command` under a name; its output goes to NAME.log. Returns the process id."""
         tethered = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
@@ -107,7 +107,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal is ours to handle
+                start_new_session=True,  # Ctrl-C in the terminal is handled by this process only
             )
         self._started[name] = process
         return process.pid
@@ -123,11 +123,11 @@ class Processes:
         return "".join(c if c.isprintable() else " " for c in whole)  # no control characters reach the terminal
 
     def ended(self, name: str) -> int | None:
-        """The exit code of a process that has ended, None while it runs."""
+        """The exit code of a process, or None while it runs."""
         return self._started[name].poll()
 
     def describe_exit(self, name: str) -> str:
-        """How a process that has ended did so, and the end of its log, on one line."""
+        """How a process ended, with the end of its log, on one line."""
         code = self.ended(name)
         how = (
             f"was killed by {_signal_name(-code)}" if code is not None and code < 0 else f"ended with exit code {code}"
@@ -135,13 +135,13 @@ class Processes:
         return f"{name} {how}; its log {self.log(name)} ends with: {self.log_tail(name) or '(nothing)'}"
 
     def kill(self, name: str) -> None:
-        """SIGKILL for a process and its group, as a crash would do."""
+        """Kill a process and its group with SIGKILL."""
         process = self._started[name]
         _signal_group(process.pid, signal.SIGKILL)
         process.wait(_AFTER_KILL)
 
     def find(self, program: str) -> Watch | None:
-        """A descendant that runs a program of this name; None where there is none, or the system cannot say."""
+        """A descendant that runs a program with this name; None if there is none or the system cannot tell."""
         if not hasattr(os, "pidfd_open"):
             return None
         for pid in self.marked():
@@ -149,12 +149,12 @@ class Processes:
                 words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")[:3]
                 if program.encode() in [word.rpartition(b"/")[2] for word in words]:
                     return Watch(pid)
-            except OSError:  # ended meanwhile
+            except OSError:  # it has ended
                 continue
         return None
 
     def wait(self, seconds: float, also: Watch | None = None) -> None:
-        """Sleep until one of the processes ends, or `also`; `seconds` at the most."""
+        """Wait until one of the processes or `also` ends, at most `seconds`."""
         if not hasattr(os, "pidfd_open"):
             time.sleep(seconds)
             return
@@ -171,11 +171,11 @@ class Processes:
                 watch.close()
 
     def stop(self, patience: float = 5.0) -> None:
-        """End all that was started, and all that those started; the first one last, since the others need it."""
+        """End all processes and their descendants; the first process ends last, because the others need it."""
         started = list(self._started.values())
         for group in (started[1:], started[:1]):
             _end(group, patience)
-        # What is left was started by them and has a session of its own. A process killed here may have just forked.
+        # The remaining ones were started by these in sessions of their own. A process killed here may have just forked.
         until = time.monotonic() + patience
         while (left := self.marked()) and time.monotonic() < until:
             for pid in left:
@@ -185,19 +185,19 @@ class Processes:
         self._started.clear()
 
     def marked(self) -> list[int]:
-        """Living processes that bear our mark: ours and their descendants."""
+        """Running processes with the mark: those that were started here, and their descendants."""
         wanted, found = f"{MARK}={self._mark}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if wanted in (entry / "environ").read_bytes().split(b"\0") and not _zombie(entry):
                     found.append(int(entry.name))
-            except OSError:  # ended meanwhile, or not ours
+            except OSError:  # it has ended or belongs to another user
                 continue
         return found
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
-    """SIGTERM, some time to leave in good order, then SIGKILL."""
+    """Send SIGTERM, wait `patience` seconds, then send SIGKILL."""
     for process in processes:
         _signal_group(process.pid, signal.SIGTERM)
     until = time.monotonic() + patience
@@ -210,10 +210,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
 
 
 def free_port() -> int:
-    """A port on this machine that nobody uses now, if possible one that no outgoing connection is ever given.
+    """A free port on this machine, if possible outside the range of outgoing connections.
 
-    A port of the system's own choice may be taken by any connection before the server that it is meant for binds it,
-    and a client that calls a port nobody listens on may even be given that port and connect to itself.
+    A port that the system chooses may be taken by any connection before the server binds it, and a client that connects
+    to a port without a listener may even be assigned that port and connect to itself.
     """
     try:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

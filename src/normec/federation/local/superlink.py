@@ -1,4 +1,4 @@
-"""A SuperLink as its owner talks to it: register parties, start a run, ask how it goes."""
+"""Control a SuperLink as its owner: register parties, start a run, query its outcome."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from ...errors import UsageError
 
-SILENCE = 120.0  # seconds without an answer after which a SuperLink that still runs is given up
-QUIET = {  # nothing leaves for Flower's servers, nothing is installed in the middle of a federation
+SILENCE = 120.0  # seconds without an answer after which a running SuperLink counts as failed
+QUIET = {  # no telemetry, no update checks, and short polling intervals
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
@@ -20,9 +20,9 @@ QUIET = {  # nothing leaves for Flower's servers, nothing is installed in the mi
 
 
 def command(certificate: Path, key: Path, authority: Path, port: int, database: Path | None = None) -> list[str]:
-    """The command that starts a SuperLink on this machine: TLS on, only registered parties, a `gate` before it.
+    """The command that starts a SuperLink on this machine, with TLS, registered parties and `access_control`.
 
-    With a `database` it knows them again after a restart; without one it is quicker.
+    With a `database` it remembers the parties after a restart; without one it is faster.
     """
     return [
         *(sys.executable, "-m", "normec", "federation", "superlink"),
@@ -34,7 +34,7 @@ def command(certificate: Path, key: Path, authority: Path, port: int, database: 
 
 
 class Control:
-    """The control side of a SuperLink, by Flower's own client."""
+    """The control interface of a SuperLink, through Flower's own client."""
 
     def __init__(self, address: str, authority: Path) -> None:
         from flwr.supercore.control import ControlHttpClient
@@ -62,7 +62,7 @@ class Control:
         return True
 
     def _ask(self, call: Callable[[Any], Any], request: Any) -> Any:
-        """One call that must succeed; what goes wrong is said in one line."""
+        """Make a call that must succeed; a failure is reported in one line."""
         import httpx
 
         try:
@@ -73,7 +73,7 @@ class Control:
             ) from None
 
     def register(self, public_key: bytes) -> int:
-        """Let a party in by its public key; returns its node id. A key that is in already stays as it is."""
+        """Register a party by its public key, unless it is registered. Returns its node id."""
         from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
 
         for node in self._ask(self._client.ListNodes, ListNodesRequest()).nodes_info:
@@ -82,7 +82,7 @@ class Control:
         return int(self._ask(self._client.RegisterNode, RegisterNodeRequest(public_key=public_key)).node_id)
 
     def start(self, app: Path, config: Mapping[str, bool | int | float | str]) -> int:
-        """Start a run of the app in a folder with settings on top of its own; returns Flower's run id."""
+        """Start a run of the app in a folder, with settings in addition to its own. Returns Flower's run id."""
         from flwr.cli.build import build_fab_from_disk
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
@@ -95,13 +95,13 @@ class Control:
             StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config))),
         )
         if not answer.HasField("run_id"):
-            raise UsageError(f"the SuperLink did not take the app in {app}")
+            raise UsageError(f"the SuperLink did not accept the app in {app}")
         return int(answer.run_id)
 
     def outcome(self, run: int) -> str | None:
-        """None while a run goes on, or nothing is known; then "" if it completed, else what Flower says of its end.
+        """The outcome of a run: None while it is running or unknown, "" if it completed, else Flower's description.
 
-        Raises `TimeoutError` once the SuperLink has not answered for `SILENCE` seconds.
+        Raises `TimeoutError` if the SuperLink has not answered for `SILENCE` seconds.
         """
         import httpx
         from flwr.proto.control_pb2 import ListRunsRequest

@@ -1,1 +1,1 @@
-"""The federation without a network: messages, the party's rules and account, the server's rounds."""
+"""The protocol without a network: messages, the rules and the account of a party, and the rounds of the server."""

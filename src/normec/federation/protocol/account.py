@@ -1,15 +1,17 @@
-"""A party's account: every message it ever made, over all runs, written down before it leaves.
+"""A party's account: every message that the party has made in any run, written down before it is sent.
 
-One file for all runs, so that a new run cannot spend the same budget again. Formal guarantee as in `privacy.ledger`:
-a message waits for `pay` to return, so what left is among the lines. ε is computed from the lines at the policy's δ;
-the budget may be changed by the party, the unit and relation may not, for the multipliers rest on them. Messages of
-runs without noise have lines of their own kind: no ε covers them, and they are counted all the same.
+All runs share one file, so that a new run cannot spend the same budget again. The formal guarantee is that of
+`privacy.ledger`: a message is sent only after `pay` returns, so every message that was sent has a line. ε is computed
+from the lines at the policy's δ. The party may change its budget, but not the unit and the relation, because the noise
+multipliers depend on them. Messages of runs without noise have lines of another kind: they are counted, but no ε
+covers them.
 
-A party that lost its disk charges itself for what it may have made before (`recover`): as many as the server has
-accepted, and one for each life that ended, for each may have had a message under way.
+A party that lost its disk charges itself for all messages that it may have made before (`recover`): those that the
+server accepted, and one for each earlier handshake, because a message may have been under way each time.
 
-A ledger that knows less than the rest of the party's folder is refused: every state holds the ledger's head as it was,
-and the file `MARK` says that a ledger was begun, whatever becomes of the states and the journal.
+A ledger that is shorter than the rest of the party's folder implies is refused. Every state holds the head that the
+ledger had when the state was written, and the file `MARK` records that a ledger was begun, even if the states and the
+journal are lost.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _CURE = "restore the ledger from a copy, or begin an empty folder with what is l
 
 
 class Releases:
-    """Verified lines, read: how many for whom, and what they amount to."""
+    """The verified lines of an account: counts of messages, and their ε."""
 
     def __init__(self, path: Path, lines: list[dict[str, Any]]) -> None:
         self._path, self._header = path, lines[:1]
@@ -38,7 +40,7 @@ class Releases:
         self._without_noise = [line for line in lines[1:] if line["kind"] == "bare"]
 
     def check(self, unit: str, relation: str) -> None:
-        """Raise `UsageError` where the account was begun for another unit or relation: its ε is not theirs."""
+        """Raise `UsageError` if the account was begun for another unit or relation, for which its ε does not hold."""
         wanted = {"kind": "header", "format": 1, "unit": unit, "relation": relation}
         for first in self._header:
             for name, value in wanted.items():
@@ -49,7 +51,7 @@ class Releases:
                     )
 
     def count(self, run: str | None = None, node: str | None = None) -> int:
-        """Messages of one run, of all runs of a name, or of all."""
+        """The number of messages of one run, of all runs with a name, or of all runs."""
         return sum(line["count"] for line in _of(self._lines, run, node))
 
     def epsilon(self, delta: float, run: str | None = None, more: Event | None = None) -> float:
@@ -64,20 +66,20 @@ class Releases:
         return sum(line["count"] for line in self._lines if line["recovered"])
 
     def without_noise(self, run: str | None = None) -> int:
-        """Messages of runs without noise."""
+        """The number of messages of runs without noise."""
         return len(_of(self._without_noise, run, None))
 
     def central(self) -> int:
-        """Messages that left the party without noise, for a trusted server to add it."""
+        """The number of messages that were sent without noise because a trusted server adds it."""
         return sum(line["count"] for line in self._lines if line.get("trust") == "central")
 
     def seeded(self) -> int:
-        """Messages whose noise repeats, which protects nobody."""
+        """The number of messages with seeded noise, which protects nobody."""
         return sum(line["count"] for line in self._lines if line.get("noise") == "seeded")
 
 
 class PartyAccount:
-    """The account, open and locked until `close`."""
+    """An open account; its file is locked until `close`."""
 
     def __init__(self, folder: Path, unit: str, relation: str) -> None:
         try:
@@ -89,7 +91,7 @@ class PartyAccount:
         try:
             if not self._chain.lines:
                 if (folder / MARK).exists():
-                    raise UsageError(f"{folder / FILE} is empty, and {MARK} says that it was begun; {_CURE}")
+                    raise UsageError(f"{folder / FILE} is empty, although {MARK} says that it was begun; {_CURE}")
                 self._append({"kind": "header", "format": 1, "unit": unit, "relation": relation})
             if not (folder / MARK).exists():  # before the first payment
                 write_atomic(folder / MARK, f"{FILE} was begun and must not be missing.\n", private=True)
@@ -104,7 +106,7 @@ class PartyAccount:
 
     @property
     def head(self) -> Head:
-        """How long the ledger is, and its last hash: for the states to remember."""
+        """The length of the ledger and its last hash, which states remember."""
         return self._chain.head
 
     def affords(self, event: Event, epsilon: float, delta: float) -> bool:
@@ -112,19 +114,19 @@ class PartyAccount:
         return self.releases.epsilon(delta, more=event) <= epsilon
 
     def pay(self, request: Request, step: int, event: Event) -> None:
-        """On return the line is on the disk; only now may anything be computed, and the message leave."""
+        """Write the line of a message to the disk. Only after this returns may the message be computed and sent."""
         self._release(request, step, event, recovered=False)
 
     def note_without_noise(self, request: Request, step: int) -> None:
-        """Write down a message of a run without noise; it may leave on return."""
+        """Write the line of a message of a run without noise; the message may be sent after this returns."""
         self._append({"kind": "bare", "run": request.run, "node": request.node, "step": step})
 
     def recover(self, request: Request, due: int, event: Event, epsilon: float, delta: float) -> int:
-        """Bring this run's count up to `due`, which the server states. Returns how many releases were charged.
+        """Bring this run's count up to `due`, a number that the server states. Returns how many releases were charged.
 
-        The charge ends one release past the budget. The party then refuses everything, so that nothing is
-        under-counted. A server that lies can cost a party its budget, as it could by asking for messages, but no more
-        than that. Once the owner raises the budget, the rest is charged for as long as the claim stands.
+        The charge stops one release past the budget. The party then refuses everything, so nothing is under-counted. A
+        server that lies can cost a party its budget, as it could by asking for messages, but no more than that. If the
+        owner raises the budget, the rest is charged as long as the server repeats its claim.
         """
         missing = due - self.releases.count(request.run, request.node)
         if missing <= 0 or self.releases.epsilon(delta) > epsilon:
@@ -134,7 +136,7 @@ class PartyAccount:
         return charged
 
     def _affordable(self, event: Event, most: int, epsilon: float, delta: float) -> int:
-        """How many releases like `event` stay within the budget, at most `most`."""
+        """The largest number of releases like `event` that stays within the budget, at most `most`."""
         low, high = 0, most + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -172,17 +174,17 @@ class PartyAccount:
 
 
 def _of(lines: list[dict[str, Any]], run: str | None, node: str | None) -> list[dict[str, Any]]:
-    """The lines of a run, which may also be given by its name alone."""
+    """The lines of one run and party; `run` may be the name of the run without its number."""
     runs = (line for line in lines if run in (None, line["run"], run_name(line["run"])))
     return [line for line in runs if node in (None, line["node"])]
 
 
 def read_releases(folder: Path) -> Releases:
-    """What a party's account says, without a lock."""
+    """Read a party's account without locking it."""
     path, known = folder / FILE, party_state.newest_ledger(folder)
     if not path.exists():
         if known is not None or (folder / MARK).exists():
-            raise UsageError(f"{path} is gone, and the rest of the folder says that it was begun; {_CURE}")
+            raise UsageError(f"{path} is missing, although the rest of the folder says that it was begun; {_CURE}")
         return Releases(path, [])
     try:
         return Releases(path, read_chain(path, known).lines)

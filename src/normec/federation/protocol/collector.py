@@ -1,4 +1,4 @@
-"""What comes in while a round is open: taken once, recognised when it comes again, dropped by name when it is bad."""
+"""The replies of the open round: each is taken once, recognised when it is repeated, and dropped if it is invalid."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ Outcome = Literal["taken", "duplicate", "dropped", "refused", "handshake", "late
 
 
 class Collector:
-    """`taken`: the replies of the open round; `refusals`: reasons, by party; `joining`: who said hello and waits.
+    """Collects the replies and refusals of the open round.
 
-    `unsaved`: the seats know of handshakes or drops that no checkpoint holds yet. `limits`: what no message may pass.
+    `taken` holds the valid replies, `refusals` the reasons of the parties that refused, and `joining` the parties that
+    started a handshake and wait for an answer. `unsaved` is true while handshakes or drops are in no checkpoint.
+    Messages beyond `limits` are dropped.
     """
 
     def __init__(self, run: str, parties: dict[str, PartyRecord], limits: Limits, journal: Journal) -> None:
@@ -28,7 +30,7 @@ class Collector:
         self.open(0, [])
 
     def open(self, round: int, asked: Sequence[str]) -> None:
-        """A new round: nothing has come in yet."""
+        """Begin a new round."""
         self._round, self.asked = round, asked
         self.taken: dict[str, Reply] = {}
         self.refusals: dict[str, str] = {}
@@ -41,10 +43,13 @@ class Collector:
     def receive(
         self, node: str, given: Mapping[str, Any] | Reply | Refusal, like: np.ndarray[Any, Any], row: Array | None
     ) -> Outcome:
-        """A message from `node`, whose messages are to look `like` x and add up to `row` so far."""
+        """Process a message from `node`.
+
+        The message must have the shape and dtype of `like`; `row` is the sum of the messages accepted so far.
+        """
         party = self._parties.get(node)
         if party is None:
-            return self.fault(node, "it comes from nobody of this federation")
+            return self.fault(node, "it comes from no party of this federation")
         try:
             message = given if isinstance(given, Reply | Refusal) else from_fields(given, len(like))
         except WireError as error:
@@ -83,7 +88,7 @@ class Collector:
     def _refusal(self, node: str, party: PartyRecord, refusal: Refusal) -> Outcome:
         if refusal.reason == "state":
             if not refusal.token:
-                return self.fault(node, "a hello without a token")
+                return self.fault(node, "a handshake without a token")
             if refusal.token not in party.tokens:
                 self.unsaved = True
                 self._note("handshake", node, count=party.handshakes + 1)
@@ -100,7 +105,7 @@ class Collector:
         return event
 
     def fault(self, node: str, why: str) -> Outcome:
-        """A bad message, named in the journal and counted; nothing else happens."""
+        """Count an invalid message and note its fault in the journal."""
         party = self._parties.get(node)
         if party is not None:
             party.faults += 1

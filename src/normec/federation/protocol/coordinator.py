@@ -1,16 +1,16 @@
-"""The server's side of a federation, without a network: whom to ask, what to take, when x moves.
+"""The server of a federation without a network: it makes requests, checks replies, and moves x.
 
     while not coordinator.finished:
-        for node, request in coordinator.requests().items(): …      ask again whoever has not answered
-        coordinator.receive(node, fields)                           as replies come in, late ones too
+        for node, request in coordinator.requests().items(): …      send a request to each party that has not answered
+        coordinator.receive(node, fields)                           for each reply, including late ones
         if coordinator.ready: coordinator.close_round()
 
-A reply counts once the checkpoint of its round is on the disk; parties hear of it in the next request, and send the
-same message again until then. So a server killed at any instant goes on with nothing lost and nothing counted twice.
-A party that is away keeps its row g_i, and the sum is always divided by n: ĝ = mean g_i whoever answers.
+A reply counts once the checkpoint of its round is on the disk. Parties learn this from the next request, and send the
+same message again until then. So a server that is killed at any time continues without losing or repeating a message.
+A party that is absent keeps its row g_i, and the sum is always divided by n, so ĝ = mean g_i whoever answers.
 
-Under local trust the server's ledger pays for a round before anybody is asked, and ε is that of the party that may have
-released the most messages: those accepted, dropped or lost with a disk, and one under way.
+Under local trust the server's ledger pays for a round before any party is asked. ε is that of the party that may have
+released the most messages: those that were accepted, dropped or lost with a disk, and one that is under way.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ Found = TypeVar("Found")
 
 
 def disk_failure(error: OSError, folder: Path | None) -> str:
-    """What went wrong with a file, in one line: which, why, and what to do."""
+    """The error line for a failed write: the file, the reason and the cure."""
     return (
-        f"cannot write to {error.filename or folder}: {error.strerror or error}; the run is kept as it was before, "
-        "make room or allow writing there, and start the server again"
+        f"cannot write to {error.filename or folder}: {error.strerror or error}; the run is unchanged; "
+        "free space or allow writing there, and start the server again"
     )
 
 
 def _writes(
     method: Callable[Concatenate[Coordinator, Given], Found],
 ) -> Callable[Concatenate[Coordinator, Given], Found]:
-    """A method that writes to the run's folder. After a failure only the folder knows what counts: nothing goes on."""
+    """Wrap a method that writes to the run's folder: after a failed write, every further call raises the same error."""
 
     @functools.wraps(method)
     def guarded(self: Coordinator, /, *given: Given.args, **named: Given.kwargs) -> Found:
@@ -80,9 +80,10 @@ def _writes(
 
 
 class Coordinator:
-    """One federated run under way. `parties` are names, in the order of their client numbers.
+    """A federated run at the server.
 
-    `minimum`: so many must have answered before a round may close. `evaluate(x)`: what the server measures at x.
+    `parties` are names in the order of their client numbers. A round can close once `minimum` parties have answered.
+    `evaluate(x)` returns the metrics that the server measures at x.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Coordinator:
         if not 1 <= minimum <= len(parties):
             raise UsageError(f"minimum must lie between 1 and the {len(parties)} parties, got {minimum}")
         if plan.batch_rate is not None or plan.initial_memory != "zero":
-            raise UsageError("a federation takes batch_size or full gradients, and starts with memories of zero")
+            raise UsageError("a federation supports batch_size or full gradients, and memories that start at zero")
         self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
         self.minimum, self._evaluate = minimum, evaluate
         x0 = x0.detach().cpu().clone()
@@ -147,7 +148,7 @@ class Coordinator:
 
     @_writes
     def _begin(self, x0: Tensor, limits: Limits) -> None:
-        """The state, fresh or from the folder, on the disk before anybody is asked."""
+        """Create the state or load it from the folder; it is on the disk before any party is asked."""
         steps, parties, saved = self._steps, self.parties, self.storage.load()
         self.state = ServerState.restored(steps, *saved) if saved else ServerState.fresh(steps, x0, parties)
         self.collector = Collector(self.run, self.state.parties, limits, self.journal)
@@ -162,7 +163,7 @@ class Coordinator:
 
     @property
     def run(self) -> str:
-        """What parties know the run by: its name and its random number."""
+        """The identifier that parties know: the name of the run and its random number."""
         return f"{self.name}~{self.state.number}"
 
     @property
@@ -175,42 +176,42 @@ class Coordinator:
 
     @property
     def waiting(self) -> set[str]:
-        """Who was asked and has neither answered nor refused."""
+        """The parties that were asked and have neither answered nor refused."""
         return self.collector.waiting
 
     @property
     def joining(self) -> set[str]:
-        """Who said hello and waits for the server's record: worth asking again at once."""
+        """The parties that started a handshake and wait for the server's record; they can be asked again at once."""
         return self.collector.joining & self.collector.waiting
 
     @property
     def needed(self) -> int:
-        """How many answers this round may close with."""
+        """The number of answers with which this round can close."""
         return min(self.minimum, len(self.collector.asked))
 
     @property
     def ready(self) -> bool:
-        """Whether enough have answered for the round to close."""
+        """Whether enough parties have answered for the round to close."""
         return not self.finished and len(self.collector.taken) >= self.needed
 
     @property
     def answered(self) -> int:
-        """How many messages were taken in this round."""
+        """The number of messages that were taken in this round."""
         return len(self.collector.taken)
 
     @property
     def refusals(self) -> dict[str, str]:
-        """Who refused in this round, and with which word."""
+        """The parties that refused in this round, with their reasons."""
         return dict(self.collector.refusals)
 
     @_writes
     def requests(self) -> dict[str, Request]:
-        """What to send to everyone who has not answered in this round yet; call it again to ask again."""
+        """The requests to all parties that have not answered in this round; call it again to ask again."""
         if self.finished:
             return {}
         if self._local and not self._pay_for_round():
             return {}
-        if self.collector.unsaved:  # what a party is facts of handshakes and drops must outlive the server
+        if self.collector.unsaved:  # the counts of handshakes and drops in a request must survive the server
             self._save()
         x = self.state.run.x.numpy().copy()
         method, privacy, plan = self._terms
@@ -233,38 +234,38 @@ class Coordinator:
 
     @_writes
     def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
-        """A message that came from `node`. Whatever is wrong with it is named in the journal, and never reaches x."""
+        """Process a message from `node`. An invalid one is noted in the journal with its fault and never reaches x."""
         return self.collector.receive(node, given, self.state.run.x.numpy(), self._row(node))
 
     @_writes
     def fault(self, node: str, why: str) -> Outcome:
-        """Something came from `node` that was no message at all."""
+        """Note that `node` sent something that cannot be read as a message."""
         return self.collector.fault(node, why)
 
     @_writes
     def note_suspension(self, node: str, seconds: float, why: str) -> None:
-        """Write down that a party is neither asked nor waited for, for a while."""
+        """Note in the journal that a party is suspended, and why."""
         self.journal.note("suspended", round=self.round, party=node, seconds=round(seconds, 1), why=why)
 
     @_writes
     def stop(self, reason: str) -> None:
-        """No more rounds."""
+        """End the run before its last round."""
         self.stopped = reason
         self.journal.note("stopped", round=self.round, reason=reason)
 
     @_writes
     def repeat_round(self) -> None:
-        """Ask those who refused once more: for a round that too few have answered."""
+        """Ask the parties that refused once more, in a round with too few answers."""
         refused = len(self.collector.refusals)
         self.journal.note("repeated", round=self.round, answered=len(self.collector.taken), refused=refused)
         self.collector.refusals.clear()
 
     @_writes
     def close_round(self) -> None:
-        """The server's step with what was taken; nothing of it counts before the checkpoint is written."""
+        """Take the server's step with the messages of this round. It counts once the checkpoint is written."""
         k, taken, state = self.round, self.collector.taken, self.state.run
         if not self.ready:
-            raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait, or ask again")
+            raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait for more or ask again")
         row = self._observed(taken) if due(self.plan, k) else None
         numbers = [i for i, node in enumerate(self.parties) if node in taken]
         messages = state.x.new_zeros(len(numbers), len(state.x))
@@ -288,7 +289,7 @@ class Coordinator:
         self._open_round()
 
     def _sum(self, messages: Tensor, numbers: list[int]) -> Tensor | None:
-        """Σ of what was taken, paid for in the server's ledger, with a central sum's noise; None: no budget left."""
+        """The sum of the messages, paid for, with noise under central trust; None if the budget does not allow it."""
         total = messages.sum(0)
         if self.mechanism is None:
             return total
@@ -302,10 +303,11 @@ class Coordinator:
         return self.mechanism.received(noisy, total)
 
     def _pay_for_round(self) -> bool:
-        """Pay for the open round in the server's ledger; False, and the run is stopped, where no budget is left.
+        """Pay for the open round in the ledger; if the budget does not allow it, stop the run and return False.
 
-        Under local trust messages leave the parties as soon as they are asked, so a round is paid for before that,
-        once: asked again, a party sends the same message. A central sum is a new release each time its noise is drawn.
+        Under local trust parties send messages as soon as they are asked, so a round is paid for before that, and only
+        once: a party that is asked again sends the same message. A central sum is a new release each time its noise is
+        drawn.
         """
         if self.mechanism is None:
             return True
@@ -320,12 +322,12 @@ class Coordinator:
         return True
 
     def _most_released(self, paid: int) -> tuple[int, str]:
-        """The most messages that a party may have released, and which party; `paid`: rounds that were paid for."""
+        """The largest number of messages that a party may have released in `paid` rounds, and the party's name."""
         opened = min(self.round + 1, paid)
         return max((party.made(opened), node) for node, party in self.state.parties.items())
 
     def _epsilon(self, mechanism: Mechanism) -> float:
-        """ε of what was released so far; cheap, never below the truth."""
+        """An upper bound of the ε of all releases so far, which is cheap to compute."""
         most = self._most_released(mechanism.releases)[0] if self._local else 0
         return max(mechanism.epsilon(), self._epsilon_of(mechanism, most) if most > mechanism.releases else 0.0)
 
@@ -333,7 +335,7 @@ class Coordinator:
         return mechanism.release.epsilon(mechanism.sigma, mechanism.privacy.delta, releases)
 
     def _spent(self) -> Spent | None:
-        """The account of the run: that of the ledger, or of a party that may have released more than its rounds."""
+        """The spending of the run: that of the ledger, or of a party that may have released more than its rounds."""
         if self.mechanism is None:
             return None
         spent = self.mechanism.spent()
@@ -342,8 +344,8 @@ class Coordinator:
             return spent
         epsilon, target = self._epsilon_of(self.mechanism, most), self.mechanism.privacy.budget
         note = (
-            f"{node} may have released {most} messages in {spent.releases} rounds, for disks were lost or messages "
-            f"dropped: epsilon is {epsilon:.4g}"
+            f"{node} may have released {most} messages in {spent.releases} rounds, because disks were lost or "
+            f"messages dropped: epsilon is {epsilon:.4g}"
         )
         facts: dict[str, Any] = {"epsilon": epsilon, "releases": most, "beyond_ledger": most - spent.releases}
         if epsilon > target:
@@ -353,7 +355,7 @@ class Coordinator:
         return dataclasses.replace(spent, **facts, notes=(*spent.notes, note))
 
     def _move(self, x: Tensor, server: Tables, messages: Tensor, numbers: list[int]) -> None:
-        """The next round's state: rows take their messages, those of parties that are away do as absent clients."""
+        """Set the state of the next round: rows follow their messages, and other rows change as for absent clients."""
         state, steps = self.state.run, self._steps
         if state.clients:
             rows = steps.absent_memory(state.memory.clone()).to(state.memory.dtype, copy=True)
@@ -367,7 +369,7 @@ class Coordinator:
 
     @_writes
     def finish(self) -> Run:
-        """The last row, and what came out, as any run has it."""
+        """Record the last row and return the result, in the form that every run has."""
         history = self.storage.history
         if self.round == self.plan.rounds and not (history.rows and history.rows[-1]["round"] == self.round):
             self._record(self._observed({}))
@@ -396,7 +398,7 @@ class Coordinator:
         self.collector.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
 
     def _row(self, node: str) -> Array | None:
-        """What the party's accepted messages add up to; None where there are none or the method has no memory."""
+        """The sum of the party's accepted messages; None if there are none or the method has no memory."""
         party = self.state.parties.get(node)
         if party is None or not party.accepted or not self.state.run.clients:
             return None
@@ -404,7 +406,7 @@ class Coordinator:
         return row
 
     def _row_to_restore(self, node: str) -> Array | None:
-        """A party that lost its memory gets the server's; the others have their own."""
+        """The row for a party that lost its memory; None for a party that has its own."""
         row = self._row(node) if node in self.collector.joining else None
         return row.copy() if row is not None else None
 
@@ -444,14 +446,16 @@ class Coordinator:
 
         try:
             self.storage.save(self.round, tensors, facts)
-        except SafetensorError as error:  # its own word for a write that failed
+        except SafetensorError as error:  # raised by safetensors when a write fails
             raise OSError(str(error)) from None
 
 
 def check_names(run: str, parties: Sequence[str]) -> None:
-    """Names become folders and travel: letters, digits, dot, dash, underscore, each party once."""
+    """Check names, which are used in paths and messages: letters, digits, dot, dash, underscore, no repetitions."""
     for name in (run, *parties):
         if not NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no name for a run or party: letters, digits, '.', '-', '_', at most 64")
+            raise UsageError(f"{name!r} cannot name a run or party; use at most 64 letters, digits, '.', '-' and '_'")
     if not parties or len(set(parties)) != len(parties):
-        raise UsageError(f"a federation needs parties, each named once, got {len(parties)} with repetitions or none")
+        raise UsageError(
+            f"a federation needs at least one party, each with a name of its own; got {len(parties)} names"
+        )

@@ -1,8 +1,8 @@
-"""What a party computes: the gradient of its own data at x, as the one-process engine computes it for client i.
+"""The gradient of a party's own data at x, computed as the one-process engine computes it for client i.
 
-A party holds one client's records and knows its number i among the parties. All random choices (batches, augmentation,
-dropout, a random operator) come from streams keyed by (seed, client, round), so a party that is asked as client i
-draws what client i of `normec.train` draws.
+A party holds the records of one client and knows its number i among the parties. All random choices (batches,
+augmentation, dropout, a random operator) come from streams with the key (seed, client, round), so a party that acts as
+client i draws the same numbers as client i of `normec.train`.
 """
 
 from __future__ import annotations
@@ -20,37 +20,42 @@ from ...problems.problem import Problem
 from ...sampling.batches import Batches
 from .terms import PlanTerms
 
-_TRIED = 32  # records of the gradient that is tried first
+_TRIED = 32  # records of the trial gradient
 
 
 class GradientOracle(Protocol):
-    """∇f_i(x) and f_i(x) on the records of a round.
+    """Computes ∇f_i(x) and f_i(x) on the records of a round.
 
-    Whatever `gradient` does that the server can see would tell it something of the data. So a private message is paid
-    for before `gradient` is called, and where it fails or is not finite, noise alone is sent.
+    Any behaviour of `gradient` that the server can observe may reveal something about the data. Therefore a private
+    message is paid for before `gradient` is called, and if it fails or is not finite, only noise is sent.
     """
 
     def check(self, x: Tensor) -> None:
-        """Raise where no gradient at a model of this size can be computed. The numbers in x must not matter."""
+        """Raise if no gradient can be computed for a model of this size. The values in x must not matter."""
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]: ...
 
 
 class ProblemOracle(GradientOracle):
-    """A `Problem` of one client: the party's own. One gradient at the model's own start is tried when it is made.
+    """The gradients of a `Problem` with one client, the party itself.
 
-    So code that cannot work is noticed before anything is paid for, by an error that no server has a hand in.
+    The constructor computes one gradient at the model's initial parameters. So code that cannot work fails before
+    anything is paid for, with an error that no server can influence.
     """
 
     def __init__(self, problem: Problem) -> None:
         if problem.clients != 1:
             raise UsageError(f"a party works on its own data, one client; the problem has {problem.clients}")
         if problem.statistics:
-            raise UsageError("BatchNorm's statistics would stay behind at the parties; use GroupNorm in a federation")
+            raise UsageError(
+                "the running statistics of BatchNorm would stay at the parties; use GroupNorm in a federation"
+            )
         self._problem = problem
         grad, _ = self.gradient(problem.x0, 0, 0, PlanTerms(seed=0, batch_size=_TRIED, rounds=1))
         if not bool(torch.isfinite(grad).all()):
-            raise UsageError("the gradient at the model's own start is not finite; look at the data and the loss")
+            raise UsageError(
+                "the gradient at the model's initial parameters is not finite; check the data and the loss"
+            )
 
     def check(self, x: Tensor) -> None:
         if len(x) != len(self._problem.x0):
@@ -65,18 +70,18 @@ class ProblemOracle(GradientOracle):
         batches = _OwnBatches(objective.sizes, plan.batch_size, plan.seed) if plan.batch_size else None
         buffers = objective.initial_buffers()
         before = {name: rows[index].clone() for name, rows in buffers.items()}
-        loop = LoopEngine(objective, batches, plan.seed)  # type: ignore[arg-type]  # a seat is as much of an objective as a loop asks
+        loop = LoopEngine(objective, batches, plan.seed)  # type: ignore[arg-type]  # it has all that the loop uses
         with torch.random.fork_rng(devices=[]):
             (block,) = loop.blocks(x, buffers, round, torch.tensor([index]))
         for name, row in before.items():
             if not torch.equal(row, buffers[name][index]):
-                raise UsageError(f"the buffer {name} changes with the data and does not travel; remove it")
+                raise UsageError(f"the buffer {name} depends on the data and is not sent to the server; remove it")
         return block.grads[0].clone(), float(block.losses[0])
 
 
 @dataclass
 class _PartyObjective:
-    """One client in its seat among the others: it answers to its number, nobody else is there."""
+    """The objective of a federation as one party sees it: it answers for client `index` and for no other."""
 
     problem: Problem
     index: int
@@ -84,7 +89,7 @@ class _PartyObjective:
     def __post_init__(self) -> None:
         own = self.problem.records.sizes
         self.x0, self.clients, self.augment = self.problem.x0, self.index + 1, self.problem.augment
-        self.sizes = own.expand(self.clients)  # only the last is ever asked for
+        self.sizes = own.expand(self.clients)  # only the last is ever used
 
     def client_loss(self, x: Tensor, client: int, *rest: Any) -> Tensor:  # noqa: ARG002
         return self.problem.client_loss(x, 0, *rest)
@@ -95,7 +100,7 @@ class _PartyObjective:
 
 
 class _OwnBatches:
-    """`Batches` of one client without the table of all clients' orders."""
+    """`Batches` for one client, without the table of the record orders of all clients."""
 
     def __init__(self, sizes: Tensor, batch_size: int, seed: int) -> None:
         self._of_all = Batches(sizes, batch_size, seed)

@@ -1,4 +1,4 @@
-"""What happened, a line each: the party's own log, and the server's list of what it dropped."""
+"""A log of events, one JSON line each: at a party what it refused, at the server what it dropped."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 from ...system.files import PRIVATE_FILE, private_folder
 
 JOURNAL = "events.jsonl"
-FULL = "full"  # the last event of a journal that holds all it may
-MOST_BYTES = 4 * 2**20  # of the whole file: whoever floods a party or a server shall not fill its disk
+FULL = "full"  # the last event of a journal that has reached its limit
+MOST_BYTES = 4 * 2**20  # of the whole file, so that floods of messages cannot fill the disk
 MOST_LINES = 10_000  # of a journal in memory
 _LONGEST_TEXT = 500
 
 
 class Journal:
-    """A file of JSON lines that stops growing at `MOST_BYTES`; without a path the lines are kept in memory."""
+    """A file of JSON lines that stops growing at `MOST_BYTES`; without a path, the lines are kept in memory."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.lines: list[dict[str, Any]] = []
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line; a disk that cannot take it is no reason to stop."""
+        """Add a line. A failed write is logged and otherwise ignored."""
         line = {"event": event, **{name: _short(value) for name, value in facts.items()}}
         if self._path is None:
             if len(self.lines) < MOST_LINES:
@@ -39,7 +39,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a journal; one that a kill cut short is left out."""
+    """Read the complete lines of a journal; a line that a kill cut off is left out."""
     found = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:

@@ -1,7 +1,7 @@
-"""Checks of a method's functions on made-up gradients, and what a federation may rely on.
+"""Checks of a method's functions on synthetic gradients, and properties of a method that a federation relies on.
 
-The server runs them before a run begins, a party before it pays for its first message of a run. So a method that cannot
-work, or does not do what it says of itself, is refused by an error in which nobody's data have a part.
+The server runs the checks before a run begins, and a party before it pays for its first message of a run. So a method
+that fails, or violates its own claims, is refused with an error that depends on nobody's data.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from ...errors import UsageError
 from ...sampling.random_streams import Key, Stream
 from ...training.metrics import ROUNDING
 
-_SIZES = (1.0, 1e6)  # of the made-up gradients' coordinates
+_SIZES = (1.0, 1e6)  # of the coordinates of the synthetic gradients
 
 
 def restorable(steps: Steps) -> bool:
-    """Whether the server can follow each party's memory, keep a row for it, and give it back to a party that lost it.
-
-    A client that keeps nothing has nothing to lose.
-    """
+    """Whether a party that lost its state can continue, because the server keeps its memory or there is no state."""
     return not steps.stateful or keeps_rows(steps)
 
 
@@ -42,7 +39,7 @@ def as_kept(tables: Tables, steps: Steps) -> Tables:
 
 
 def as_used(tables: Tables, like: Tensor) -> Tables:
-    """A copy of a client's tables in the precision of x, as the training loop hands them to a method."""
+    """A copy of a client's tables in the dtype of x, as the training loop passes them to a method."""
     return {
         name: rows.to(like.dtype if rows.is_floating_point() else rows.dtype, copy=True)
         for name, rows in tables.items()
@@ -68,37 +65,41 @@ def check_client_functions(steps: Steps, like: Tensor) -> None:
             raise
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise UsageError(f"{method.name} cannot work on a made-up gradient: {what}") from None
+            raise UsageError(f"{method.name} fails for a synthetic gradient: {what}") from None
         length = float(norms(message))
         if not length <= method.bound * (1 + ROUNDING):
             raise UsageError(
-                f"{method.name} makes a message of norm {length:.6g} of a made-up gradient, past its bound "
+                f"{method.name} makes a message of norm {length:.6g} from a synthetic gradient, above its bound "
                 f"{method.bound:g}"
             )
 
 
 def check_server_functions(steps: Steps, x0: Tensor) -> None:
-    """Check what only the server relies on; call it with the first x.
+    """Check the functions that only the server relies on, with the initial x.
 
     Raises:
-        UsageError: `client_init` depends on the numbers in x, `server_step` fails, or `follow` and the client's own
-            functions come to different memories.
+        UsageError: The method sends other numbers than x and messages of x's length, `client_init` depends on the values of x, `server_step` fails, or `follow` disagrees with the
+            client's own functions about the memory.
     """
     name = type(steps.method).__name__
+    if steps.broadcasts or steps.message_length != len(x0):
+        raise UsageError(
+            f"{name} sends other numbers than x and one message of x's length, which a federation does not carry; "
+            "take a method without broadcast and message_length"
+        )
     elsewhere = Steps(steps.method, torch.zeros_like(x0)).initial_client_state
     if not _same(steps.initial_client_state, elsewhere):
         raise UsageError(
-            f"{name}.client_init must not depend on the numbers in x: a party that joins later does not know the first"
+            f"{name}.client_init must not depend on the values of x: a party that joins later does not know the first x"
         )
-    nothing = x0.new_zeros(steps.message_length)
-    steps.server_step(nothing, {name: value.clone() for name, value in steps.initial_server_state.items()})
+    steps.server_step(torch.zeros_like(x0), {name: value.clone() for name, value in steps.initial_server_state.items()})
     if not keeps_rows(steps):
         return
     before, update = as_used(first_state(steps), x0), _made_up(x0, 1.0)
     with torch.random.fork_rng(devices=[]):
         key, public = Key(Stream(0, "operator"), 0, torch.tensor([0])), steps.broadcast(steps.initial_server_state)
         message, draft = steps.message(update, before, key, public)
-        sent = message + 0.1 * _made_up(message[0], 1.0)  # with something like noise on it
+        sent = message + 0.1 * _made_up(message[0], 1.0)  # as if noise had been added
         kept = steps.commit(draft, sent)
         followed = steps.follow(before[MEMORY].clone(), sent.clone())
         pairs = [(followed, kept[MEMORY])]
@@ -107,12 +108,12 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
     for found, wanted in pairs:
         if found.shape != wanted.shape or not torch.allclose(found.to(wanted), wanted, rtol=1e-4, atol=1e-6):
             raise UsageError(
-                f"{name}.follow does not come to the memory that commit and absent come to; correct it or leave it out"
+                f"{name}.follow does not give the memory that commit and absent give; correct it or leave it out"
             )
 
 
 def _made_up(like: Tensor, size: float) -> Tensor:
-    """One gradient, the same each time."""
+    """A synthetic gradient, the same one each time."""
     drawn = torch.randn(1, len(like), generator=torch.Generator().manual_seed(1), dtype=torch.float32)
     return drawn.to(like.dtype) * size
 

@@ -1,20 +1,22 @@
-"""A party: answers the server's requests under its own policy, with its memory and its account on its own disk.
+"""A party answers the server's requests under its own policy, with its memory and its account on its own disk.
 
-A round, in order: read the request → the policy → what the server has of this party (`reconciling`) → pay in the
-account, synced to the disk → the gradient → the message → the new state with the noisy message in one atomic step →
-send.
+The steps of a round are: read the request, check the policy, compare with the server's record of this party
+(`reconciliation`), pay in the account and sync it to the disk, compute the gradient and the message, write the new
+state together with the noisy message in one atomic step, and send the message.
 
-- A private message is paid for before its gradient is computed, and the data decide nothing that the server can see
-  but the noisy message. Where the computation fails, or something is not finite, the message is zero: noise alone
-  leaves, in the form of any other message. The reason stays in the party's journal.
-- A message that was made is sent again, bit for bit, until the server says that it was accepted or dropped: no second
-  payment, no second noise. Only then the memory takes it. So memory and server agree whatever is lost in between.
-- Killed after paying and before the state is written: the payment is lost, the message never left. Over-, never
-  under-counted. The payment is not used again: that a computation killed the process may depend on the data.
-- A party without a state says hello with a fresh token, and goes on when the server answers to that token with its
-  record: the memory is then the server's row, and the account is charged for what earlier lives may have sent.
-  The row is made of what the server has already seen, so taking it shows nobody anything new; and a message keeps its
-  bound whatever the memory is.
+- A private message is paid for before its gradient is computed, and nothing that the server can observe depends on the
+  data except the noisy message. If the computation fails, or a value is not finite, the message is zero: only noise is
+  sent, in the form of any other message. The reason stays in the party's journal.
+- A message is sent again, bit for bit, until the server confirms that it was accepted or dropped, without a second
+  payment and without new noise. Only then does the memory change. So memory and server agree whatever is lost between
+  them.
+- If a party is killed after paying and before the state is written, the payment is lost and the message was never sent.
+  The account is then too high, never too low. The payment is not used again, because the reason why a computation
+  killed the process may depend on the data.
+- A party without a state starts a handshake with a fresh token. It continues when the server answers with that token
+  and its record: the memory is then the server's row, and the account is charged for the messages that may have been
+  sent before. The row is computed from messages that the server has already seen, so using it reveals nothing new; and
+  a message keeps its bound for any memory.
 """
 
 from __future__ import annotations
@@ -52,21 +54,21 @@ from .reconciliation import after_absence, overtaken, reconcile, resume
 from .wire import Refusal, Reply, Request, WireError, addressed, chained, from_fields, run_name, to_fields
 
 
-class _Refused(Exception):  # noqa: N818  (a verdict on its way to the answer)
+class _Refused(Exception):  # noqa: N818  (carries a verdict to `answer`)
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.exact)
         self.verdict = verdict
 
 
 class Party:
-    """One party at work in `folder`. `node` is its name in the federation; a request for another name is refused."""
+    """A party that keeps its files in `folder`. `node` is its name; a request for another name is refused."""
 
     def __init__(self, folder: str | Path, policy: Policy, oracle: GradientOracle, node: str | None = None) -> None:
         self.folder, self.policy, self.oracle, self.node = Path(folder), policy, oracle, node
         self.journal = Journal(self.folder / JOURNAL)
 
     def answer(self, request: Request | Mapping[str, Any]) -> Reply | Refusal:
-        """The party's message, or a refusal; nothing in it says more than `wire` allows."""
+        """The party's message or a refusal, which contains no more than `wire` allows."""
         run, node, round = "unknown", "unknown", 0
         try:
             with suppress(WireError):
@@ -75,7 +77,7 @@ class Party:
             self._check_policy(asked)
             with party_state.locked(self.folder):
                 return self._answer(asked)
-        except Exception as error:  # a full disk, a damaged ledger: the server hears no details, the party goes on
+        except Exception as error:  # a full disk, a damaged ledger: the server gets no details, and the party continues
             verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", _in_words(error))
             logging.getLogger("normec").warning("refused (%s): %s", verdict.reason, verdict.exact)
             self.journal.note("refused", run=run, node=node, round=round, reason=verdict.reason, exact=verdict.exact)
@@ -114,12 +116,12 @@ class Party:
                 state = self._without_noise(request, steps, state, account)
             elif state.pending is None and price is not None:
                 if not account.affords(price, self.policy.budget, self.policy.delta):
-                    raise _Refused(Verdict("budget", f"one more message would pass epsilon = {self.policy.budget:g}"))
+                    raise _Refused(Verdict("budget", f"one more message would exceed epsilon = {self.policy.budget:g}"))
                 state = self._with_noise(request, steps, state, account, price)
             return self._reply(request, state)
 
     def _price(self, request: Request, method: Method) -> Event | None:
-        """What one message costs by the party's own account; None where the run has no noise."""
+        """The privacy cost of one message by the party's own account; None if the run has no noise."""
         privacy = request.privacy.build(self.policy.delta)
         if privacy is None:
             return None
@@ -135,11 +137,11 @@ class Party:
     def _reconciled(
         self, request: Request, steps: Steps, account: PartyAccount, price: Event | None
     ) -> PartyState | Refusal:
-        """The state as the server's record leaves it, or a hello."""
+        """The state after comparison with the server's record, or a refusal that starts a handshake."""
         path = party_state.path_of(self.folder, request.run, request.node)
         state, record = self._loaded(path, request), request.record
         if state is not None and state.client is None and record.token == state.token:
-            if price is not None:  # also where the party cannot go on: what was sent was sent
+            if price is not None:  # even if the party cannot continue, because these messages were sent
                 self._recover(request, account, price)
             resumed = self._resumed(state, request, steps)
             if resumed is not None:
@@ -164,7 +166,7 @@ class Party:
         return Refusal(request.run, request.node, request.round, "state", state.token)
 
     def _resumed(self, state: PartyState, request: Request, steps: Steps) -> PartyState | None:
-        """The state that goes on from the server's record; refuses a method that cannot restore it or cannot work."""
+        """The state that continues from the server's record; refuses a method that cannot restore it or fails."""
         if request.record.accepted and not restorable(steps):
             name = request.method.name
             raise _Refused(Verdict("lost", f"this party lost its state of the run, and {name} cannot restore it"))
@@ -182,7 +184,10 @@ class Party:
             return None
 
     def _recover(self, request: Request, account: PartyAccount, price: Event) -> None:
-        """Charge what earlier lives may have sent; only here, after a hello, the server's word counts for anything."""
+        """Charge the messages that may have been sent before the state was lost.
+
+        Only here, after a handshake, does the account rely on a claim of the server.
+        """
         due = request.record.accepted + request.record.lost
         charged = account.recover(request, due, price, self.policy.budget, self.policy.delta)
         if charged:
@@ -191,7 +196,7 @@ class Party:
     def _with_noise(
         self, request: Request, steps: Steps, state: PartyState, account: PartyAccount, price: Event
     ) -> PartyState:
-        """Pay, compute, add noise, write down; then the message may leave. Nothing but the noisy message shows data."""
+        """Pay, compute, add noise and write the state. Only the noisy message depends on the data."""
         terms = request.privacy
         source = noise_source(terms.noise, request.plan.seed if terms.noise == "seeded" else None)
         account.pay(request, state.accepted + 1, price)
@@ -199,26 +204,26 @@ class Party:
         try:
             client = after_absence(steps, state, request.round, torch.tensor(request.x))
             message, draft, loss = self._message(request, steps, client)
-        except (Exception, SystemExit) as error:  # whatever the party's own code does
+        except (Exception, SystemExit) as error:  # anything that the party's own code raises
             exact = _in_words(error)
-            logging.getLogger("normec").warning("noise alone is sent, for the computation failed: %s", exact)
+            logging.getLogger("normec").warning("only noise is sent, because the computation failed: %s", exact)
             self.journal.note("failed", run=request.run, node=request.node, round=request.round, exact=exact)
             message, draft, loss = torch.zeros_like(torch.tensor(request.x)), client, math.nan
         sent = message
         if terms.trust == "local":
-            run = run_name(request.run)  # seeded noise repeats with the seed, not with the run's random number
-            attempt = account.releases.count(run, request.node)  # a payment names its noise once
+            run = run_name(request.run)  # seeded noise depends on the seed, not on the random number of the run
+            attempt = account.releases.count(run, request.node)  # each payment has noise of its own
             named = ("federation", run, request.node, attempt)
             sent = privatise(message, terms.sigma, source, *named, bound=request.privacy.bound)
         state = dataclasses.replace(state, client=client, ledger=account.head)
         return self._written(request, state, draft, message, sent, loss)
 
     def _without_noise(self, request: Request, steps: Steps, state: PartyState, account: PartyAccount) -> PartyState:
-        """A message of a run that the policy lets in without noise: nothing is hidden, a failure neither."""
+        """A message of a run that the policy allows without noise; a failure is reported as a refusal."""
         try:
             client = after_absence(steps, state, request.round, torch.tensor(request.x))
             message, draft, loss = self._message(request, steps, client)
-        except Exception as error:  # whatever the party's own code says in its errors, it stays here
+        except Exception as error:  # the text of the error stays at the party
             raise _Refused(Verdict("failed", _in_words(error))) from error
         account.note_without_noise(request, state.accepted + 1)
         state = dataclasses.replace(state, client=client, ledger=account.head)
@@ -227,7 +232,7 @@ class Party:
     def _message(self, request: Request, steps: Steps, client: Tables) -> tuple[Tensor, Tables, float]:
         """The message, the draft of the client's state, and f_i(x).
 
-        Raises whatever the party's code raises, and `UsageError` where a message is not finite or past its bound.
+        Raises what the party's code raises, and `UsageError` if the message is not finite or exceeds its bound.
         """
         x = torch.tensor(request.x)
         grad, loss = self.oracle.gradient(x.clone(), request.index, request.round, request.plan)
@@ -240,15 +245,15 @@ class Party:
             raise UsageError("the gradient is not finite")
         length = float(norms(messages))
         if request.privacy.bound and length > request.privacy.bound * (1 + ROUNDING):
-            raise UsageError(f"the message has norm {length:.6g}, past the bound {request.privacy.bound:g}")
-        steps.commit(as_used(draft, x), messages)  # a try: later it must not fail, for the server would see that
+            raise UsageError(f"the message has norm {length:.6g}, above the bound {request.privacy.bound:g}")
+        steps.commit(as_used(draft, x), messages)  # tried now, because the server would notice a failure later
         draft = {name: _shared(rows.detach(), client[name]) for name, rows in draft.items()}
         return messages[0], draft, float(loss)
 
     def _written(
         self, request: Request, state: PartyState, draft: Tables, message: Tensor, sent: Tensor, loss: float
     ) -> PartyState:
-        """The state with its message under way, on the disk."""
+        """Write the state with its pending message to the disk."""
         state = dataclasses.replace(
             state,
             since=request.round,
@@ -281,7 +286,7 @@ class Party:
 
 
 def _shared(rows: Tensor, known: Tensor) -> Tensor:
-    """The known tensor where it holds the same numbers: what a message leaves as it is is kept once."""
+    """`known` if both tensors are equal, so that a table that a message does not change is stored once."""
     return known if rows.dtype == known.dtype and torch.equal(rows, known) else rows
 
 

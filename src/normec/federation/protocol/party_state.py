@@ -1,10 +1,10 @@
-"""A party's state of one run on its disk: its client state, what the server has of it, and the message under way.
+"""A party's state of one run on its disk: its client state, the accepted messages, and the pending message.
 
-One safetensors file, replaced in one step; its checksum is inside. A file that is damaged counts as lost.
+The state is one safetensors file with a checksum inside, and it is replaced atomically. A damaged file counts as lost.
 
-Every state also holds the head of the party's ledger as it was when the state was written, so that a ledger that was
-cut, set back or deleted is noticed (`newest_ledger`). How many states a folder may hold is limited: a server can invent
-any number of runs (`MOST_RUNS`, `MOST_WAITING`).
+Every state also holds the head that the party's ledger had when the state was written. So a ledger that was truncated,
+rolled back or deleted is detected (`newest_ledger`). The number of states in a folder is limited (`MOST_RUNS`,
+`MOST_WAITING`), because a server can invent any number of runs.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from ...errors import UsageError
 from ...privacy.hash_chain import Head
 from ...system.files import PRIVATE_FILE, private_folder, write_atomic
 
-MOST_RUNS = 100  # states of runs that a message was made for
-MOST_WAITING = 32  # states that only wait for the server's record; the oldest make room for new ones
+MOST_RUNS = 100  # states of runs for which the party has made a message
+MOST_WAITING = 32  # states that wait for the server's record; the oldest are dropped for new ones
 _FORMAT = 4
-_PATIENCE = 120.0  # seconds: a request that comes while another is being answered waits for it
+_PATIENCE = 120.0  # seconds that a request waits while another one is answered
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A message that was made and paid for, and is not known to be accepted.
+    """A message that was made and paid for, and that is not known to be accepted.
 
-    `terms`: what covers it (`Request.cover`). `sent` is what leaves; `taken` what the client state takes once it was
-    accepted (the same, or the message without noise). `draft`: what the method will commit; a table that the message
-    left unchanged is the client state's own, and is written once.
+    `terms` identifies the noise that covers it (`Request.cover`). `sent` is the message that leaves the party. `taken`
+    is the message with which the client state is updated once it is accepted: the same one, or the one without noise.
+    `draft` is what the method will commit; a table that the message does not change is shared with the client state and
+    written once.
     """
 
     round: int
@@ -54,9 +55,10 @@ class Pending:
 
 @dataclass(frozen=True)
 class PartyState:
-    """`client`, tables of one row, holds at the beginning of round `since`; None: the party waits for a record.
+    """The state of a party in one run.
 
-    `ledger`: the head of the party's ledger when the state was written.
+    `client` holds tables of one row, valid at the beginning of round `since`; it is None while the party waits for the
+    server's record. `ledger` is the head of the party's ledger when the state was written.
     """
 
     token: str
@@ -69,7 +71,7 @@ class PartyState:
 
     @property
     def newest(self) -> int:
-        """The newest round this state knows of: a request of an older one was overtaken."""
+        """The newest round that this state knows; a request for an older round is outdated."""
         return max(self.since, self.pending.round if self.pending is not None else 0)
 
 
@@ -100,7 +102,7 @@ def save(path: Path, state: PartyState) -> None:
 
 
 def load(path: Path) -> PartyState | None:
-    """The state; None where there is none. Raises `UsageError` where it is damaged."""
+    """Read the state; None if there is none. Raises `UsageError` if the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -113,7 +115,7 @@ def load(path: Path) -> PartyState | None:
             raise UsageError(f"{path} is damaged: its checksum differs")
         facts = json.loads(kept["state"])
         if facts.pop("format") != _FORMAT:
-            raise UsageError(f"{path} is of another version")
+            raise UsageError(f"{path} was written by another version of normec")
         under_way = facts.pop("pending", None)
         pending = None
         if under_way is not None:
@@ -128,16 +130,16 @@ def load(path: Path) -> PartyState | None:
 
 
 def newest_ledger(folder: Path) -> Head | None:
-    """The longest ledger that a state in the folder knows of."""
+    """The head of the longest ledger that a state in the folder knows."""
     known = [head for path in _paths(folder) if (head := _head(_facts(path))) is not None]
     return max(known, default=None)
 
 
 def make_room(folder: Path) -> None:
-    """Make sure that one more run has a place in the folder.
+    """Make sure that the folder can hold the state of one more run.
 
-    States that only wait for the server's record are dropped, the oldest first. Raises `UsageError` where the states
-    of runs that the party has sent messages to are too many.
+    States that wait for the server's record are dropped, the oldest first. Raises `UsageError` if there are too many
+    states of runs to which the party has sent messages.
     """
     waiting = [path for path in _paths(folder) if _facts(path).get("waiting")]
     for path in sorted(waiting, key=lambda path: path.stat().st_mtime_ns)[: max(0, len(waiting) - MOST_WAITING + 1)]:
@@ -145,7 +147,9 @@ def make_room(folder: Path) -> None:
         with suppress(OSError):  # the party may have other names in this run
             path.parent.rmdir()
     if len(_paths(folder)) - len(waiting) >= MOST_RUNS:
-        raise UsageError(f"{folder / 'runs'} holds {MOST_RUNS} runs, the most there may be; remove those that are over")
+        raise UsageError(
+            f"{folder / 'runs'} holds {MOST_RUNS} runs, the largest number allowed; remove those that are over"
+        )
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -153,7 +157,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What a state says of itself, without its tensors; nothing where the file is damaged."""
+    """The metadata of a state, without its tensors; empty if the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -194,7 +198,7 @@ def locked(folder: Path) -> Iterator[None]:
             except OSError:
                 if time.monotonic() > limit:
                     raise UsageError(
-                        f"{folder} has been in use for {_PATIENCE:g} s; is another party at work?"
+                        f"{folder} has been in use for {_PATIENCE:g} s; is another party using it?"
                     ) from None
                 time.sleep(0.02)
         yield

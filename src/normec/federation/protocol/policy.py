@@ -1,23 +1,23 @@
-"""What a party allows: its own file, which no server can change.
+"""The policy of a party: a file of its own with its rules, which no server can change.
 
-    epsilon = 8.0            # of everything this party ever sends, all runs together
+    epsilon = 8.0            # the budget of all messages of this party, in all runs together
     delta = 1e-5
     unit = "client"          # or "record"
     relation = "zero-out"    # or "replace"
-    least_sigma = 1.0        # the noise an observer faces, in units of a message's bound
-    methods = ["normec"]     # which methods; those of an installed package too, and FILE.py:CLASS beside this file
-    trusts = ["local"]       # add "central" where the server may see messages before the noise
+    least_sigma = 1.0        # the least noise that an observer must face, in units of a message's bound
+    methods = ["normec"]     # also methods of installed packages, and FILE.py:CLASS in the folder of this file
+    trusts = ["local"]       # add "central" if the server may see messages without noise
     runs = ["any"]           # or the names of the runs to take part in
     largest_model = 10000000
     simulation = false       # true allows noise="seeded", which protects nobody
     allow_without_noise = false
     report_loss = false      # the training loss, which no noise covers
 
-The settings of a method come from the server; its code is the party's own. A method of one's own must therefore check
-its settings, and state a `bound` that holds for each of them.
+The settings of a method come from the server, and its code from the party. A custom method must therefore check its
+settings, and state a `bound` that holds for all of them.
 
-A request that breaks a rule is refused. The server hears one of `wire.REASONS`; the exact reason stays in the party's
-log.
+A request that violates a rule is refused. The server receives one of `wire.REASONS`; the exact reason stays in the
+party's log.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ...privacy.release import Release
 from .terms import LATER, NOISES, short_name
 from .wire import NAME, Request, run_name
 
-# The noise an observer may face, over the message's bound. With less a message would not fit the noise's grid; with
-# more a message says nothing, and the account would count billions of them as nothing.
+# The noise that an observer may face, divided by the message's bound. With less, a message would not fit the noise's
+# grid. With more, a message carries no information, and the account would count billions of them as free.
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 
 
 class Verdict(NamedTuple):
-    """Why a request is refused: the word for the server, and the sentence for the party's own log."""
+    """Why a request is refused: a word for the server, and a sentence for the party's own log."""
 
     reason: str
     exact: str
 
 
 class Policy(BaseModel):
-    """The rules of one party. Everything has a careful default but the budget."""
+    """The rules of one party. All of them except the budget have cautious defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -66,7 +66,7 @@ class Policy(BaseModel):
     report_loss: bool = False
 
     def check(self, request: Request) -> Verdict | None:
-        """What does not depend on the ledger; None if the request may be answered."""
+        """Check the rules that do not depend on the ledger; None if the request may be answered."""
         terms, method = request.privacy, request.method
         if "any" not in self.runs and run_name(request.run) not in self.runs:
             return Verdict("terms", f"run {run_name(request.run)} is not among runs = {self.runs}")
@@ -97,7 +97,7 @@ class Policy(BaseModel):
         return None
 
     def check_noise(self, request: Request, release: Release) -> Verdict | None:
-        """Hold σ over the bound, as the observer faces it, against `least_sigma` and `MOST_NOISE`.
+        """Compare σ over the bound, as an observer faces it, with `least_sigma` and `MOST_NOISE`.
 
         `release.gain` is the observer's noise over one client's: 1 under local trust, √n under central trust.
         """
@@ -105,7 +105,10 @@ class Policy(BaseModel):
         if faced < self.least_sigma:
             return Verdict("noise", f"sigma over the bound is {faced:.6g}, below least_sigma = {self.least_sigma:g}")
         if faced > MOST_NOISE:
-            return Verdict("noise", f"sigma over the bound is {faced:.6g}, above {MOST_NOISE:g}: nothing but noise")
+            return Verdict(
+                "noise",
+                f"sigma over the bound is {faced:.6g}, above {MOST_NOISE:g}: such messages carry no information",
+            )
         return None
 
     @property
@@ -114,18 +117,20 @@ class Policy(BaseModel):
 
 
 def load_policy(path: str | Path) -> Policy:
-    """The policy in a TOML file; what is wrong is said in one line."""
+    """Read a policy from a TOML file. Raises `UsageError` with one line that names the mistake."""
     path = Path(path)
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"there is no policy {path}; a party takes part only under its own rules") from None
+        raise UsageError(f"there is no policy {path}; a party needs its own rules to take part") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path} cannot be read as TOML: {error}") from None
     known = Policy.model_fields
     for name in given:
         if name not in known:
-            raise UsageError(f"{path}: there is no rule {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+            raise UsageError(
+                f"{path}: there is no rule {name!r}{nearest(name, known)}; the rules are {', '.join(known)}"
+            )
     try:
         policy = Policy.model_validate(given)
     except ValidationError as error:
@@ -133,20 +138,22 @@ def load_policy(path: str | Path) -> Policy:
         where = ".".join(map(str, first["loc"]))
         raise UsageError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}") from None
     if policy.epsilon is None and not policy.allow_without_noise:
-        raise UsageError(f"{path}: epsilon is missing; give the budget of all this party's runs together")
+        raise UsageError(f"{path}: epsilon is missing; state the budget for all runs of this party together")
     policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods]})
     known_by = [short_name(name) for name in policy.methods]
     for name in known_by:
         if known_by.count(name) > 1:
-            raise UsageError(f"{path}: methods: two are known as {name}; rename one of the classes")
+            raise UsageError(f"{path}: methods: two have the name {name}; rename one of the classes")
     for run in policy.runs:
         if not NAME.fullmatch(run):
-            raise UsageError(f"{path}: runs: {run!r} is no name of a run; letters, digits, dot, dash, underscore")
+            raise UsageError(
+                f"{path}: runs: {run!r} cannot be the name of a run; use letters, digits, dot, dash and underscore"
+            )
     return policy
 
 
 def _found(policy: Path, name: str) -> str:
-    """A method that a policy names, its file beside the policy; refuses one that is not there."""
+    """The name of a method with the path of its file, which is relative to the policy. Raises if it does not exist."""
     file, colon, kind = name.rpartition(":")
     name = f"{policy.parent / file}:{kind}" if colon else name
     try:

@@ -1,6 +1,6 @@
-"""How a party's state and the server's record come together; pure functions of the two.
+"""Bring a party's state into agreement with the server's record, by pure functions of the two.
 
-Arrays from the wire are copied (`torch.tensor`): what came in is never written to.
+Arrays from the wire are copied (`torch.tensor`), so received data is never modified.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .wire import Record, Request
 
 
 def resume(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
-    """The server answered to our token: the state goes on from its record. None while the memory's row is missing.
+    """The state after a handshake, which continues from the server's record; None while the row is missing.
 
-    A party none of whose messages was accepted has the state of a client that was absent since round 0. One that lost
-    its state gets its memory back, for a method that is `restorable`; whatever it kept beside the memory begins anew.
+    If no message of the party was accepted, the state is that of a client that was absent since round 0. A party that
+    lost its state gets its memory back if the method is `restorable`; all other state starts from its initial values.
     """
     record, client = request.record, first_state(steps)
     if not record.accepted:
@@ -35,7 +35,7 @@ def resume(state: PartyState, request: Request, steps: Steps) -> PartyState | No
 
 
 def reconcile(state: PartyState, request: Request, steps: Steps) -> PartyState | None:
-    """The state once the server's record is taken into account; None where the two do not fit together."""
+    """The state after the messages in the server's record; None if state and record contradict each other."""
     record, pending = request.record, state.pending
     if state.client is None or not _fits(state.client, steps):
         return None
@@ -43,13 +43,13 @@ def reconcile(state: PartyState, request: Request, steps: Steps) -> PartyState |
         if pending is not None and pending.digest == record.dropped:
             return dataclasses.replace(state, pending=None)
         if pending is not None and pending.terms != request.cover:
-            return None  # made on other terms, which the policy may no longer allow: it is not sent again
+            return None  # made under other terms, which the policy may no longer allow, so it is not sent again
         return state
     if pending is None or (record.accepted, record.digest) != (state.accepted + 1, pending.digest):
         return None
     if not state.since < record.since <= request.round:
         return None
-    waited = record.since - 1 - state.since  # rounds between the message and the step that took it
+    waited = record.since - 1 - state.since  # rounds between the message and the step that used it
     draft = as_used(pending.draft, pending.taken)
     draft = steps.absent(draft, waited) if waited else draft
     return dataclasses.replace(
@@ -69,14 +69,14 @@ def _fits(client: Tables, steps: Steps) -> bool:
 
 
 def overtaken(state: PartyState, record: Record) -> bool:
-    """Whether a record of an older round may be one that the server had before; another chain was never ours."""
+    """Whether a record of an older round may be an outdated one, and not the record of another chain of messages."""
     if record.accepted == state.accepted:
         return record.digest == state.digest
     return record.accepted < state.accepted
 
 
 def after_absence(steps: Steps, state: PartyState, round: int, like: Tensor) -> Tables:
-    """The client state at the beginning of `round`, after the rounds without this party; `like` is x."""
+    """The client state at the beginning of `round`, after the rounds in which the party was absent; `like` is x."""
     if state.client is None:
         raise TypeError("a party that waits for the server's record has no state")
     rounds = round - state.since

@@ -1,4 +1,4 @@
-"""The server's part of the privacy of a federated run: σ from the statement, its ledger, and noise on a central sum."""
+"""The privacy mechanism of the server: σ from the statement, the server's ledger, and the noise of a central sum."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from .terms import LATER
 
 
 def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: int, dimension: int) -> Mechanism | None:
-    """None for a run without noise; refuses what a federation cannot promise."""
+    """The mechanism of a federated run, or None without noise. Raises `UsageError` for unsupported statements."""
     if privacy is None:
         return None
     if privacy.trust == "secure-sum":
         raise UsageError(LATER)
     if privacy.sampling is not None:
-        raise UsageError("a federation claims no gain from sampling parties: who is asked is no secret; drop sampling")
+        raise UsageError(
+            "a federation claims no amplification by sampling, for it is no secret who is asked; drop sampling"
+        )
     if privacy.record_clip is not None:
-        raise UsageError("record_clip is not for federations yet; leave it out, a record then counts as a whole client")
+        raise UsageError(
+            "record_clip is not supported in federations yet; without it, a record counts as a whole client"
+        )
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
     setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension)
     return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting))

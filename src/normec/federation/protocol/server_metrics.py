@@ -1,4 +1,4 @@
-"""A row of a federated run's history: what the server can say of x^k without looking at anyone's data."""
+"""The rows in the history of a federated run: metrics of x^k that need no party's data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def due(plan: Plan, k: int) -> bool:
 
 
 def observed(method: Method, state: State, taken: Collection[Reply], parties: int, *, noisy: bool) -> Row:
-    """Row k, before the step of round k. The loss is there only if parties report it, which their policy must allow."""
+    """Row k, before the step of round k. It has a loss only if parties report theirs, which needs their permission."""
     payload = method.payload(len(state.x), state.x.element_size())
     row: Row = {"round": state.round, "messages": state.messages, "bytes": payload * state.messages / parties}
     losses = [reply.loss for reply in taken if reply.loss is not None]
     if losses:
         row["loss"] = math.fsum(losses) / len(losses)
-    if taken and not noisy:  # with noise in it a message's norm would say nothing
+    if taken and not noisy:  # the norm of a noisy message is uninformative
         norms = [float(np.linalg.norm(reply.message)) for reply in taken]
         row |= {"message_norm": math.fsum(norms) / len(norms), "message_norm_max": max(norms)}
     if taken:

@@ -1,4 +1,4 @@
-"""What a party has spent, read from its folder: over all runs together, and run by run."""
+"""The privacy spending of a party, read from its folder: of all runs together, and of each run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from .policy import Policy
 
 
 def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
-    """ε of every noisy message this party ever made, at the policy's δ; and what was refused. All of it fits JSON.
+    """The ε of all noisy messages of this party at the policy's δ, and counts of messages and refusals, fit for JSON.
 
-    `recovered`: releases charged after a disk was lost, as many as there may have been. `central`: messages that left
-    the party bare, for a trusted server to add the noise. `seeded`: messages whose noise protects nobody.
-    `without_noise`: messages that no ε covers. `failed`: computations that failed at the party; each was paid for and
-    answered with noise alone. `journal_full`: `failed` and `refusals` lack what came later. Raises `UsageError` where
-    the account was begun for another unit or relation than the policy's.
+    `recovered` counts releases that were charged after a disk was lost. `central` counts messages that were sent
+    without noise because a trusted server adds it, `seeded` messages whose noise protects nobody, and `without_noise`
+    messages that no ε covers. `failed` counts computations that failed at the party; each was paid for and answered
+    with noise alone. If `journal_full`, later events are missing from `failed` and `refusals`.
+
+    Raises:
+        UsageError: The account was begun for another unit or relation than the policy's.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}; a party has one once it was asked for the first time")
+        raise UsageError(f"there is no folder {folder}; a party creates it at its first request")
     releases = read_releases(folder)
     releases.check(policy.unit, policy.relation)
     events = read_journal(folder / JOURNAL)

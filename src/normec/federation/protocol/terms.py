@@ -1,7 +1,7 @@
-"""What a request says of the run: its method, its privacy and its plan, as plain numbers and words.
+"""The terms of a run in a request: its method, its privacy and its plan, as plain numbers and words.
 
-A party trusts none of it. It builds the method anew, so that the bound of a message is the bound of the operator
-that the party itself applies; noise, unit and trust are held against its own policy.
+A party trusts none of them. It builds the method itself, so that the bound of a message is the bound of the operator
+that the party applies, and it compares noise, unit and trust with its own policy.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MOST_SETTINGS = 32  # of a method
 LONGEST_SPEC = 4096  # characters of a method's settings
 NOISES = ("none", "seeded", "secure", "exact")
 LATER = (
-    "trust='secure-sum' over a network is a later piece of work: the server would still see each message; "
-    "use trust='local', or 'central' where the server is trusted"
+    "trust='secure-sum' is not supported over a network yet, because the server would still see each message; "
+    "use trust='local', or 'central' if the server is trusted"
 )
 
 
@@ -38,65 +38,67 @@ class MethodTerms:
 
     @staticmethod
     def of(method: Method) -> MethodTerms:
-        """The terms of a method; raises `UsageError` where a party could not build the same method from them."""
+        """The terms of a method. Raises `UsageError` if a party could not build the same method from them."""
         kind = type(method)
         changed = [name for name in CLIENT_FUNCTIONS if name in vars(method)]
         if changed:
             raise UsageError(
-                f"this {kind.__name__} has a {changed[0]} of its own, which parties cannot know; "
+                f"this {kind.__name__} has its own {changed[0]}, which parties cannot know; "
                 "define it in a class, and name the class in the parties' policies"
             )
         name, text = short_name(registry.name_of(method)), json.dumps(method.spec(), sort_keys=True)
         if not METHOD_NAME.fullmatch(name):
-            raise UsageError(f"{name!r} cannot travel as a method's name: letters, digits, '.', '-', '_', at most 64")
+            raise UsageError(
+                f"{name!r} cannot be sent as the name of a method; use at most 64 letters, digits, '.', '-' and '_'"
+            )
         built = registry.build_class(kind, read_spec(text), name)
         if built.spec() != method.spec() or built.bound != method.bound:
-            raise UsageError(f"{name}({text}) builds another method than the one given; correct its spec()")
+            raise UsageError(f"{name}({text}) does not build the method that was given; correct its spec()")
         return MethodTerms(name, text, registry.source_digest(kind))
 
     def build(self, allowed: Sequence[str]) -> Method:
-        """The method, of the party's own code; raises `UsageError` where the party does not have it.
+        """Build the method from the party's own code. Raises `UsageError` if the party does not have it.
 
         Args:
-            allowed: The methods that the party's policy names: of normec, of installed packages, FILE.py:CLASS.
+            allowed: The methods in the party's policy: those of normec and of installed packages, and FILE.py:CLASS.
         """
         known = {short_name(name): name for name in allowed}
         if self.name not in known:
             raise UsageError(f"method {self.name} is not among methods = {list(known)}")
         kind = registry.find(known[self.name])
         if registry.source_digest(kind) != self.code:
-            raise UsageError(f"the party's own code of {self.name} is not the server's; install the same version")
+            raise UsageError(f"the party's code of {self.name} differs from the server's; install the same version")
         try:
             method = registry.build_class(kind, read_spec(self.spec), self.name)
             if math.isnan(float(method.bound)):
                 raise UsageError(f"{self.name} has no bound with these settings")
         except UsageError:
             raise
-        except Exception as error:  # whatever a method does with settings that it did not expect
+        except Exception as error:  # anything that a method raises for settings that it did not expect
             what = f"{type(error).__name__}: {error}"
-            raise UsageError(f"{self.name} cannot be made of the server's settings: {what}") from None
+            raise UsageError(f"{self.name} cannot be built with the server's settings: {what}") from None
         return method
 
 
 def short_name(name: str) -> str:
-    """What travels of a method's name: of a class in a file, the class."""
+    """The name of a method in messages: for a class in a file, the name of the class."""
     return name.rpartition(":")[2]
 
 
 def read_spec(text: str) -> dict[str, Any]:
-    """A method's settings out of their JSON; raises `UsageError` for anything but a small table of bounded numbers."""
+    """Read a method's settings from JSON. Raises `UsageError` for anything but a small table of bounded values."""
     if len(text) > LONGEST_SPEC:
         raise UsageError(f"the method's settings must be at most {LONGEST_SPEC} characters")
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError("the method's settings are no JSON") from None
+        raise UsageError("the method's settings are not valid JSON") from None
     if not isinstance(given, dict) or len(given) > MOST_SETTINGS:
-        raise UsageError(f"the method's settings must be a table of at most {MOST_SETTINGS}")
+        raise UsageError(f"the method's settings must be a table with at most {MOST_SETTINGS} entries")
     for name, value in given.items():
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
         if len(name) > 64 or not all(_plain(one) for one in inner):
-            raise UsageError("a method's setting must be a short word, yes/no, or a number from 1e-12 to 1e9")
+            raise UsageError("a method's setting must be a short word, true or false, or a number from 1e-12 to 1e9")
     return given
 
 
@@ -110,7 +112,7 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """What ε depends on. `noise="none"` is a run without privacy: `sigma` is then 0. `bound` 0 means there is none."""
+    """The terms on which ε depends. Without privacy, `noise` is "none" and `sigma` 0. `bound` 0 means no bound."""
 
     noise: str
     sigma: float
@@ -129,12 +131,14 @@ class PrivacyTerms:
             names = ("unit", "relation", "trust", "memory")
             stated |= {name: Privacy.__dataclass_fields__[name].default for name in names}
             return PrivacyTerms(noise="none", sigma=0.0, delta=0.0, **stated)
-        decided = privacy.with_noise("secure")  # real parties: noise that nobody can repeat, unless it was asked for
+        decided = privacy.with_noise(
+            "secure"
+        )  # real parties use noise that nobody can repeat, unless the user chose otherwise
         stated |= {name: getattr(decided, name) for name in ("noise", "delta", "unit", "relation", "trust", "memory")}
         return PrivacyTerms(sigma=float(sigma), **stated)
 
     def build(self, delta: float) -> Privacy | None:
-        """The statement a party holds its own account by, at its own `delta`; None for a run without noise."""
+        """The statement for the party's own account, at its own `delta`; None for a run without noise."""
         if self.noise == "none":
             return None
         stated: Any = {name: getattr(self, name) for name in ("noise", "unit", "relation", "trust", "memory")}
@@ -143,7 +147,7 @@ class PrivacyTerms:
 
 @dataclass(frozen=True)
 class PlanTerms:
-    """What a client's computation depends on beside x. `batch_size` 0: full local gradients."""
+    """The terms on which a client's computation depends, besides x. `batch_size` 0 means full local gradients."""
 
     seed: int
     batch_size: int

@@ -1,10 +1,11 @@
-"""What travels between server and party: three messages, each a flat table of numbers, words and float arrays.
+"""The wire format: three messages between server and party, each a flat table of numbers, words and float arrays.
 
-`to_fields` and `from_fields` go there and back. Nothing is unpickled. Whatever is unknown, missing, of another type,
-outside its limits (`LIMITS`) or not finite is a `WireError` that names the field and the rule, never the contents.
+`to_fields` and `from_fields` convert a message to a table and back. Nothing is unpickled. A field that is unknown,
+missing, of another type, outside its limits (`LIMITS`) or not finite raises a `WireError` that names the field and the
+rule, but never the contents.
 
-`encoding` is "plain": float32 or float64 numbers. The name leaves room for quantised messages of a known bound, which
-a secure sum over a network will need.
+`encoding` is "plain" for float32 or float64 numbers. A secure sum over a network will need another encoding, for
+quantised messages with a known bound.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from .terms import LONGEST_SPEC, METHOD_NAME, MethodTerms, PlanTerms, PrivacyTer
 
 FORMAT = 1
 ENCODING = "plain"
-LARGEST = 2**28  # numbers in an array, unless the reader sets a lower limit
+LARGEST = 2**28  # the most numbers in an array, unless the reader sets a lower limit
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Fields = dict[str, int | float | str | bool | Array]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-RUN = re.compile(rf"{NAME.pattern}~[0-9a-f]{{16}}")  # a run's name and the number that its server drew: see `run_name`
+RUN = re.compile(rf"{NAME.pattern}~[0-9a-f]{{16}}")  # a run's name and the number that its server drew; see `run_name`
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 _TOKEN = re.compile(r"(?:[0-9a-f]{32})?")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 _CODE = re.compile(r"(?:[0-9a-f]{16})?")
 _SPEC = re.compile(r"[ -~]{2,}")  # printable ASCII
 _LONGEST = 128  # characters of a word
-LARGEST_NUMBER = 1e30  # in x and in a row: far more than any model has, and sums of such numbers stay finite
+LARGEST_NUMBER = 1e30  # in x and in a row: far above the values of any model, and sums of such numbers stay finite
 MOST_ROUNDS = 2**31
 # The smallest and the largest value of each number that a party computes with. The limits are public, and wide enough
-# for any training; within them no sum, product or table of a party's overflows.
+# for any training; within them, no sum, product or table of a party overflows.
 LIMITS: dict[str, tuple[float, float]] = {
     "round": (0, MOST_ROUNDS - 1),
     "parties": (1, 2**20),
@@ -54,17 +55,18 @@ LEAST_SIGMA = 1e-9  # of a run with noise
 
 
 class WireError(ValueError):
-    """A message that breaks a rule of the format; says which, and nothing of what was in it."""
+    """A message violates a rule of the format. The error names the rule and nothing of the contents."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the server has of a party.
+    """The server's record of a party.
 
-    `accepted`: how many of its messages are in ĝ; `since`: the round after the last of them (0: none); `digest`: the
-    chain of them (`chained`). `dropped`: digest of the message that was refused since. `lost`: how many messages may
-    have been made and were not accepted: one for each that was dropped, and one for each hello but the first.
-    `token`: of the last hello. `row`: g_i as the server knows it, for a party that lost its own.
+    `accepted` is the number of its messages in ĝ, `since` the round after the last of them (0 if there are none), and
+    `digest` the digest of their chain (`chained`). `dropped` is the digest of the message that was dropped since then.
+    `lost` is the number of messages that may have been made but were not accepted: one for each dropped message, and
+    one for each handshake except the first. `token` is that of the last handshake, and `row` the server's g_i, for a
+    party that lost its own.
     """
 
     accepted: int = 0
@@ -78,10 +80,10 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Server to party: your message of `round`, please, at `x`. You are client `index` of `parties`.
+    """The server asks a party, which is client `index` of `parties`, for its message of `round` at `x`.
 
-    `run` is NAME~NUMBER. The number is random and drawn once by the server, so that a party never takes two runs of one
-    name for one.
+    `run` is NAME~NUMBER. The server draws the random number once, so that a party never confuses two runs with the same
+    name.
     """
 
     run: str
@@ -97,10 +99,10 @@ class Request:
 
     @property
     def cover(self) -> str:
-        """What covers a message made for this request, as one word.
+        """An identifier of the noise that covers a message for this request.
 
-        Noise of another kind or size, another bound, or another number of parties to share a central sum's noise is
-        another cover.
+        It changes with the kind and size of the noise, the method and its bound, and the number of parties, which share
+        the noise of a central sum.
         """
         noise, method = self.privacy, self.method
         return "/".join(
@@ -110,7 +112,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """Party to server: its message number `step` (from 1), computed in `round`; `digest` is the chain with it."""
+    """A party sends its message number `step` (from 1), computed in `round`; `digest` is the digest of its chain."""
 
     run: str
     node: str
@@ -123,7 +125,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Party to server: no message, for one of a few fixed reasons. `token` comes with the reason "state"."""
+    """A party sends no message, for one of a few fixed reasons. With the reason "state" it also sends a `token`."""
 
     run: str
     node: str
@@ -132,11 +134,11 @@ class Refusal:
     token: str = ""
 
 
-# What a party may say, and no more than that; the exact reason stays in its own log.
+# All that a party may say; the exact reason stays in its own log.
 REASONS = {
     "malformed": "the request could not be read",
-    "terms": "the party does not take part on these terms",
-    "noise": "the noise is less than the party asks for",
+    "terms": "the party does not take part under these terms",
+    "noise": "the noise is less than the party requires",
     "budget": "the party's privacy budget does not allow it",
     "state": "the party has no state of this run and asks for the server's record",
     "lost": "the party lost its state of this run, and the method cannot restore it",
@@ -166,13 +168,13 @@ Kind = TypeVar("Kind")
 
 
 def to_fields(message: Message) -> Fields:
-    """The message as a flat table."""
+    """Convert a message to a flat table."""
     kind = next(name for name, known in KINDS.items() if isinstance(message, known))
     return {"format": FORMAT, "kind": kind, "encoding": ENCODING, **_flat(message, "")}
 
 
 def from_fields(table: Mapping[str, Any], largest: int = LARGEST) -> Message:
-    """The message in a flat table, checked throughout; raises `WireError`."""
+    """Convert a flat table to a message. Raises `WireError` if any field is invalid."""
     if not isinstance(table, Mapping) or not all(type(name) is str for name in table):
         raise WireError("a message must be a table with names")
     rest = dict(table)
@@ -182,7 +184,7 @@ def from_fields(table: Mapping[str, Any], largest: int = LARGEST) -> Message:
     if type(header["kind"]) is not str or header["kind"] not in KINDS:
         raise WireError(f"kind must be one of {', '.join(KINDS)}")
     if type(header["encoding"]) is not str or header["encoding"] != ENCODING:
-        raise WireError(f"encoding must be {ENCODING!r}; nothing else is known yet")
+        raise WireError(f"encoding must be {ENCODING!r}; no other encoding is supported yet")
     built = _built(KINDS[header["kind"]], rest, "", largest)
     if rest:
         raise WireError(f"{len(rest)} unknown field(s)")
@@ -194,7 +196,7 @@ def from_fields(table: Mapping[str, Any], largest: int = LARGEST) -> Message:
 
 
 def run_name(run: str) -> str:
-    """The name that people know a run by, without its random number."""
+    """The name of a run without its random number."""
     return run.partition("~")[0]
 
 
@@ -209,7 +211,7 @@ def chained(previous: str, step: int, message: Array) -> str:
 
 
 def addressed(table: Any) -> tuple[str, str, int]:
-    """Run, party and round of a request that may be malformed elsewhere, for the refusal of it; raises `WireError`."""
+    """The run, party and round of a request that may be malformed elsewhere. Raises `WireError`."""
     if not isinstance(table, Mapping):
         raise WireError("a message must be a table with names")
     run, node, round = (_scalar(name, table.get(name), kind) for name, kind in _ADDRESS.items())
@@ -227,14 +229,14 @@ def _check_request(request: Request) -> None:
     if not request.round < request.plan.rounds:
         raise WireError("round must be below plan.rounds")
     if not record.accepted <= record.since <= request.round:
-        raise WireError("record.accepted and record.since must not pass the rounds there were")
+        raise WireError("record.accepted and record.since must not exceed the number of past rounds")
     if request.privacy.noise != "none" and request.privacy.sigma < LEAST_SIGMA:
         raise WireError(f"privacy.sigma must be at least {LEAST_SIGMA:g} in a run with noise")
     for name, array in (("x", request.x), ("record.row", record.row)):
         if array is not None and float(np.abs(array).max()) > LARGEST_NUMBER:
             raise WireError(f"{name} must hold numbers of at most {LARGEST_NUMBER:g}")
     if record.row is not None and (record.row.shape != request.x.shape or record.row.dtype != request.x.dtype):
-        raise WireError("record.row must look like x")
+        raise WireError("record.row must have the shape and dtype of x")
 
 
 def _flat(value: Any, prefix: str) -> Fields:
@@ -249,7 +251,7 @@ def _flat(value: Any, prefix: str) -> Fields:
 
 
 def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) -> Kind:
-    """A dataclass out of the table's fields, which are taken out of it."""
+    """Build a dataclass from fields of the table, which are removed from it."""
     hints, found = get_type_hints(kind), {}
     for field in fields(cast(Any, kind)):
         hint, name = hints[field.name], prefix + field.name
@@ -268,7 +270,7 @@ def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) ->
 
 def _scalar(name: str, item: Any, hint: Any) -> int | float | str | bool:
     wanted = float if hint == float | None else hint
-    if type(item) is not wanted:  # exactly: a bool is no int here
+    if type(item) is not wanted:  # exactly, because a bool is not accepted as an int
         raise WireError(f"{name} must be a {wanted.__name__}")
     if wanted is int and not 0 <= item < 2**63:
         raise WireError(f"{name} must be a whole number from 0 to 2^63 - 1")

@@ -1,1 +1,1 @@
-"""One forward and one data-gradient pass for all clients; weight gradients and statistics client by client."""
+"""One forward and one data-gradient pass for all clients; weight gradients and statistics are per client."""

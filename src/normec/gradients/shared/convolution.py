@@ -1,4 +1,4 @@
-"""Convolutions with one weight gradient a client: any of them, and 3×3 ones of few channels by kernels of their own."""
+"""Convolutions with one weight gradient per client; 3×3 convolutions of few channels have their own kernels."""
 
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
 # (autograd's Function is untyped: forward and backward take what each layer needs)
@@ -66,13 +66,13 @@ class ConvRows(Function):
             for_weight.put(write)
         _put_bias(for_bias, g)
         data = None
-        if ctx.needs_input_grad[0]:  # not the first layer's
+        if ctx.needs_input_grad[0]:  # not needed for the first layer
             data = aten.convolution_backward(g, x, weight, *settings, [True, False, False])[0]
         return data, None, None, None, None
 
 
 class TiledConvRows(Function):
-    """A 3×3 convolution of few channels in half precision on a GPU; its weights are taken from the sink, packed."""
+    """A 3×3 convolution of few channels in half precision on a GPU; the sink provides its packed weights."""
 
     @staticmethod
     def forward(
@@ -84,7 +84,7 @@ class TiledConvRows(Function):
         stride: int,
         moments: Moments | None,
     ):
-        """`weight` is there to be asked for a gradient, see `ParameterSlot.value`; `moments` are filled."""
+        """`weight` is passed so that autograd records the layer (see `ParameterSlot.value`); `moments` are filled."""
         from ...kernels.convolution import convolve, widened
 
         x = widened(x, precision(x))
@@ -103,14 +103,14 @@ class TiledConvRows(Function):
         slot.put(lambda rows: of_tiles(x, g, rows, ctx.stride))
         _put_bias(for_bias, g)
         data = None
-        if ctx.needs_input_grad[0]:  # not the first layer's
+        if ctx.needs_input_grad[0]:  # not needed for the first layer
             way = tiles.backward(slot.shape[1], slot.shape[0], ctx.stride)
             data = convolve(g, slot.sink.packed(g.dtype, slot, way), way, tuple(x.shape[2:]))
         return data, *[None] * 5
 
     @staticmethod
     def moments(x: Tensor, slot: ParameterSlot, stride: int) -> Moments | None:
-        """Room for those of what comes out, where a BatchNorm may ask for them."""
+        """Return storage for the moments of the output if a BatchNorm may use them, else None."""
         from ...kernels.convolution import moments_of
 
         way = tiles.forward(slot.shape[1], slot.shape[0], stride)
@@ -119,7 +119,7 @@ class TiledConvRows(Function):
 
     @staticmethod
     def prepare(module: nn.Module, slot: ParameterSlot | None) -> bool:
-        """Whether the layer is one of these; if so, its weights will be packed."""
+        """Return whether this kernel suits the layer; if so, register its weights for packing."""
         if slot is None or not isinstance(module, nn.Conv2d) or module.groups > 1:
             return False
         if module.padding_mode != "zeros" or max(module.in_channels, module.out_channels) > tiles.MOST:
@@ -132,7 +132,7 @@ class TiledConvRows(Function):
 
     @staticmethod
     def fits(x: Tensor, sink: GradientSink, outputs: int) -> bool:
-        """Whether the kernels may run on these images."""
+        """Whether the kernels can run on these images."""
         half = precision(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
         numbers = x[:, 0].numel() * max(x.shape[1], outputs, tiles.LEAST) if x.ndim == 4 else 0
         return half and 0 < numbers < 2**31 and kernels.usable(x)

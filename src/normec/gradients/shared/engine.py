@@ -1,4 +1,4 @@
-"""The shared pass as an engine: blocks of clients through one model, on a GPU replayed as one CUDA graph."""
+"""The shared pass as an engine: blocks of clients in one forward and backward pass, on a GPU as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .inputs import InputCache, prepare_inputs
 from .rules import RefuseValueAccess, convert, refuse_foreign_code
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
-_BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs, which activations are proportional to
-_LEFT_OUT = -100  # the target of records that cross entropy leaves out
-_SMALL_GPU = 2**34  # bytes of memory that so many suit; a larger one takes as many times more
+_BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs; activations are proportional to it
+_LEFT_OUT = -100  # the target of records that cross entropy ignores
+_SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; larger GPUs get larger blocks
 
 
 class SharedEngine:
-    """Every client's gradient from one pass over all their batches, for models that the rules cover."""
+    """Computes every client's gradient in one pass over all batches, for models that the rules cover."""
 
     name = "shared"
 
@@ -43,7 +43,7 @@ class SharedEngine:
         *,
         private: bool = False,
     ) -> None:
-        """Raises `NoRule` where a layer has none, or where a `private` run may not show it several clients' records."""
+        """Raises `NoRule` if a layer has no rule, or if a `private` run must not show it several clients' records."""
         if private:
             refuse_foreign_code(problem)
         self._problem, self._records, self._precision = problem, records, precision
@@ -57,19 +57,19 @@ class SharedEngine:
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
         self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, room) // values))
         self._plain = problem.loss in (F.cross_entropy, binary_loss)
-        # Where cross entropy leaves out records (targets of −100), it divides by those that are left. In a private run
-        # no client's targets decide how the others' losses are computed.
+        # Cross entropy ignores records with target −100 and divides by the number of the others. In a private run, one
+        # client's targets must not decide how the losses of other clients are computed.
         classes = problem.loss is F.cross_entropy and not records.targets.is_floating_point()
         self._leaves_out = classes and (private or bool((records.targets == _LEFT_OUT).any()))
         self._everyone: tuple[Tensor, ...] | None = None
         self._kept = InputCache(problem, records, whole=batches is None)
-        self._seen = False  # whether the model was seen to run without looking at values
+        self._seen = False  # whether the model has run without reading values
         self._grads = torch.empty(0, 0)
         self._graphs = CudaGraphs() if device.type == "cuda" else None
 
     @property
     def variant(self) -> str:
-        """The engine and whatever else the bits of its sums depend on."""
+        """The engine, with everything else that the bits of its sums depend on."""
         return f"{self.name}, blocks of {self._block}"
 
     @property
@@ -77,7 +77,7 @@ class SharedEngine:
         return torch.get_num_threads()
 
     def shrink(self) -> bool:
-        """After running out of memory: smaller blocks, or False if they cannot be smaller."""
+        """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
         self._grads, self._graphs = torch.empty(0, 0), (CudaGraphs() if self._graphs is not None else None)
         self._sink.clear()
         self._kept.forget()
@@ -93,14 +93,14 @@ class SharedEngine:
             numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
             block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
             ready = None
-            if clients is None and len(groups) <= MOST:  # each has a graph of its own
+            if clients is None and len(groups) <= MOST:  # each group has its own graph
                 make = partial(prepare_inputs, self._problem, self._records.inputs, numbers, None, x.dtype)
                 ready = self._kept.of(group, numbers.numel(), x.dtype, make)
             losses = self._run(x, buffers, block, numbers, uniforms, ready)
             yield Block(block.clients, block.grads, losses, block.rows)
 
     def _groups(self, clients: Tensor | None, full: bool) -> Sequence[Tensor]:
-        """The blocks' clients; those of a round in which everyone takes part are found once."""
+        """Return the clients of each block; for rounds in which all clients take part they are computed once."""
         if clients is not None and not len(clients):
             return ()
         if clients is not None or full:
@@ -152,7 +152,7 @@ class SharedEngine:
         uniforms: Tensor | None,
         ready: Tensor | None,
     ) -> Tensor:
-        """Fill `grads` and the rows of `buffers`; return the losses [c]. `ready`: the inputs, where they are kept."""
+        """Fill `grads` and the rows of `buffers`, and return the losses [c]; `ready` are cached inputs."""
         problem, sink = self._problem, self._sink
         c = len(numbers)
         if ready is None:
@@ -175,7 +175,7 @@ class SharedEngine:
         return losses.detach().to(x.dtype) + base
 
     def _losses(self, outputs: Tensor, targets: Tensor, clients: int) -> Tensor:
-        """Every client's mean loss."""
+        """Return the mean loss of every client."""
         if self._plain and outputs.ndim <= 2:
             flat = targets.flatten(0, 1)
             each = (

@@ -1,6 +1,6 @@
-"""The records of a block as the model takes them: images of bytes on a GPU by one kernel, all others step by step.
+"""The records of a block as the model expects them: one kernel prepares byte images on a GPU, PyTorch all others.
 
-Those that are the same in every round are prepared once.
+Inputs that are the same in every round are prepared once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...data.augment import CropFlip, Normalize, Scale
 from ...problems.client_data import ResidentRecords
 from ...problems.problem import Problem
 
-_BYTES, _PART = 2**28, 16  # kept at most; or that part of a GPU's memory
+_BYTES, _PART = 2**28, 16  # the most bytes that are cached, or this fraction (1/16) of a GPU's memory
 
 
 def prepare_inputs(
     problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Records of the numbers ``[c, B]``, one after another; `uniforms` ``[c, B, draws]`` for the augmentation."""
+    """Return the records `numbers` ``[c, B]``, flattened; `uniforms` ``[c, B, draws]`` are for the augmentation."""
     if dtype == torch.float32 and _known(problem, uniforms) and _bytes(records, problem):
         from ...kernels.images import prepare
 
@@ -35,21 +35,21 @@ def prepare_inputs(
 
 
 class InputCache:
-    """Inputs of whole batches that nothing changes, prepared once."""
+    """A cache of inputs that are the same in every round."""
 
     def __init__(self, problem: Problem, records: ResidentRecords, whole: bool) -> None:
-        """`whole`: clients take part with all their records."""
+        """`whole`: clients use all their records in every round."""
         device, transform = problem.x0.device, problem.transform
         steady = problem.augment is None and (transform is None or type(transform) in (Normalize, Scale))
         size = problem.x0.element_size() * records.inputs[0].numel() * int(records.sizes.sum())
         room = torch.cuda.get_device_properties(device).total_memory // _PART if device.type == "cuda" else 0
         self._on = whole and steady and size <= max(_BYTES, room)
-        self._held: dict[int, tuple[Tensor, int]] = {}  # by a group's first client; with the version it was made in
+        self._held: dict[int, tuple[Tensor, int]] = {}  # by the group's first client: the inputs and their version
 
     def of(self, group: Tensor, count: int, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor | None:
-        """The inputs of a group of clients, so many records; None where they are not kept."""
+        """Return the inputs of a group of clients, `count` records; None if they are not cached."""
         held, version = self._held.get(int(group[0]), (None, 0))
-        if held is not None and held._version != version:  # changed, by a layer that works in place
+        if held is not None and held._version != version:  # a layer has changed it in place
             self.forget()
         if not self._on:
             return None
@@ -60,7 +60,7 @@ class InputCache:
         return held
 
     def forget(self) -> None:
-        """Keep nothing any more."""
+        """Empty the cache and switch it off."""
         self._on = False
         self._held.clear()
 

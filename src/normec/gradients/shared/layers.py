@@ -1,7 +1,7 @@
-"""Layers with one weight gradient a client: the input ``[c·B, …]`` holds the records of c clients, one after another.
+"""Layers with one weight gradient per client; the input ``[c·B, …]`` holds the records of c clients in order.
 
-Forward and data gradient are those of an ordinary layer on the whole batch. Only what belongs to a client is done
-client by client: weight gradients (written into the slots, not returned to autograd) and BatchNorm's statistics.
+The forward pass and the data gradient are those of an ordinary layer on the whole batch. Only weight gradients, which
+are written into the slots and not returned to autograd, and the statistics of BatchNorm are computed per client.
 """
 
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ...models.resnet import Shortcut
 
 aten = torch.ops.aten
-_WINDOW = 64  # pixels of a window that a kernel is written out for
+_WINDOW = 64  # the most pixels of a window for which a kernel is unrolled
 
 
 class LinearRows(Function):
@@ -58,7 +58,7 @@ class LinearRows(Function):
 
 
 class EmbeddingRows(Function):
-    """Rows of a table, looked up by number."""
+    """Embedding: rows of a table, looked up by index."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, weight: Tensor, slot: ParameterSlot, padding: int):
@@ -71,7 +71,9 @@ class EmbeddingRows(Function):
         (numbers,) = ctx.saved_tensors
         slot, c, size = ctx.slot, ctx.slot.sink.clients, ctx.slot.shape[0]
         own = numbers.reshape(c, -1)
-        shifted = own + size * torch.arange(c, device=own.device)[:, None]  # every client has a table of its own
+        shifted = (
+            own + size * torch.arange(c, device=own.device)[:, None]
+        )  # every client has its own table of gradients
         g = g.reshape(c, -1, g.shape[-1])
         if ctx.padding >= 0:
             g = g.masked_fill((own == ctx.padding)[..., None], 0)
@@ -80,7 +82,7 @@ class EmbeddingRows(Function):
 
 
 class AffineRows(Function):
-    """y = x·w + b after a normalisation that looks at one record alone; w and b along `dims` of one record."""
+    """y = x·w + b after a normalisation within one record."""
 
     @staticmethod
     def forward(
@@ -91,7 +93,7 @@ class AffineRows(Function):
         slots: tuple[ParameterSlot | None, ParameterSlot | None],
         first: bool,
     ):
-        """`first`: w runs along the first dimension after the batch (channels), else along the last ones."""
+        """`first`: w belongs to the first dimension after the batch (channels), otherwise to the last dimensions."""
         ctx.save_for_backward(x, weight)
         ctx.slots, ctx.first = slots, first
         broad = (lambda p: p.view(-1, *[1] * (x.ndim - 2))) if first else (lambda p: p)
@@ -119,7 +121,7 @@ class AffineRows(Function):
 
 
 class ShortcutByKernel(Function):
-    """A `Shortcut` of channels-last images on a GPU, a kernel each way."""
+    """A `Shortcut` of channels-last images on a GPU, with one kernel forward and one backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shortcut: Shortcut):
@@ -141,7 +143,7 @@ class ShortcutByKernel(Function):
 
 
 class MaxPoolByKernel(Function):
-    """`nn.MaxPool2d(2)` of channels-last images on a GPU, a kernel each way."""
+    """`nn.MaxPool2d(2)` of channels-last images on a GPU, with one kernel forward and one backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor):
@@ -163,12 +165,12 @@ class MaxPoolByKernel(Function):
         square = all(_both(size) == (2, 2) for size in (module.kernel_size, module.stride))
         plain = _both(module.padding) == (0, 0) and _both(module.dilation) == (1, 1)
         plain = plain and not module.ceil_mode and not module.return_indices
-        room = x.ndim == 4 and min(x.shape[2:]) > 1 and 0 < x.numel() < 2**31
-        return square and plain and room and kernels.usable(x)
+        fits = x.ndim == 4 and min(x.shape[2:]) > 1 and 0 < x.numel() < 2**31
+        return square and plain and fits and kernels.usable(x)
 
 
 class AdaptiveMaxPoolByKernel(Function):
-    """`nn.AdaptiveMaxPool2d` of channels-last images on a GPU; the way back adds up in one order, unlike PyTorch's."""
+    """`nn.AdaptiveMaxPool2d` of channels-last images on a GPU; unlike PyTorch's, its backward sums in a fixed order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, module: nn.AdaptiveMaxPool2d):
@@ -201,7 +203,7 @@ def _both(size: Any) -> tuple[int, ...]:
 
 
 def product(left: Tensor, right: Tensor, rows: Tensor) -> None:
-    """rows[i] = left[i]ᵀ right[i], written in place where precisions agree."""
+    """rows[i] = left[i]ᵀ right[i], written in place if the precisions agree."""
     if left.dtype == rows.dtype:
         torch.bmm(left.mT, right, out=rows)
     else:
@@ -209,11 +211,11 @@ def product(left: Tensor, right: Tensor, rows: Tensor) -> None:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Channels last in memory."""
+    """Return x with channels last in memory."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x.contiguous()
 
 
 def precision(x: Tensor) -> torch.dtype:
-    """What autocast would compute in."""
+    """Return the dtype in which autocast would compute."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

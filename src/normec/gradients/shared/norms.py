@@ -1,8 +1,8 @@
-"""GroupNorm and BatchNorm with one scale's gradient a client; BatchNorm with every client's own statistics.
+"""GroupNorm and BatchNorm with one gradient of weight and bias per client; BatchNorm uses each client's statistics.
 
-By their kernels they also do what often follows them, `models.norm_relu`: the addition of a shortcut, and ReLU; and
-GroupNorm `models.norm_relu_pool`, the largest of every 2×2 pixels.
-What they make comes twice, for two uses, unless it is pooled: see `models.second`.
+Their kernels also compute what often follows a norm: the addition of a shortcut and ReLU (`models.norm_relu`), and for
+GroupNorm the 2×2 max pooling as well (`models.norm_relu_pool`). Without pooling, the output is returned twice, for two
+uses (see `models.second`).
 """
 
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
@@ -30,7 +30,7 @@ Slots = tuple[ParameterSlot | None, ParameterSlot | None]  # of weight and bias
 
 
 class GroupNormRows(Function):
-    """GroupNorm by one kernel each way; for channels-last images on a GPU."""
+    """GroupNorm of channels-last images on a GPU, with one kernel forward and one backward."""
 
     @staticmethod
     def forward(
@@ -55,7 +55,7 @@ class GroupNormRows(Function):
         data, sums, passed = group_norm.backward(
             channels_last(g), x, ctx.groups, weight, bias, mean, inverse, ctx.relu, y, _maybe_last(also)
         )
-        _scales_gradients(ctx.slots, sums)
+        _write_affine_gradients(ctx.slots, sums)
         return data, passed, None, None, None, None, None
 
     @staticmethod
@@ -68,7 +68,7 @@ class GroupNormRows(Function):
 
 
 class GroupNormPoolRows(Function):
-    """The same with ReLU, then the largest of every 2×2 pixels."""
+    """GroupNorm, ReLU and 2×2 max pooling."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Maybe, bias: Maybe, slots: Slots, norm: nn.GroupNorm):
@@ -86,7 +86,7 @@ class GroupNormPoolRows(Function):
 
         x, weight, bias, mean, inverse = ctx.saved_tensors
         data, sums = group_norm_pool.backward(channels_last(g), x, ctx.groups, weight, bias, mean, inverse)
-        _scales_gradients(ctx.slots, sums)
+        _write_affine_gradients(ctx.slots, sums)
         return data, None, None, None, None
 
     @staticmethod
@@ -100,8 +100,8 @@ class GroupNormPoolRows(Function):
         return group_norm_pool.fits(tuple(x.shape))
 
 
-def _scales_gradients(slots: Slots, sums: Tensor) -> None:
-    """Weights' and biases', from the images' own."""
+def _write_affine_gradients(slots: Slots, sums: Tensor) -> None:
+    """Write the gradients of weight and bias, from sums over single images."""
     from ...kernels import group_norm
 
     for_one = next((slot for slot in slots if slot is not None), None)
@@ -111,7 +111,7 @@ def _scales_gradients(slots: Slots, sums: Tensor) -> None:
 
 
 class BatchNormRows(Function):
-    """BatchNorm in training with every client's own statistics; running statistics are updated row by row."""
+    """BatchNorm in training mode with each client's statistics; running statistics are updated row by row."""
 
     @staticmethod
     def forward(
@@ -128,7 +128,7 @@ class BatchNormRows(Function):
         relu: bool,
         moments: Moments | None = None,
     ):
-        """`shortcut`, `relu` and `moments`, x's, where they are known: only where `BatchNormRows.fits` the kernel."""
+        """`shortcut`, `relu` and `moments` (of x, if known) are allowed only if `BatchNormRows.fits`."""
         ctx.slots, ctx.clients, ctx.eps, ctx.relu = slots, clients, eps, relu
         if BatchNormRows.fits(x, clients):
             from ...kernels import batch_norm
@@ -176,18 +176,18 @@ class BatchNormRows(Function):
 
     @staticmethod
     def fits(x: Tensor, clients: int) -> bool:
-        """Whether the kernels may run on these: they count a client's numbers in 32 bits."""
+        """Whether the kernels can run on x; they index the numbers of a client with 32 bits."""
         return x.ndim in (2, 4) and x.numel() // clients < 2**31 and kernels.usable(x)
 
 
 def _twice(ctx: Any, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What is made, for two uses: their slopes then come apart, and a kernel adds them up as it reads them."""
+    """Return the output for two uses; their gradients then arrive separately, and a kernel adds them while reading."""
     ctx.set_materialize_grads(False)
     return y, y.detach()
 
 
 def _slopes(slopes: tuple[Maybe, ...]) -> tuple[Maybe, Maybe]:
-    """That of the first use, or the only one, and perhaps another; None where nothing asks."""
+    """Return the gradient of the first or only use, and that of the second use; None if there is none."""
     first, second = slopes
     return (first, second) if first is not None else (second, None)
 

@@ -32,28 +32,28 @@ from .slots import GradientSink, ParameterSlot
 Slots = dict[str, ParameterSlot | None]
 Rule = Callable[[Any, Slots, GradientSink, str, Tensor], Tensor]
 
-# How a tensor's values reach Python.
+# Functions by which a tensor's values reach Python.
 _LOOKS = {
     *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__"),
     *("item", "tolist", "numpy", "is_nonzero", "equal", "allclose"),
 }
 
 
-class NoRule(Exception):  # noqa: N818  # no error: the loop can do it
-    """The model has a part that only the loop can do; says which."""
+class NoRule(Exception):  # noqa: N818  # not an error: another engine is used
+    """The shared pass has no rule for a part of the model; the message names it."""
 
 
 class RefuseValueAccess(TorchFunctionMode):
-    """Refuses what looks at values: `if x.sum() > 0` would decide once for all clients, not for each."""
+    """Refuses code that reads values: `if x.sum() > 0` would decide once for all clients, not for each."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _LOOKS:
-            raise NoRule("the model or its loss looks at values (if, item), which differ from client to client")
+            raise NoRule("the model or its loss reads values (if, item), which differ from client to client")
         return func(*args, **(kwargs or {}))
 
 
 def convert(problem: Problem) -> tuple[nn.Module, GradientSink]:
-    """A copy of the problem's model whose layers take the records of many clients and fill the sink; or `NoRule`."""
+    """Return a copy of the model whose layers take the records of many clients and fill the sink; raises `NoRule`."""
     model, sink = copy.deepcopy(problem.model), GradientSink()
     starts: dict[nn.Parameter, ParameterSlot] = {}
     position = 0
@@ -74,7 +74,7 @@ def convert(problem: Problem) -> tuple[nn.Module, GradientSink]:
             slots = {key: starts.get(parameter) for key, parameter in own.items()}
             if rule is _conv and TiledConvRows.prepare(module, slots.get("weight")):
                 rule = _tiled_conv
-            # An instance's own `forward` comes before its class's: the layer stays what it was in all else.
+            # The `forward` of an instance takes precedence over that of its class; all else stays the same.
             module.forward = partial(rule, module, slots, sink, f"{name}." if name else "")
             if rule in (_batch_norm, _group_norm):
                 module.then_relu = partial(_then_relu, module, rule, slots, sink, f"{name}." if name else "")
@@ -88,13 +88,15 @@ def convert(problem: Problem) -> tuple[nn.Module, GradientSink]:
 def _rule(module: nn.Module) -> Rule:
     for kinds, rule in _RULES:
         for kind in kinds:
-            if isinstance(module, kind) and type(module).forward is kind.forward:  # a subclass may compute otherwise
+            if (
+                isinstance(module, kind) and type(module).forward is kind.forward
+            ):  # a subclass may compute something else
                 return rule
     raise NoRule(f"there is no rule for {type(module).__name__}")
 
 
 def _values(module: nn.Module, slots: Slots, *names: str) -> list[Tensor | None]:
-    """Parameters as the forward pass is to see them: from x, or the module's own where they are frozen."""
+    """Return parameters for the forward pass: from x, or the module's own if they are frozen."""
     found = []
     for name in names:
         slot = slots.get(name)
@@ -158,7 +160,7 @@ def _group_norm(
 def _then_relu(
     module: Any, rule: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor, shortcut: Tensor | None
 ) -> Tensor | None:
-    """`models.norm_relu` by a norm's own kernel, or None where it has none for these."""
+    """Return `models.norm_relu` computed by the norm's kernel, or None if the kernel does not apply."""
     fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
     if not fits or not alike or _hooked(module):
@@ -167,7 +169,7 @@ def _then_relu(
 
 
 def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -> Tensor | None:
-    """`models.norm_relu_pool` by one kernel, or None where it has none for these."""
+    """Return `models.norm_relu_pool` computed by one kernel, or None if the kernel does not apply."""
     if _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
         return None
     weight, bias = _values(module, slots, "weight", "bias")
@@ -175,14 +177,14 @@ def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -
 
 
 def _hooked(module: Any) -> bool:
-    """A hook wants to see what a module alone makes."""
+    """Whether a module has hooks, which expect its own output."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
 def _first(twice: tuple[Tensor, Tensor], by_kernel: bool = True) -> Tensor:
-    """What a norm made; `models.second` finds it once more where a kernel adds up the slopes of both."""
+    """Return a norm's output; `models.second` finds its second copy if a kernel adds the gradients of both."""
     first, again = twice
     if by_kernel:
         first.second = again  # type: ignore[attr-defined]
@@ -203,7 +205,7 @@ def _adaptive_max_pool(module: nn.AdaptiveMaxPool2d, x: Tensor) -> Tensor:
     return nn.AdaptiveMaxPool2d.forward(module, x)
 
 
-# Layers without parameters, which any engine could run as they are: kernels do them faster.
+# Layers without parameters, for which kernels are faster.
 _BARE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
     Shortcut: _shortcut,
     nn.MaxPool2d: _max_pool,
@@ -250,7 +252,7 @@ def _batch_norm(
     if module.track_running_stats and module.momentum is None:
         raise NoRule("there is no rule for a BatchNorm with momentum=None")
     if x.numel() < 2 * sink.clients * x.shape[1]:
-        raise NoRule("one value a channel has no variance for BatchNorm")
+        raise NoRule("BatchNorm needs more than one value per channel for a variance")
     running = None
     if module.track_running_stats:
         running = (sink.buffers[name + "running_mean"], sink.buffers[name + "running_var"])
@@ -276,20 +278,20 @@ _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
     ((nn.RMSNorm,), _rms_norm),
 )
 
-# They call their children, which are looked at one by one.
+# Containers call their children, which are checked one by one.
 _CONTAINERS = {nn.Sequential, nn.ModuleList, nn.ModuleDict}
 
-# The models of this library, whose forward code is known to treat every record alone.
+# The models of this library, whose forward code is known to treat records independently.
 _MODELS = {MLP, SmallCNN, GroupNormCNN, ResNet20, resnet.Block, resnet.Shortcut}
 
 _ELEMENTWISE = {
     *(nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU),
     *(nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softshrink),
     *(nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Threshold),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),  # with p > 0 they have no rule
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),  # there is no rule for them with p > 0
 }
 
-# They work over the last dimensions and take the first one for records or channels, which they do not mix.
+# They work on the last dimensions, and do not mix the first one, which holds records or channels.
 _POOLS = {
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
@@ -298,7 +300,7 @@ _POOLS = {
 
 _KNOWN = {*_CONTAINERS, *_MODELS, *_ELEMENTWISE, *_POOLS, *(kind for kinds, _ in _RULES for kind in kinds)}
 
-# Where the dimension that a module works over is stored; dimension 0 holds the records.
+# The attribute with the dimension that a module works on; dimension 0 holds the records.
 _DIMENSIONS: dict[type[nn.Module], str] = {
     nn.Flatten: "start_dim",
     nn.Unflatten: "dim",
@@ -308,24 +310,24 @@ _DIMENSIONS: dict[type[nn.Module], str] = {
 
 
 def refuse_foreign_code(problem: Problem) -> None:
-    """Raise `NoRule` if code of the caller's own would see the records of several clients together.
+    """Raise `NoRule` if the user's own code would see the records of several clients together.
 
-    The loss is evaluated client by client unless it is one of ours (`SharedEngine`), and so are transforms.
+    A loss or a transform of the user is called client by client (`SharedEngine`).
     """
     if torch_modules._has_any_global_hook():
-        raise NoRule("a hook for all modules would see the records of several clients together")
+        raise NoRule("a global module hook would see the records of several clients together")
     for module in problem.model.modules():
         name = type(module).__name__
-        if not _treats_records_alone(module):
-            raise NoRule(f"{name} is not known to treat every record of a batch alone")
+        if not _treats_records_independently(module):
+            raise NoRule(f"{name} is not known to treat the records of a batch independently")
         if _hooked(module) or any(callable(value) for value in vars(module).values()):
             raise NoRule(f"a hook of {name} would see the records of several clients together")
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if any(type(tensor) not in (nn.Parameter, nn.Buffer, Tensor) for tensor in own):
-            raise NoRule(f"{name} holds a tensor of another type")
+            raise NoRule(f"{name} holds a tensor of an unknown type")
 
 
-def _treats_records_alone(module: nn.Module) -> bool:
+def _treats_records_independently(module: nn.Module) -> bool:
     kind = type(module)
     if kind in _DIMENSIONS:
         dimension = getattr(module, _DIMENSIONS[kind])

@@ -1,4 +1,4 @@
-"""Where the parameters of a shared forward pass come from, and where each client's gradients go.
+"""The parameters of a shared forward pass, and the table that receives each client's gradients.
 
 All clients share x, so a layer runs once on the records of all of them, and its backward pass computes one weight
 gradient per client. A `GradientSink` holds the block's matrix ``[c, d]`` while it is filled. A `ParameterSlot` is the
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
 class PackedWeights:
     """The weights of a model's small convolutions in the order in which `kernels.convolution` reads them.
 
-    Which weights are packed is known when a model is converted; one launch a pass packs their values.
+    The weights to pack are known when a model is converted; one kernel launch per pass packs their values.
     """
 
     def __init__(self) -> None:
-        self._wanted: dict[tuple[int, Tiles], tuple[int, int]] = {}  # by the parameter's start in x and its use
+        self._wanted: dict[tuple[int, Tiles], tuple[int, int]] = {}  # by the parameter's start in x and its layout
         self._size = 0
         self._table = torch.empty(0, dtype=torch.int32)
         self._packed: Tensor | None = None
 
     def add(self, start: int, tiles: Tiles) -> None:
-        """A parameter that begins at `start` will be wanted so."""
+        """Register that the parameter at `start` is needed in this layout."""
         if (start, tiles) not in self._wanted:
             size = tiles.depth * tiles.breadth
             self._wanted[start, tiles] = (self._size, size)
             self._size += size
 
     def forget(self) -> None:
-        """x may change."""
+        """Discard the packed values, because x may change."""
         self._packed = None
 
     def weights(self, x: Tensor, dtype: torch.dtype, start: int, tiles: Tiles) -> Tensor:
-        """Packed from the flat `x`; the first one asked for in a pass packs all."""
+        """Return the weights packed from the flat `x`; the first request in a pass packs all of them."""
         if self._packed is None or self._packed.dtype != dtype:
             from ...kernels.convolution import pack
 
             if len(self._table) != self._size or self._table.device != x.device:
-                tables = [wanted.table(place).flatten() for place, wanted in self._wanted]
+                tables = [wanted.table(start).flatten() for start, wanted in self._wanted]
                 self._table = torch.cat(tables).to(x.device)
             self._packed = pack(x, self._table, dtype)
         begin, size = self._wanted[start, tiles]
@@ -61,7 +61,7 @@ class PackedWeights:
 
 @dataclass
 class GradientSink:
-    """One block of clients on its way through the model."""
+    """The state of one block of clients while it passes through the model."""
 
     clients: int = 0
     x: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -69,12 +69,12 @@ class GradientSink:
     buffers: Buffers = field(default_factory=dict)  # the block's rows
     slots: list[ParameterSlot] = field(default_factory=list)
     packing: PackedWeights = field(default_factory=PackedWeights)
-    normed: bool = False  # whether a BatchNorm may ask for the moments of what a convolution made
-    moments: dict[int, tuple[Tensor, int, Moments]] = field(default_factory=dict)  # by the images' identity
-    counts: Counter[str] = field(default_factory=Counter)  # what is to be added to buffers that count passes
+    normed: bool = False  # whether a BatchNorm may use the moments of a convolution's output
+    moments: dict[int, tuple[Tensor, int, Moments]] = field(default_factory=dict)  # by the id of the images
+    counts: Counter[str] = field(default_factory=Counter)  # increments of buffers that count batches
 
     def fill(self, x: Tensor, grads: Tensor, buffers: Buffers) -> None:
-        """Make ready for a forward pass at `x` whose backward pass fills `grads`."""
+        """Prepare a forward pass at `x` whose backward pass fills `grads`."""
         self.x, self.grads, self.buffers, self.clients = x.detach(), grads, buffers, len(grads)
         self.counts.clear()
         self.moments.clear()
@@ -83,25 +83,25 @@ class GradientSink:
             slot.written = False
 
     def packed(self, dtype: torch.dtype, slot: ParameterSlot, tiles: Tiles) -> Tensor:
-        """A convolution's weights as its kernel wants them."""
+        """Return a convolution's weights in the layout of its kernel."""
         return self.packing.weights(self.x, dtype, slot.start, tiles)
 
     def record_moments(self, images: Tensor, moments: Moments | None) -> None:
-        """What a convolution knows of the images it made; they are kept, so that no others can pass for them."""
+        """Store the moments of a convolution's output; the images are kept, so that no other images get their id."""
         if moments is not None:
             self.moments[id(images)] = images, images._version, moments
 
     def moments_of(self, images: Tensor) -> Moments | None:
-        """Their moments, where they are a convolution's just as it left them."""
+        """Return the moments of the images if they are the unchanged output of a convolution, else None."""
         held, version, moments = self.moments.pop(id(images), (None, 0, None))
         return moments if held is images and images._version == version else None
 
     def count_batch(self, counter: str) -> None:
-        """One more batch for a buffer that counts them; all are told at once, when the pass is over."""
+        """Count a batch; all counting buffers are updated together at the end of the pass."""
         self.counts[counter] += 1
 
     def finish(self) -> None:
-        """A parameter that took no part has gradient zero; nothing of the block is kept alive."""
+        """End the pass: unused parameters get gradient zero, and references to the block are dropped."""
         for times in set(self.counts.values()):
             torch._foreach_add_([self.buffers[name] for name, count in self.counts.items() if count == times], times)
         for slot in self.slots:
@@ -117,24 +117,24 @@ class GradientSink:
 
 
 class ParameterSlot:
-    """One parameter: a view of x for the forward pass, rows of the gradient matrix for the backward pass."""
+    """One parameter: a view of x for the forward pass, and rows of the gradient matrix for the backward pass."""
 
     def __init__(self, sink: GradientSink, start: int, shape: torch.Size) -> None:
         self.sink, self.start, self.shape, self.written = sink, start, shape, False
 
     @property
     def value(self) -> Tensor:
-        """A leaf that asks for a gradient, so that the layer is recorded even where its input needs none."""
+        """A leaf that requires a gradient, so that autograd records the layer even if its input requires none."""
         return self.sink.x[self.start : self.start + self.shape.numel()].view(self.shape).detach().requires_grad_()
 
     @property
     def rows(self) -> Tensor:
-        """[c, *shape], a view of the block's gradients."""
+        """A view ``[c, *shape]`` of the block's gradients."""
         part = self.sink.grads[:, self.start : self.start + self.shape.numel()]
         return part.view(self.sink.clients, *self.shape)
 
     def put(self, write: Callable[[Tensor], object]) -> None:
-        """`write(rows)` fills the gradient; a parameter used twice gets the sum."""
+        """Fill the gradient with `write(rows)`; a parameter that is used twice gets the sum."""
         if self.written:
             more = torch.empty_like(self.rows, memory_format=torch.contiguous_format)
             write(more)
@@ -146,9 +146,9 @@ class ParameterSlot:
 
 @contextmanager
 def filled(slots: Sequence[ParameterSlot | None], spare: Tensor) -> Iterator[list[Tensor]]:
-    """Rows of several parameters, to be overwritten at once; a parameter used twice gets the sum.
+    """Yield rows of several parameters to be overwritten together; a parameter that is used twice gets the sum.
 
-    `spare`, of the rows' shape, stands for one that asks for no gradient.
+    `spare`, of the rows' shape, replaces the rows of a parameter that needs no gradient.
     """
     before = [slot.rows.clone() if slot is not None and slot.written else None for slot in slots]
     yield [slot.rows if slot is not None else spare for slot in slots]

@@ -1,1 +1,1 @@
-"""A federation: what is learned (task), and the two ends that learn it (server, client)."""
+"""A federation: the learning task (`task`), and the apps of the server (`server`) and the parties (`client`)."""

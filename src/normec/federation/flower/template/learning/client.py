@@ -1,4 +1,4 @@
-"""A party's end."""
+"""The app of a party."""
 
 from normec.federation.flower.app import client_app
 

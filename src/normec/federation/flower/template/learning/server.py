@@ -1,4 +1,4 @@
-"""The server's end."""
+"""The app of the server."""
 
 from normec.federation.flower.app import server_app
 

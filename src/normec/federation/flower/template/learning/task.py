@@ -1,7 +1,7 @@
-"""What is learned, and from what. Put your own model and data here; nothing else of this app needs to change.
+"""The model and the data. Put your own here; nothing else in this app needs to change.
 
-As it stands: scikit-learn's handwritten digits, sorted by digit and cut into as many parts as there are parties, so
-that no two parties see the same digits.
+The example uses scikit-learn's handwritten digits, sorted by digit and split into as many parts as there are parties,
+so that parties see different digits.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import normec.data
 
 
 def model() -> nn.Module:
-    """The model. The server's is where training starts; a party's gives the same parameters another place."""
+    """The model. Training starts at the parameters of the server's model; parties only need the same architecture."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
@@ -25,12 +25,12 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def data(partition: int, partitions: int) -> Dataset[Any]:
-    """This party's records, pairs of (input, target). A real party reads its own files here, whatever its number."""
+    """This party's records, pairs of (input, target). A real party reads its own files and ignores the arguments."""
     train = normec.data.load("digits").train
     order = train.tensors[1].sort(stable=True).indices
     return Subset(train, order.tensor_split(partitions)[partition].tolist())
 
 
 def test() -> Dataset[Any] | None:
-    """What the server measures the model with, or None. Public data, or the server's own: never a party's."""
+    """The data with which the server evaluates the model, or None. Use public data, never that of a party."""
     return normec.data.load("digits").test
