@@ -78,8 +78,8 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
     """Check the functions that only the server relies on, with the initial x.
 
     Raises:
-        UsageError: The method sends other numbers than x and messages of x's length, `client_init` depends on the values of x, `server_step` fails, or `follow` disagrees with the
-            client's own functions about the memory.
+        UsageError: The method sends other numbers than x and messages of x's length, `client_init` depends on the
+            values of x, `server_step` fails, or `follow` disagrees with the client's own functions about the memory.
     """
     name = type(steps.method).__name__
     if steps.broadcasts or steps.message_length != len(x0):
