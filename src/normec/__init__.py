@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .algorithms.client_momentum import EF21SGDM, Clip21SGD2M, MomentumNormEC
     from .algorithms.direct import DPSGD, GD
     from .algorithms.error_feedback import EF21, Clip21, ErrorFeedback, NormEC
+    from .algorithms.local_steps import LocalSteps
     from .algorithms.method import Method
     from .algorithms.operators import Clip, Identity, RandK, SmoothedNorm, TopK
     from .errors import BudgetSpent, Diverged, UsageError
@@ -33,6 +34,7 @@ _HOME = {
     "algorithms.client_momentum": ("Clip21SGD2M", "EF21SGDM", "MomentumNormEC"),
     "algorithms.direct": ("DPSGD", "GD"),
     "algorithms.error_feedback": ("Clip21", "EF21", "ErrorFeedback", "NormEC"),
+    "algorithms.local_steps": ("LocalSteps",),
     "algorithms.method": ("Method",),
     "algorithms.operators": ("Clip", "Identity", "RandK", "SmoothedNorm", "TopK"),
     "errors": ("BudgetSpent", "Diverged", "UsageError"),
@@ -66,6 +68,7 @@ __all__ = [
     "FixedSize",
     "History",
     "Identity",
+    "LocalSteps",
     "Logging",
     "Memory",
     "Method",

@@ -48,6 +48,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "theory": {**SMALL, "private": False, "lr": "theory"},
     "epochs": {"clients": 4, "seed": 3, "private": False, "epochs": 1, "batch_size": 50, "memory_dtype": "bfloat16"},
     "column": {"split": "column", "column": 3, "rounds": 4, "private": False, "method": "gd"},
+    "local steps": {**SMALL, "method": "fed-normec", "prox": 0.2},
+    "local epochs": {**SMALL, "private": False, "method": "fedavg", "local_epochs": 2, "batch_size": 100},
     "own": {**SMALL, "method": "mine.py:Mine", "lr": 0.1, "tau": 0.25},
 }
 
@@ -119,7 +121,10 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
         *("data_dir", "records", "test_records", "honest", "column", "replay", "record_clip", "sigma", "epsilon"),
         *("rounds", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "seed", "method_settings"),
         *methods.SETTINGS,
+        *methods.LOCAL,
     }
+    local = {key: held.get(key) for key in methods.LOCAL}
+    assert known.get("local", dict.fromkeys(methods.LOCAL)) == local
     if name == "own":
         assert held["method_settings"] == 'name_of_it="mine",tau=0.25'
         assert '"tau": 0.25' in known["method"]

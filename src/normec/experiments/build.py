@@ -131,6 +131,7 @@ def training(
         epochs=config.epochs,
         batch_size=config.batch_size,
         batch_rate=config.batch_rate,
+        local=methods.local_steps(config),
         warmup=config.warmup,
         privacy=promised,
         public_sizes=config.public_sizes,

@@ -44,6 +44,7 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
     total = known.rounds if rounds is None else rounds
     used: dict[str, Any] = {
         **_of_the_method(config, known),
+        **methods.local_settings_used(config),
         "clients": known.clients if known.clients is not None else build.number_of_clients(config),
         "epsilon": build.target_epsilon(config),
         "lr": _step_size(config, known.lr),

@@ -20,7 +20,6 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from .engine import Block, Engine
-from .loop import LoopEngine
 from .precision import Precision
 
 _COMPARED = 3  # clients whose gradients are compared
@@ -47,6 +46,18 @@ class FastEngine(Engine, Protocol):
     def shrink(self) -> bool: ...
 
 
+class ReferenceEngine(Engine, Protocol):
+    """The plain loop, or local steps by it."""
+
+    precision: Precision
+    divisors: Tensor  # the number of records that each client's gradient is divided by
+
+    @property
+    def variant(self) -> str: ...
+
+    def of(self, problem: Problem, precision: Precision = "tf32") -> ReferenceEngine: ...
+
+
 class VerifiedEngine:
     """The fast engine if it reproduces the loop's gradients; the loop if it does not, fails, or runs out of memory."""
 
@@ -54,7 +65,7 @@ class VerifiedEngine:
         self,
         problem: Problem,
         make: Callable[[Problem, Precision], FastEngine],
-        reference: LoopEngine,
+        reference: ReferenceEngine,
         kind: Hashable,
         private: bool = False,
     ) -> None:
@@ -67,7 +78,7 @@ class VerifiedEngine:
         self._private = private
         self._fast = make(problem, reference.precision)
         self._checked = self._compared = self._proven = False
-        self._engine: FastEngine | LoopEngine = self._fast
+        self._engine: FastEngine | ReferenceEngine = self._fast
 
     @property
     def name(self) -> str:
@@ -161,7 +172,7 @@ class VerifiedEngine:
         round: int,
         clients: Tensor,
         drawn: Tensor | None,
-        fine: LoopEngine,
+        fine: ReferenceEngine,
     ) -> str | None:
         """Return why the engine is too inaccurate in the precision in which it will run, or None.
 

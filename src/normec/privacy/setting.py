@@ -108,6 +108,7 @@ class Setting:
         buffers: Whether the model shares statistics of the data without noise (BatchNorm).
         start: "gradients" if the server's first estimate is computed from the clients' data without noise, and
             otherwise "public".
+        local_steps: Whether a client's update comes from several steps on its own data instead of one gradient.
 
     Raises:
         UsageError: A value is unknown or out of range.
@@ -126,6 +127,7 @@ class Setting:
     parameters: int | None = None
     buffers: bool = False
     start: Literal["public", "gradients"] = "public"
+    local_steps: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, rounds=self.rounds)

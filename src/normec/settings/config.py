@@ -28,11 +28,12 @@ from ..system.files import read_toml
 Scalar = str | int | float | bool
 METHODS = "normec.methods"  # the entry point group for methods of other packages (`algorithms.registry`)
 
-Group = Literal["data", "model", "method", "privacy", "training", "logging", "compute", "storage"]
+Group = Literal["data", "model", "method", "local", "privacy", "training", "logging", "compute", "storage"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 # Settings on which the defaults of several settings depend.
 _METHOD = ("method", "private")
+_LOCAL = (*_METHOD, "local_steps", "local_epochs")
 _LENGTH = ("rounds", "epochs", "batch_size", "data", "records", "clients", "validation")
 
 
@@ -232,6 +233,60 @@ class RunConfig(BaseModel):
         follows=_METHOD,
     )
 
+    local_steps: int | None = setting(
+        None,
+        "Steps that a client makes on its own data in a round",
+        "local",
+        unset="the method's own; most methods send one gradient",
+        flag=True,
+        federated=True,
+        follows=_LOCAL,
+    )
+    local_epochs: int | None = setting(
+        None,
+        "Passes over its own records that a client makes in a round, instead of local_steps",
+        "local",
+        unset="none",
+        flag=True,
+        follows=_LOCAL,
+    )
+    local_lr: float | None = setting(
+        None,
+        "Step size of a local step",
+        "local",
+        unset="the method's own",
+        flag=True,
+        federated=True,
+        follows=_LOCAL,
+    )
+    local_optimizer: Literal["sgd", "adam"] | None = setting(
+        None,
+        "Optimizer of the local steps, fresh in every round: {values}",
+        "local",
+        unset="sgd",
+        federated=True,
+        follows=_LOCAL,
+    )
+    local_momentum: float | None = setting(
+        None, "Momentum of local steps by sgd", "local", unset="0", federated=True, follows=_LOCAL
+    )
+    prox: float | None = setting(
+        None,
+        "Weight of the proximal term that pulls local steps back towards the server's model",
+        "local",
+        unset="the method's own, or 0",
+        federated=True,
+        follows=_LOCAL,
+    )
+    local_scale: Literal["gradient", "difference"] | None = setting(
+        None,
+        "What local steps amount to: the mean gradient on their path (gradient), or how far they went (difference)",
+        "local",
+        unset="the method's own, or gradient",
+        federated=True,
+        follows=_LOCAL,
+    )
+
     private: bool = setting(
         True, "Add noise with a privacy guarantee", "privacy", flag="--private/--no-privacy", federated=True
     )
@@ -307,7 +362,7 @@ class RunConfig(BaseModel):
     )
     warmup: int = setting(0, "First rounds in which the memories move and the model does not", "training")
     batch_size: int | None = setting(
-        None, "Examples per gradient", "training", unset="full batch", flag=True, federated=True
+        None, "Examples per gradient or local step", "training", unset="full batch", flag=True, federated=True
     )
     batch_rate: float | None = setting(
         None, "Probability with which an example enters a batch, instead of batch_size", "training", unset="full batch"

@@ -72,7 +72,7 @@ class TrainingLoop:
         batches = batches_of(problem, plan)
         private = mechanism is not None
         self.engine = choose_engine(
-            engine, problem, batches, plan.model_seed, clip, plan.precision, plan.rounds, private
+            engine, problem, batches, plan.model_seed, clip, plan.precision, plan.rounds, private, plan.local
         )
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.communicator, self.kept, self.own = communicator, kept, communicator.local_clients(problem.clients)

@@ -75,12 +75,13 @@ class Observer:
         }
         if self._plan.diagnostics and self._plan.full_gradient and not self._exact(drawn):
             meter = Meter(state.x)
+            feedback = self._steps.has_memory and self._plan.local is None  # else memories follow the round's updates
             for block in self._blocks(state, None, full=True):
                 meter.add(block)
-                if self._steps.has_memory:
+                if feedback:
                     meter.add_distances(distances(block, state.memory))
             meter.merge(self._communicator)
-            row |= meter.read(exact=True, feedback=self._steps.has_memory)
+            row |= meter.read(exact=True, feedback=feedback)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
             # For models that draw random numbers during evaluation.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
@@ -147,7 +148,7 @@ class Observer:
             meter.add(block)
             clients["client"] += block.clients.tolist()
             clients["loss"] += block.losses.tolist()
-            clients["gradient norm"] += norms(block.grads)[:, 0].tolist()
+            clients["gradient norm"] += norms(block.gradients)[:, 0].tolist()
             if self._steps.has_memory:
                 away = distances(block, state.memory)
                 clients["memory error"] += away[:, 0].tolist()
@@ -163,7 +164,7 @@ class Observer:
 
 
 def distances(block: Block, memory: Tensor) -> Tensor:
-    """Return ‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``, without changing anything."""
+    """‖∇f_i − g_i‖ of the block's clients, or of their updates, ``[c, 1]``; nothing is changed."""
     return norms(block.grads - read_rows(memory, block, block.grads))
 
 

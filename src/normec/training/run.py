@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import ESTIMATE, MEMORY, Method, Tables
 from ..errors import UsageError
 from ..gradients.precision import Precision
@@ -126,6 +127,7 @@ class Plan:
     diagnostics: bool = True  # whether functions of the data without noise are recorded (`history.UNNOISED`)
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
+    local: LocalSteps | None = None  # its batch_size is None: the plan's counts
     secret: int | None = field(default=None, repr=False)
 
     @property
@@ -159,8 +161,10 @@ class Plan:
         return lr
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that the numbers depend on, as JSON; a checkpoint of another plan is refused."""
-        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics")}
+        """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
+        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics", "local")}
+        if self.local is not None:  # a run without local steps keeps the identity that it had before there were any
+            facts["local"] = self.local.settings()
         if self.secret is not None:
             facts["seed"] = None
         if callable(self.lr):

@@ -55,6 +55,7 @@ def settings_used(
         "warmup": plan.warmup,
         "batch_size": plan.batch_size,
         "batch_rate": plan.batch_rate,
+        **(plan.local.settings() if plan.local is not None else {}),
         **_participation(plan),
         "initial_memory": "given" if isinstance(plan.initial_memory, Tensor) else plan.initial_memory,
         "seed": plan.seed if plan.secret is None else None,

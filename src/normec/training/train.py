@@ -7,12 +7,14 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import Method, Steps, may_round
 from ..algorithms.registry import identity_of
 from ..errors import UsageError, at_least, non_negative, one_of
@@ -66,6 +68,7 @@ def train(
     epochs: int | None = None,
     batch_size: int | None = None,
     batch_rate: float | None = None,
+    local: LocalSteps | None = None,
     warmup: int = 0,
     privacy: Privacy | None = None,
     public_sizes: bool = False,
@@ -105,6 +108,8 @@ def train(
         batch_size: Records per gradient (default: full local gradients).
         batch_rate: The probability with which each record is part of a gradient (Poisson batches), instead of
             `batch_size`.
+        local: Local steps of every client in a round, whose result takes the gradient's place in its message (default:
+            one gradient).
         warmup: In this many first rounds lr is 0: memories approach the gradients, and x does not move.
         privacy: Who is protected, from whom, and how well; None for a run without noise.
         public_sizes: Declare public how many records each client holds. With `privacy` of whole clients, `epochs` of
@@ -146,6 +151,7 @@ def train(
         epochs=epochs,
         batch_size=batch_size,
         batch_rate=batch_rate,
+        local=local,
         warmup=warmup,
         privacy=privacy,
         public_sizes=public_sizes,
@@ -168,7 +174,10 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     """Validate the arguments of `train`, and return its loop before the first round."""
     logging, memory, compute, out = options.logging, options.memory, options.compute, options.out
     communicator = compute.communicator or SingleProcess()
-    rounds, epochs, batch_size = map(_plain, (options.rounds, options.epochs, options.batch_size))
+    rounds, epochs, batch_size = map(_plain, (options.rounds, options.epochs, _batch_size(options)))
+    local = options.local
+    if local is not None:
+        local = replace(local, steps=_plain(local.steps), epochs=_plain(local.epochs), batch_size=None)
     seed, warmup = map(_plain, (options.seed, options.warmup))
     log_every, evaluate_every = map(_plain, (logging.every, logging.evaluate_every))
     privacy = options.privacy.with_noise("seeded") if options.privacy is not None else None
@@ -187,6 +196,8 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     if rounds is not None and 0 < rounds <= warmup:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
+    if local is not None:
+        _check_local(local, epochs, batch_rate)
     device = torch.device(options.device) if options.device is not None else problem.x0.device
     problem = _moved(problem, device, compute.dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
@@ -194,7 +205,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
     if isinstance(lr, str):
-        sampled = batch_size or batch_rate or options.participation
+        sampled = batch_size or batch_rate or options.participation or local
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
         lr=lr,
@@ -212,6 +223,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         diagnostics=logging.diagnostics or privacy is None,
         precision=compute.precision,
         memory=MemoryTable(None if memory.dtype == problem.x0.dtype else memory.dtype, memory.home),
+        local=local,
     )
     if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
@@ -346,6 +358,21 @@ def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float
         raise UsageError(f"plain functions have no records to take a batch of, got {batch_size or batch_rate}")
 
 
+def _batch_size(options: Options) -> int | None:
+    """Records per gradient; local steps may state it too."""
+    local = options.local.batch_size if options.local is not None else None
+    if local is not None and options.batch_size not in (None, local):
+        raise UsageError(f"batch_size is {options.batch_size} and {local} for local steps; give one of them")
+    return options.batch_size if local is None else local
+
+
+def _check_local(local: LocalSteps, epochs: int | None, batch_rate: float | None) -> None:
+    if epochs is not None:
+        raise UsageError("epochs count one gradient per round; with local steps give rounds")
+    if local.epochs is not None and batch_rate is not None:
+        raise UsageError("local epochs need batches of a fixed size; give batch_size, or local steps")
+
+
 def _participation(given: Participation | None, privacy: Privacy | None) -> Participation:
     """Return the participation rule; the sampling that a privacy statement claims is the sampling that is used."""
     claimed = Poisson(privacy.sampling) if privacy is not None and privacy.sampling is not None else None
@@ -396,6 +423,7 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         parameters=len(problem.x0),
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
+        local_steps=plan.local is not None,
     )
     return Mechanism(privacy, method, setting, plan.privacy_seed, noise_name(method, privacy, plan, setting), notes)
 
@@ -453,7 +481,7 @@ def _lr_by_theory(
 
     if sampled is not None:
         raise UsageError(
-            "lr='theory' is for full gradients of all clients; drop the batches or the sampling, or give lr"
+            "lr='theory' is for full gradients of all clients; drop batches, sampling or local steps, or give lr"
         )
     if privacy is not None:
         raise UsageError(
