@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .algorithms.local_steps import LocalSteps
     from .algorithms.method import Method
     from .algorithms.operators import Clip, Identity, RandK, SmoothedNorm, TopK
+    from .algorithms.scaffold import Scaffold
     from .errors import BudgetSpent, Diverged, UsageError
     from .privacy import Privacy
     from .problems.problem import Problem
@@ -35,6 +36,7 @@ _HOME = {
     "algorithms.direct": ("DPSGD", "GD"),
     "algorithms.error_feedback": ("Clip21", "EF21", "ErrorFeedback", "NormEC"),
     "algorithms.local_steps": ("LocalSteps",),
+    "algorithms.scaffold": ("Scaffold",),
     "algorithms.method": ("Method",),
     "algorithms.operators": ("Clip", "Identity", "RandK", "SmoothedNorm", "TopK"),
     "errors": ("BudgetSpent", "Diverged", "UsageError"),
@@ -79,6 +81,7 @@ __all__ = [
     "Problem",
     "RandK",
     "Run",
+    "Scaffold",
     "SmoothedNorm",
     "Storage",
     "TopK",

@@ -183,6 +183,13 @@ CATALOGUE: Mapping[str, Entry] = {
         private_rounds=200,
         local={"local_steps": 5, "local_lr": 0.1},
     ),
+    "scaffold": Entry(
+        title="DP-SCAFFOLD",
+        factory="scaffold:Scaffold",
+        settings={"tau": 1.0},
+        lr=1.5,
+        local={"local_steps": 5, "local_lr": 0.3},
+    ),
 }
 METHODS = tuple(CATALOGUE)
 PRIVATE_METHODS = tuple(name for name, entry in CATALOGUE.items() if entry.private is not None)

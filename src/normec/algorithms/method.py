@@ -41,7 +41,7 @@ from .operators import OPERATORS, Operator
 State = Any  # a tensor, or a mapping of named tensors
 Tables = dict[str, Tensor]
 MEMORY, ESTIMATE = "memory", "estimate"  # the names given to states that are single tensors
-CLIENT_FUNCTIONS = ("client_init", "message", "commit", "absent")
+CLIENT_FUNCTIONS = ("client_init", "message", "commit", "absent", "local_correction")
 SERVER_FUNCTIONS = ("server_init", "server_step", "broadcast")
 
 
@@ -128,6 +128,15 @@ class Method:
     def absent(self, state: State, rounds: int = 1) -> State:  # noqa: ARG002
         """Return the states of clients after `rounds` rounds in which they did not take part."""
         return state
+
+    def local_correction(self, state: State, public: dict[str, Tensor]) -> Tensor:
+        """Return what is added to the gradient of every local step, ``[c, d]``; for methods that need local steps.
+
+        Args:
+            state: The clients' states, each tensor ``[c, …]``.
+            public: The numbers that `broadcast` returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define local_correction")
 
     def message_length(self, dimension: int) -> int:
         """Return how many numbers a message has, for a model of so many parameters."""
@@ -283,6 +292,7 @@ class Steps:
         self.ignores_absence = "absent" not in overrides(method, "absent")
         self._dimension, self.message_length = len(x), method.message_length(len(x))
         self.broadcasts = bool(overrides(method, "broadcast"))
+        self.corrects = bool(overrides(method, "local_correction"))
 
     @property
     def _own(self) -> Method:
@@ -302,6 +312,17 @@ class Steps:
         if not self.broadcasts:
             return None
         return self._named(self._own.broadcast(self._as_server(state)), ESTIMATE, "broadcast")
+
+    def local_correction(self, state: Tables, public: Tables | None) -> Tensor:
+        """Return what is added to the gradients of the clients' local steps, ``[c, d]``."""
+        count = len(next(iter(state.values())))
+        if self.one_by_one and count > 1:
+            return torch.cat([self.local_correction(_row(state, i), public) for i in range(count)])
+        said = {name: value.clone() for name, value in (public or {}).items()}
+        given = self._own.local_correction(self._as_client(state), said)
+        if not isinstance(given, Tensor) or given.shape != (count, self._dimension):
+            raise self._wrong("local_correction", f"must return a tensor [{count}, {self._dimension}]")
+        return given
 
     def message(
         self, update: Tensor, state: Tables, key: Key | None, public: Tables | None = None

@@ -11,7 +11,7 @@ the round and j.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,7 @@ from .loop import LoopEngine
 from .precision import Precision
 
 _BLOCK_FLOATS = 2**24
+Correction = Callable[[Tensor], Tensor]  # the numbers of some clients → what is added to their gradients, [c, d]
 
 
 class PointEngine(Engine, Protocol):
@@ -137,17 +138,29 @@ class LocalEngine:
         return self._engine.shrink()
 
     def blocks(
-        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
+        self,
+        x: Tensor,
+        buffers: Buffers,
+        round: int,
+        clients: Tensor | None = None,
+        *,
+        full: bool = False,
+        correction: Correction | None = None,
     ) -> Iterator[Block]:
-        """Updates, with losses and gradients at x on the batch of the first step; with `full`, gradients at x alone."""
+        """Updates, with losses and gradients at x on the batch of the first step; with `full`, gradients at x alone.
+
+        `correction` returns what is added to every gradient of some clients' local steps.
+        """
         if full:
             yield from self._engine.blocks(x, buffers, round, clients, full=True)
             return
         everyone = torch.arange(len(self._counts)) if clients is None else clients
         for group in self._engine.groups(everyone) if len(everyone) else ():
-            yield self._update(x, buffers, round, group, everyone=clients is None)
+            yield self._update(x, buffers, round, group, correction, everyone=clients is None)
 
-    def _update(self, x: Tensor, buffers: Buffers, round: int, group: Tensor, *, everyone: bool) -> Block:
+    def _update(
+        self, x: Tensor, buffers: Buffers, round: int, group: Tensor, correction: Correction | None, *, everyone: bool
+    ) -> Block:
         """All steps of a group of clients. Those with more steps come first: who is still at work leads the tables."""
         rows, counts = Block.of(group, x, x).rows, self._counts[group]
         alike = bool((counts == counts[0]).all())
@@ -156,6 +169,7 @@ class LocalEngine:
         if not alike:
             rows = upload(ordered, x.device)
         moved, state = self._tables(x, len(group))
+        shift = correction(ordered) if correction is not None else None
         batch: Sequence[Tensor] = ()
         losses = start = x
         for j in range(int(counts[0])):
@@ -166,7 +180,8 @@ class LocalEngine:
             if not alike:
                 moved, state = moved[:active], {name: table[:active] for name, table in state.items()}
             whose = rows if isinstance(rows, slice) else rows[:active]
-            found, grads = self._step(x, moved, state, buffers, whose, batch, j + 1)
+            added = shift[:active] if shift is not None else None
+            found, grads = self._step(x, moved, state, buffers, whose, batch, j + 1, added)
             if j == 0:  # what a recording returns is overwritten by the next step
                 losses, start = (found.clone(), grads.clone()) if x.is_cuda else (found, grads)
         update = self._local.update(self._room["moved"][: len(group)], counts)
@@ -193,11 +208,12 @@ class LocalEngine:
         rows: Tensor | slice,
         batch: Sequence[Tensor],
         number: int,
+        shift: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Local step `number` of some clients; on a GPU replayed as one CUDA graph where the engine allows it."""
-        if not (x.is_cuda and self._engine.recordable):
+        if shift is not None or not (x.is_cuda and self._engine.recordable):
             losses, grads = self._engine.gradients_at(x + moved, buffers, rows, batch)
-            self._local.step(moved, grads, state, number)
+            self._local.step(moved, grads if shift is None else grads + shift, state, number)
             return losses, grads
         places = () if isinstance(rows, slice) else (rows,)
 

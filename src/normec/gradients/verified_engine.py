@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -93,8 +93,16 @@ class VerifiedEngine:
         return self._engine.threads
 
     def blocks(
-        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
+        self,
+        x: Tensor,
+        buffers: Buffers,
+        round: int,
+        clients: Tensor | None = None,
+        *,
+        full: bool = False,
+        **local: Any,
     ) -> Iterator[Block]:
+        """Gradients, as every engine yields them; `local` is for engines of local steps."""
         if not self._checked:
             self._checked = True
             known = _verdicts.setdefault(self._problem, {})
@@ -104,14 +112,14 @@ class VerifiedEngine:
             if reason is not None:
                 self._fall_back(reason)
         if self._engine is not self._fast:
-            yield from self._engine.blocks(x, buffers, round, clients, full=full)
+            yield from self._engine.blocks(x, buffers, round, clients, full=full, **local)
             return
         done: list[Tensor] = []
         while True:
             before = None if self._proven else {name: rows.clone() for name, rows in buffers.items()}
             left = _without(clients, done, len(self._reference.divisors))
             try:
-                for block in self._engine.blocks(x, buffers, round, left, full=full):
+                for block in self._engine.blocks(x, buffers, round, left, full=full, **local):
                     yield block
                     done.append(block.clients)
                 self._proven = True

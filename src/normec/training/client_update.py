@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,20 @@ class Drafted:
     block: Block
     messages: Tensor
     draft: Tables
+
+
+def local_correction(steps: Steps, state: State, first: int) -> dict[str, Any]:
+    """The argument of an engine of local steps that corrects gradients, for methods that do; `first`: of this rank."""
+    if not steps.corrects:
+        return {}
+    public = steps.broadcast(state.server)
+
+    def correction(clients: Tensor) -> Tensor:
+        rows = clients - first
+        own = {name: table[rows.to(table.device)].to(state.x.device) for name, table in state.clients.items()}
+        return steps.local_correction(own, public)
+
+    return {"correction": correction}
 
 
 class ClientUpdate:

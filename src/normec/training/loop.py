@@ -30,7 +30,7 @@ from ..storage.run_folder import RunStorage
 from ..system.processes import Interrupt
 from .budget import Budget
 from .callbacks import Callback
-from .client_update import ClientUpdate
+from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, SingleProcess, gather_buffers, local_part
 from .graphed_round import GraphedRound
 from .interleaved import run_to_end
@@ -222,7 +222,7 @@ class TrainingLoop:
         count = n if drawn is None else len(drawn)
         total: Tensor | None = None
         closed = False
-        for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn)):
+        for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn, state)):
             with self.watch.timed("update"):
                 closed = row is None and self.begun and self.graphed.can_run(state, block, count)
                 if closed:
@@ -373,9 +373,15 @@ class TrainingLoop:
         self._begin(state)
         self.observer.record(row, meter, drawn, self.begun)
 
-    def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[Block]:
-        """Yield the gradients of this rank's drawn clients, with rows relative to this rank's tables."""
-        for block in self.engine.blocks(x, buffers, k, local_part(drawn, self.own, self.problem.clients)):
+    def _blocks(
+        self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None, state: State | None = None
+    ) -> Iterator[Block]:
+        """Yield the gradients of this rank's drawn clients, with rows relative to this rank's tables.
+
+        Local steps are corrected by the clients' states, where `state` is given and the method does so.
+        """
+        more = local_correction(self.method_steps, state, self.own.start) if state is not None else {}
+        for block in self.engine.blocks(x, buffers, k, local_part(drawn, self.own, self.problem.clients), **more):
             yield block.relative_to(self.own.start)
 
     def _local_rows(self, drawn: Tensor) -> Tensor:
@@ -393,7 +399,7 @@ class TrainingLoop:
             if broken or round != state.round:
                 return broken
             drawn = self.plan.participants(self.problem.clients, round)
-            blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
+            blocks = self._blocks(state.x, copied(state.buffers), round, drawn, state)
             return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
 
         self.faults.check(blame, self.communicator)

@@ -17,7 +17,7 @@ from ..problems.objective import Buffers, Objective
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import UNNOISED, History, Row
 from .callbacks import Callback
-from .client_update import ClientUpdate
+from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, gather_buffers, local_part
 from .memory_table import read_rows
 from .metrics import Meter
@@ -102,7 +102,8 @@ class Observer:
     def _blocks(self, state: State, drawn: Tensor | None, *, full: bool = False) -> Iterator[Block]:
         """Yield the gradients of this rank's drawn clients without changing buffers."""
         chosen = local_part(drawn, self._own, self._problem.clients)
-        for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full):
+        more = {} if full else local_correction(self._steps, state, self._own.start)
+        for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full, **more):
             yield block.relative_to(self._own.start)
 
     def meter(self, state: State) -> Meter | None:

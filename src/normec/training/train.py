@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..algorithms.local_steps import LocalSteps
-from ..algorithms.method import Method, Steps, may_round
+from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.precision import Precision, products
@@ -198,6 +198,10 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     _check_batches(problem, batch_size, batch_rate)
     if local is not None:
         _check_local(local, epochs, batch_rate)
+    if overrides(method, "local_correction") and (local is None or local.scale != "gradient"):
+        raise UsageError(
+            f"{method.name} corrects local steps; give local=LocalSteps(steps=…, lr=…) with scale='gradient'"
+        )
     device = torch.device(options.device) if options.device is not None else problem.x0.device
     problem = _moved(problem, device, compute.dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
