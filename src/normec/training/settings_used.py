@@ -50,7 +50,7 @@ def settings_used(
         "method": _name(method),
         "private": privacy is not None,
         **terms,
-        "lr": plan.lr if not callable(plan.lr) else plan.identity()["lr"],
+        "lr": plan.lr if isinstance(plan.lr, float) else plan.identity()["lr"],
         "rounds": plan.rounds,
         "warmup": plan.warmup,
         "batch_size": plan.batch_size,

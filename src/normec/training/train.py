@@ -6,6 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,8 +94,8 @@ def prepare(
 
     A round is one message of each client that takes part. Give `rounds`, or `epochs` of the average
     client's records. `batch_size=None` takes full local gradients; `batch_rate` takes Poisson batches instead,
-    each record by its own coin. `lr` may be a function of the round, or "theory" for the step size with the best
-    guarantee (`normec.theory`); it is 0 in the first `warmup` rounds.
+    each record by its own coin. `lr` may be a function of the round, which is asked for all rounds before the first
+    one, or "theory" for the step size with the best guarantee (`normec.theory`); it is 0 in the first `warmup` rounds.
     `initial_memory`: g_i⁰ is zero, the first gradient, or a tensor ``[d]`` or ``[n, d]``; ĝ⁰ = mean g_i⁰.
 
     A row of history is taken every `log_every` rounds (default: about 500 in all), with the test set every
@@ -153,7 +154,7 @@ def prepare(
         sampled = batch_size or batch_rate or participation
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
-        lr=lr,
+        lr=_scheduled(lr, total) if callable(lr) else lr,
         rounds=total,
         batch_size=batch_size,
         batch_rate=batch_rate,
@@ -210,6 +211,15 @@ def prepare(
     if storage.out is not None:
         storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, checkpoint_seconds)
     return loop
+
+
+def _scheduled(lr: Schedule, rounds: int) -> tuple[float, ...]:
+    """The step sizes of all rounds, asked for before any data are seen: x depends on the data by messages alone."""
+    sizes = tuple(float(lr(k)) for k in range(rounds))
+    for k, size in enumerate(sizes):
+        if not (math.isfinite(size) and size >= 0):
+            raise UsageError(f"lr must be >= 0 and finite, got {size} in round {k}")
+    return sizes
 
 
 def _check_method(method: Any) -> None:

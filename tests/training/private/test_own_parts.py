@@ -132,3 +132,24 @@ def test_whole_numbers_of_numpy_are_taken(given: dict[str, int], tmp_path: Any) 
     found = train(functions(), METHOD, **options | named, out=tmp_path / "run")
     expected = train(functions(), METHOD, **options | given)
     assert torch.equal(found.x, expected.x)
+
+
+def test_a_schedule_cannot_look_at_what_the_loss_has_seen() -> None:
+    """Step sizes by the training loss would carry it into x without noise."""
+    seen: list[float] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = F.cross_entropy(outputs, targets)
+        seen.append(float(value.detach()))
+        return value
+
+    def plateau(round: int) -> float:  # noqa: ARG001
+        return min(seen, default=0.1)
+
+    of = built(Problem, TensorDataset, 3)
+    of.loss = loss
+    quiet = Privacy(sigma=1e-12, trust="secure-sum")
+    by_schedule = train(of, METHOD, lr=plateau, rounds=3, privacy=quiet, seed=3, engine="loop").x
+    assert seen
+    by_number = train(of, METHOD, lr=0.1, rounds=3, privacy=quiet, seed=3, engine="loop").x
+    torch.testing.assert_close(by_schedule, by_number)
