@@ -42,6 +42,7 @@ GAPS = (
     "gradients that a loop of one's own has added up over clients or ranks before the optimizer takes them",
     "the model's buffers, which the optimizer does not see: statistics of a BatchNorm layer",
     "what a rank prints or saves, and that it fails or ends: other ranks notice its absence",
+    "step sizes, and when to stop, if the loop chooses them by losses or gradients without noise",
 )
 REPEATED = (
     "other trainings of the same seed, start and settings: their noise is the same, so that differences show data"

@@ -31,6 +31,7 @@ from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..sampling.random_streams import Key, Stream
 from ..system.files import read_if_present, writing
+from ..system.processes import process_identity
 from .accounting import Account, Event, mu_for
 from .chain import read_chain
 from .grid import from_grid, grid_step, snap
@@ -152,6 +153,7 @@ class Mechanism:
         self.name, self._notes, self._gaps = name, notes, gaps
         # A simulation that repeats to the bit pays for a hundredth of its rounds at once; all others round by round.
         self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
+        self._owner: tuple[int, ...] | None = None  # the process that pays
         self._paid: int | None = None
         self._attempt = 0
         self._recalled = False
@@ -211,6 +213,7 @@ class Mechanism:
         """
         self._paid, self._sum = None, None
         if self._ledger is None:
+            self._refuse_forks()
             attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
             event = without_used_coins(self.release.event(self.sigma, round), attempt)
             self._account = self._with(event, round)
@@ -218,6 +221,15 @@ class Mechanism:
             with writing(self._ledger.path):
                 attempt = self._spend(self._ledger, round, key).attempt
         self._paid, self._attempt, self._recalled = round, attempt, False
+
+    def _refuse_forks(self) -> None:
+        """An account in memory is not shared with a fork, which would pay for the same rounds with other noise."""
+        self._owner = self._owner or process_identity()
+        if not self.simulated and self._owner != process_identity():
+            raise UsageError(
+                f"process {self._owner[1]} has begun to pay for these rounds, and this is a fork of it; "
+                "keep the account in a ledger, or start another run here"
+            )
 
     def _spend(self, ledger: Ledger, round: int, key: str | None) -> Receipt:
         if key is None or self._chunk == 1:

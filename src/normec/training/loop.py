@@ -108,11 +108,14 @@ class TrainingLoop:
     def steps(self, asked: Callable[[], bool]) -> Generator[None, None, Run]:
         """Yields after every round, until there is none left or it is `asked` to stop; closes the run's files."""
         try:
-            torch.set_num_threads(self.engine.threads)
+            threads = self.engine.threads
+            torch.set_num_threads(threads)
             state = self._started()
             self.asked = asked
             while not self._stop() and self._advance(state):
                 yield
+                if torch.get_num_threads() != threads:  # another run, or a callback, has set it; sums would differ
+                    torch.set_num_threads(threads)
             return self._ended(state)
         finally:
             self.storage.close()

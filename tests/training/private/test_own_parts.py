@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, NormEC, Poisson, Privacy, Problem, SmoothedNorm, UsageError, train
+from normec import DPSGD, Callback, NormEC, Poisson, Privacy, Problem, SmoothedNorm, UsageError, train
 from normec.problems.functions import FunctionProblem
 
 PRIVATE = Privacy(epsilon=1.0, trust="secure-sum")
@@ -153,3 +154,32 @@ def test_a_schedule_cannot_look_at_what_the_loss_has_seen() -> None:
     assert seen
     by_number = train(of, METHOD, lr=0.1, rounds=3, privacy=quiet, seed=3, engine="loop").x
     torch.testing.assert_close(by_schedule, by_number)
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_fork_does_not_release_beside_an_account_in_memory(noise: Any) -> None:
+    """A child that goes on with a run has noise of its own, unless it is seeded, and neither account knows of both."""
+    outcomes: list[bytes] = []
+
+    class Forking(Callback):
+        def round(self, round: int) -> None:
+            if round == 1:
+                self.receive, send = os.pipe()
+                self.child = os.fork()
+                self.tell = send if self.child == 0 else os.close(send)
+
+    forking = Forking()
+    privacy = Privacy(epsilon=1.0, trust="secure-sum", noise=noise)
+    try:
+        train(built(Problem, TensorDataset, 3), METHOD, lr=0.1, rounds=3, privacy=privacy, seed=3, callbacks=[forking])
+        said = b"released"
+    except UsageError as error:
+        said = str(error).encode()
+    if forking.child == 0:
+        os.write(forking.tell, said)  # type: ignore[arg-type]
+        os._exit(0)
+    with os.fdopen(forking.receive, "rb") as pipe:
+        outcomes.append(pipe.read())
+    os.waitpid(forking.child, 0)
+    assert said == b"released"
+    assert (b"a fork of it" in outcomes[0]) == (noise == "secure")
