@@ -66,6 +66,7 @@ class Noise:
         world: World,
         ledger: str | Path | None,
         start: str,
+        witness: str | Path | None = None,
     ) -> None:
         """Refuse what no rule covers; `start`: where the training begins, as a checksum that all ranks know."""
         if rounds is None:
@@ -86,7 +87,10 @@ class Noise:
         if seed is not None and privacy.noise == "seeded":
             gaps = (*gaps, REPEATED)
         source = seed if seed is not None else world.first(lambda: secrets.randbits(128))
-        self._mechanism = mechanism = Mechanism(privacy, method, setting, source, self._name(), NOTES, gaps)
+        if witness is not None and ledger is None:
+            raise UsageError("witness watches over a ledger; give ledger, or drop it")
+        watching = Path(witness) if witness is not None else None
+        self._mechanism = mechanism = Mechanism(privacy, method, setting, source, self._name(), NOTES, gaps, watching)
         self._world, self._rounds, self._clients = world, rounds, clients
         self._budget = Budget(mechanism, world, {})
         self._ledger = Path(ledger) if ledger is not None else None

@@ -138,6 +138,7 @@ def training(config: RunConfig) -> dict[str, Any]:
         "memory_dtype": getattr(torch, config.memory_dtype) if config.memory_dtype is not None else None,
         "memory_home": config.memory_home,
         "checkpoint_seconds": config.checkpoint_seconds,
+        "witness": config.witness,
     }
 
 

@@ -70,20 +70,17 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     The record rule for hidden memories is proved for error feedback (`ErrorFeedbackScheme`) alone. A method with a
     state of another kind has no Lipschitz constant that the rules could use: a record may act through the state.
     """
-    own = not works_by_rows(method)
-    steps = Steps(method, torch.zeros(dimension, dtype=torch.float64), apart=own)
+    steps = Steps(method, torch.zeros(dimension))
     scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
         isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
     )  # numbers, not properties that may say something else the next time
     claimed = says_of(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
     lipschitz = method.lipschitz if claimed and method.lipschitz is not None else math.inf
-    if own and math.isfinite(lipschitz):
-        _refuse_false_constant(steps, lipschitz, dimension)
     beta, decay = (method.beta, method.decay) if isinstance(method, ErrorFeedbackScheme) else (1.0, 0.0)
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
 
 
-def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> None:
+def _refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
     """Refuse a constant that some pairs of made-up gradients contradict; that none does is no proof.
 
     The rule for hidden memories needs more than the constant: a map that is cocoercive, as gradients of convex
@@ -92,6 +89,7 @@ def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> No
     draw = torch.Generator().manual_seed(0)
     directions = torch.randn(4, dimension, dtype=torch.float64, generator=draw)
     directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
+    steps = Steps(method, torch.zeros(dimension, dtype=torch.float64), apart=True)
     key = Key(Stream(0, "operator"), 0, torch.arange(1))
 
     def sent(update: Tensor) -> Tensor:
@@ -107,7 +105,7 @@ def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> No
             falls_short = steps.stateful and float(gap @ moved) < length**2 / lipschitz - 1e-6 * length * most
             if length > most * (1 + 1e-6) or falls_short:
                 raise UsageError(
-                    f"{steps.method.name} states lipschitz = {lipschitz:g}, and gradients {float(gap.norm()):g} apart "
+                    f"{method.name} states lipschitz = {lipschitz:g}, and gradients {float(gap.norm()):g} apart "
                     f"move its message by {length:g}; state a larger constant, or None"
                 )
 
@@ -124,6 +122,7 @@ class Mechanism:
         name: str = "",
         notes: tuple[str, ...] = (),
         gaps: tuple[str, ...] = (),
+        witness: Path | None = None,
     ) -> None:
         """Refuse what no rule covers.
 
@@ -132,6 +131,7 @@ class Mechanism:
                 no noise.
             notes: What belongs beside ε in a report.
             gaps: What this run does not cover, beside what the statement itself lists.
+            witness: A file outside of the ledger's folder that counts its lines too (see `Ledger`).
         """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
@@ -143,6 +143,7 @@ class Mechanism:
                 "vanish in single precision; raise the bound, and lower the step size by as much"
             )
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
+            _refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma
@@ -150,7 +151,7 @@ class Mechanism:
         self._account = Account(privacy.delta)
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
-        self.name, self._notes, self._gaps = name, notes, gaps
+        self.name, self._notes, self._gaps, self._witness = name, notes, gaps, witness
         # A simulation that repeats to the bit pays for a hundredth of its rounds at once; all others round by round.
         self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
         self._owner: tuple[int, ...] | None = None  # the process that pays
@@ -182,7 +183,8 @@ class Mechanism:
             raise UsageError(f"{path} is missing; restore it from a backup, or start anew in another folder")
         try:
             with writing(path):
-                self._ledger = Ledger(path, self.privacy, self.setting.rounds, Head(*expect) if expect else None)
+                head = Head(*expect) if expect else None
+                self._ledger = Ledger(path, self.privacy, self.setting.rounds, head, witness=self._witness)
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -25,6 +26,7 @@ def settings_used(
     privacy: Privacy | None,
     engine: str,
     checkpoint_seconds: float,
+    witness: str | Path | None,
 ) -> dict[str, Any]:
     """Everything that `train` was asked for or took by default, under the names of `normec train --settings`.
 
@@ -37,6 +39,7 @@ def settings_used(
         privacy: The privacy statement, with its noise decided.
         engine: The name of the engine that computes the gradients.
         checkpoint_seconds: The seconds between two checkpoints.
+        witness: The file outside of the folder that watches over the ledger.
 
     Returns:
         Plain values by name. What does not exist, such as the batch size of full gradients, is left out.
@@ -69,6 +72,7 @@ def settings_used(
         "memory_dtype": _dtype(plan.memory.dtype or problem.x0.dtype),
         "memory_home": plan.memory.home,
         "checkpoint_seconds": float(checkpoint_seconds),
+        "witness": str(witness) if witness is not None else None,
         "method_settings": method.spec(),
     }
     return present(used)

@@ -87,6 +87,7 @@ def prepare(
     memory_home: Home = "device",
     out: str | Path | None = None,
     checkpoint_seconds: float = 30.0,
+    witness: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     world: World | None = None,
 ) -> TrainingLoop:
@@ -120,6 +121,9 @@ def prepare(
     logged, evaluated or interrupted; it defaults to 0. Private runs of different settings share no noise. A private run
     without a given seed draws its noise, and the coins that decide who takes part, from a fresh secret, which only its
     folder keeps. The folder's config.toml holds every setting with the value that is used.
+
+    `witness` is a file in another folder, one for each run, that counts the lines of the ledger too. A folder that was
+    restored to an older state, or deleted and begun anew, has forgotten releases, and is refused with it.
 
     Ctrl-C ends the run after the current round, with a checkpoint.
 
@@ -182,11 +186,15 @@ def prepare(
             f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
             f"{problem.x0.dtype}"
         )
+    if witness is not None and (privacy is None or out is None):
+        raise UsageError(
+            "witness watches over the ledger of a private run in a folder; give privacy and out, or drop it"
+        )
     plan.drawn(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
         notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(engine, str))
-        mechanism = _mechanism(problem, method, plan, privacy, notes)
+        mechanism = _mechanism(problem, method, plan, privacy, notes, Path(witness) if witness is not None else None)
         if isinstance(problem, Problem):
             _refuse_shared_records(problem, privacy, plan.diagnostics)
         # Before anything else runs the caller's code, which may keep what it saw first.
@@ -209,7 +217,7 @@ def prepare(
     watching = callbacks if world.rank == 0 else ()
     loop = TrainingLoop(problem, method, plan, engine, storage, checkpoint_seconds, watching, mechanism, world, kept)
     if storage.out is not None:
-        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, checkpoint_seconds)
+        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, checkpoint_seconds, witness)
     return loop
 
 
@@ -330,7 +338,14 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     return claimed or given or Everyone()
 
 
-def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, notes: tuple[str, ...]) -> Mechanism:
+def _mechanism(
+    problem: Objective,
+    method: Method,
+    plan: Plan,
+    privacy: Privacy,
+    notes: tuple[str, ...],
+    witness: Path | None,
+) -> Mechanism:
     from ..privacy.mechanism import Mechanism
     from ..privacy.setting import FULL, Sampling, Setting
 
@@ -372,7 +387,8 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
     )
-    return Mechanism(privacy, method, setting, plan.coins, noise_name(method, privacy, plan, setting), notes)
+    name = noise_name(method, privacy, plan, setting)
+    return Mechanism(privacy, method, setting, plan.coins, name, notes, witness=witness)
 
 
 def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -> str:

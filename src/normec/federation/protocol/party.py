@@ -107,7 +107,8 @@ class Party:
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
         self.work.check(torch.tensor(request.x))
-        with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
+        terms = self.policy.unit, self.policy.relation, self.policy.witness
+        with closing(PartyAccount(self.folder, *terms)) as account:
             state = self._reconciled(request, steps, account, price)
             if isinstance(state, Refusal):
                 return state

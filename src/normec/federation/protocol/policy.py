@@ -12,6 +12,7 @@
     simulation = false       # true allows noise="seeded", which protects nobody
     allow_without_noise = false
     report_loss = false      # the training loss, which no noise covers
+    witness = "/PATH"        # a file outside of the party's folder that counts the ledger's lines too; none by default
 
 The settings of a method come from the server; its code is the party's own. A method of one's own must therefore check
 its settings, and state a `bound` that holds for each of them.
@@ -64,6 +65,7 @@ class Policy(BaseModel):
     simulation: bool = False
     allow_without_noise: bool = False
     report_loss: bool = False
+    witness: str | None = None
 
     def check(self, request: Request) -> Verdict | None:
         """What does not depend on the ledger; None if the request may be answered."""
