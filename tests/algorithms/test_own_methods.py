@@ -651,5 +651,5 @@ def test_a_constant_of_one_s_own_stands_beside_its_epsilon() -> None:
     ]
     assert said[0] is not None
     assert said[1] is not None
-    assert "how far a record moves a message rests on the constant that claims states" in said[0].notes
+    assert "how far a record moves a message rests on the constant that signs states" in said[0].notes
     assert not any("constant" in note for note in said[1].notes)

@@ -138,7 +138,7 @@ def test_a_gpu_that_may_add_up_otherwise_has_its_sums_kept(
 ) -> None:
     """Kernels of a caller's layers may add up in any order there, and sums that differ in a bit are two releases."""
     graphics = torch.device("cuda")
-    monkeypatch.setattr(loop, "adds_in_one_order", lambda name, _: repeatability.adds_in_one_order(name, graphics))
+    monkeypatch.setattr(loop, "sums_in_fixed_order", lambda name, _: repeatability.sums_in_fixed_order(name, graphics))
     whole = rewound(tmp_path / "run", problem(), compute=Compute(engine=engine))
     lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1:]
     assert {json.loads(line)["key"] is None for line in lines} == {kept}
