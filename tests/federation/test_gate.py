@@ -1,4 +1,4 @@
-"""Who may command a SuperLink: its owner on its own machine, and nobody else who reaches its port."""
+"""Who may command a SuperLink or a SuperNode: its owner on its own machine, and nobody else who reaches its port."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,25 +16,53 @@ from normec.errors import UsageError
 from normec.federation.flower import gate
 
 STARTING = "/v1/control/start-run"
+PULLING = "/v1/fleet/pull-messages"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's table of connections is Linux's")
 
 
-def asked(path: str, client: tuple[str, int] = ("127.0.0.1", 40000), *headers: tuple[bytes, bytes]) -> int:
-    """The status that a request gets: 200 where it passes the gate."""
-    said: list[dict[str, Any]] = []
+class Asked:
+    """One request to a port with a gate: the status that it gets, and what was heard of its body.
 
-    async def behind(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001
+    `parts`: the pieces of its body; `read`: how many of them anybody asked for; `heard`: the body behind the gate.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *headers: tuple[bytes, bytes],
+        parts: Iterable[bytes] = (b"",),
+        registered: bool = True,
+        fleet: bool = True,
+    ) -> None:
+        self._parts, self.read, self.heard, self._said = iter(parts), 0, b"", list[Any]()
+        at = {"client": ("127.0.0.1", 40000), "server": ("127.0.0.1", 9092)}
+        scope = {"type": "http", "path": path, "headers": list(headers), **at}
+
+        async def known(_: Any) -> bool:
+            return registered
+
+        port = gate.FleetGate(self._behind, known) if fleet else gate.Gate(self._behind)
+        asyncio.run(port(scope, self._receive, self._send))
+        self.status = int(self._said[0]["status"])
+
+    async def _behind(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+        more = True
+        while more:
+            message = await receive()
+            self.heard, more = self.heard + message["body"], message["more_body"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
+    async def _receive(self) -> Any:
+        part = next(self._parts, None)
+        self.read += 1
+        return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
-    async def send(message: Any) -> None:
-        said.append(message)
+    async def _send(self, message: Any) -> None:
+        self._said.append(message)
 
-    scope = {"type": "http", "path": path, "headers": list(headers), "client": client, "server": ("127.0.0.1", 9092)}
-    asyncio.run(gate.Gate(behind)(scope, receive, send))
-    return int(said[0]["status"])
+
+def asked(path: str, *headers: tuple[bytes, bytes], **named: Any) -> int:
+    return Asked(path, *headers, **named).status
 
 
 @linux
@@ -43,8 +73,17 @@ def test_strangers_reach_the_fleets_interface_alone(path: str, monkeypatch: pyte
     for user in (None, os.getuid() + 1):  # elsewhere, and another user of this machine
         monkeypatch.setattr(gate, "holder", lambda *_, user=user: user)
         assert asked(path) == 403
-        assert asked("/v1/fleet/pull-messages") == 200
+        assert asked(PULLING) == 200
         assert asked("/health") == 200
+
+
+@linux
+@pytest.mark.parametrize("path", ["/v1/runtime/acquire-task", "/v1/runtime/push-task-output", PULLING, "/docs"])
+def test_strangers_reach_nothing_of_a_supernode(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "holder", lambda *_: os.getuid() + 1)
+    assert asked(path, fleet=False) == 403
+    monkeypatch.setattr(gate, "holder", lambda *_: os.getuid())
+    assert asked(path, fleet=False) == 200
 
 
 @linux
@@ -61,11 +100,96 @@ def test_a_line_that_the_kernel_skipped_once_is_looked_for_again(monkeypatch: py
     assert asked(STARTING) == 200
 
 
-def test_nobodys_word_for_where_a_request_comes_from_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The web server would put the address in the header in place of the real one."""
+@pytest.mark.parametrize("name", [b"x-forwarded-for", b"Forwarded", b"via", b"origin"])
+def test_what_a_proxy_or_a_browser_passes_on_is_not_the_owners(name: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By x-forwarded-for the web server would even put the claimed address in place of the real one."""
     monkeypatch.setattr(gate, "holder", lambda *_: os.getuid())
-    assert asked(STARTING, ("127.0.0.1", 40000), (b"x-forwarded-for", b"127.0.0.1:40000")) == 403
-    assert asked("/v1/fleet/pull-messages", ("127.0.0.1", 40000), (b"x-forwarded-for", b"10.0.0.1")) == 200
+    assert asked(STARTING, (name, b"127.0.0.1:40000")) == 403
+    assert asked(PULLING, (name, b"10.0.0.1")) == 200
+
+
+def test_a_partys_request_is_heard_whole() -> None:
+    found = Asked(PULLING, parts=[b"one ", b"two ", b"three"])
+    assert (found.status, found.heard) == (200, b"one two three")
+
+
+def test_a_request_that_no_party_signed_is_not_even_read() -> None:
+    found = Asked(PULLING, parts=[bytes(1000)] * 1000, registered=False)
+    assert (found.status, found.read, found.heard) == (401, 0, b"")
+
+
+def test_a_partys_request_is_cut_off_at_its_largest_size() -> None:
+    part = bytes(2**20)
+    found = Asked("/v1/fleet/push-object", parts=(part for _ in range(10**9)))
+    assert (found.status, found.heard) == (413, b"")
+    assert found.read == gate.LARGEST_BODY // len(part) + 1
+    assert asked("/v1/fleet/push-object", parts=[part] * (gate.LARGEST_BODY // len(part))) == 200
+
+
+def pushed(node: int, **metadata: Any) -> bytes:
+    pytest.importorskip("flwr")
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+
+    told = Metadata(**{"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "the request", **metadata})
+    found: bytes = PushMessagesRequest(
+        node=Node(node_id=node), messages_list=[Message(metadata=told)]
+    ).SerializeToString()
+    return found
+
+
+def test_a_party_pushes_its_own_answers() -> None:
+    body = pushed(7)
+    assert Asked("/v1/fleet/push-messages", parts=[body]).heard == body
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"src_node_id": 8},  # another party's answer
+        {"src_node_id": 1, "dst_node_id": 8, "reply_to_message_id": ""},  # a request to it in the server's name
+        {"reply_to_message_id": ""},
+    ],
+)
+def test_a_party_pushes_nothing_in_the_name_of_others(metadata: dict[str, Any]) -> None:
+    assert asked("/v1/fleet/push-messages", parts=[pushed(7, **metadata)]) == 403
+
+
+def test_what_is_no_push_at_all_does_not_pass() -> None:
+    assert asked("/v1/fleet/push-messages", parts=[b"\xff" * 20]) == 403
+
+
+@pytest.mark.parametrize(("signed_by", "stranger"), [("party", False), ("stranger", True), ("nobody", True)])
+def test_flowers_own_rules_say_who_has_signed(signed_by: str, stranger: bool) -> None:
+    """A real SuperLink, with one key registered."""
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("flwr")
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supercore.protobuf.client import ProtobufRequestContext
+    from flwr.superlink.main import create_app
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in ("party", "stranger")}
+    app = create_app()
+    state = app.state.linkstate_factory.state()
+    state.create_node("", "", public_key_to_bytes(keys["party"].public_key()), 0)
+    port = gate.FleetGate(app, partial(gate._signed, app))
+    request = httpx.Request("POST", f"http://127.0.0.1{PULLING}", content=b"rubbish")
+    if signed_by != "nobody":
+        key = keys[signed_by]
+        context = ProtobufRequestContext("", ActivateNodeRequest(), request)
+        NodeAuthHttpInterceptor(key, key.public_key()).intercept(context, lambda _: httpx.Response(200))
+
+    async def posted() -> Any:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(port)) as client:
+            return await client.send(request)
+
+    found = asyncio.run(posted())
+    assert ("no registered party" in found.text) == stranger
+    assert found.status_code == (401 if stranger else 415)  # the body is no protobuf, which Flower says
 
 
 @linux
@@ -102,4 +226,4 @@ def test_an_owner_who_calls_by_ipv4_is_known_to_a_server_of_both_kinds() -> None
 
 def test_a_superlink_that_lets_strangers_in_as_parties_is_not_started() -> None:
     with pytest.raises(UsageError, match="any stranger is a party"):
-        gate.serve(["--insecure"])
+        gate.serve_superlink(["--insecure"])

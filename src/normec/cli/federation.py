@@ -86,9 +86,22 @@ def local(
 def superlink(context: typer.Context) -> int:
     """Flower's SuperLink, which nobody commands but its owner on this machine; the options are flower-superlink's."""
     _need_flower()
-    from ..federation.flower.gate import serve
+    from ..federation.flower.gate import serve_superlink
 
-    serve(context.args)
+    serve_superlink(context.args)
+    return 0
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def supernode(context: typer.Context) -> int:
+    """Flower's SuperNode, which runs the app that the server sends; its port answers to its owner alone.
+
+    The options are flower-supernode's.
+    """
+    _need_flower()
+    from ..federation.flower.gate import serve_supernode
+
+    serve_supernode(context.args)
     return 0
 
 

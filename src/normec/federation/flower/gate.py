@@ -1,12 +1,18 @@
-"""A SuperLink that only its owner commands.
+"""Ports of Flower's that only their owner commands.
 
-Flower's SuperLink answers at one address for all of its interfaces. Parties use the fleet's, and sign with keys that
-were registered. The others start runs, register parties and act as a run's server, and ask for no proof of anything:
-whoever reaches the port may start an app, which runs as the SuperLink's owner and sees all that the server sees.
+A SuperLink answers at one address for all of its interfaces. Parties use the fleet's, and sign with keys that were
+registered. The others start runs, register parties and act as a run's server, and ask for no proof of anything:
+whoever reaches the port may start an app, which runs as the SuperLink's owner and sees all that the server sees. A
+SuperNode has a port as well, for the processes that run its apps. Whoever reaches it may answer in the party's name,
+and may exchange the party's folder and policy for others, hence run code as its owner.
 
-`Gate` stands before them. The fleet's interface stays open to all; every other request is answered only if it comes
-from a process of the same user (or of root) on the same machine. On Linux the kernel says who holds the other end of a
-connection, in /proc/net/tcp. Elsewhere the loopback interface has to do, which all users of a machine share.
+`Gate` stands before both. A request is answered only if it comes from a process of the same user (or of root) on the
+same machine. On Linux the kernel says who holds the other end of a connection, in /proc/net/tcp. Elsewhere the loopback
+interface has to do, which all users of a machine share.
+
+`FleetGate` also lets parties in, to the fleet's interface. Flower reads a whole request before it looks at who sent it,
+and takes whatever a party says of a message's sender. Here the signature comes first, a request is cut off at
+`LARGEST_BODY`, and a party pushes answers of its own and nothing else.
 """
 
 from __future__ import annotations
@@ -15,49 +21,79 @@ import ipaddress
 import itertools
 import os
 import sys
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
 from ...system.files import PRIVATE_FILE
 
-OPEN = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
+FLEET = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
+PUSH = FLEET + "push-messages"
 HEALTH = "/health"
+LARGEST_BODY = 8 * 2**20  # bytes of a party's request; Flower sends arrays in pieces of 5 MiB
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-REFUSAL = b"only the SuperLink's owner commands it, from a process of the same user on the same machine\n"
 LOOKS = 3  # at the kernel's table, which may skip a line while connections come and go
 _ESTABLISHED = "01"
+
+# A proxy, which may speak for anybody, adds the first ones (by x-forwarded-for the web server would also take the
+# sender's word for where a request comes from); a browser adds the last one, and runs the scripts of anybody's pages.
+SECOND_HAND = (b"x-forwarded-for", b"forwarded", b"via", b"origin")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = tuple[str, int]
 
 
 class Gate:
-    """An ASGI application before another one, which hears only what it may."""
+    """An ASGI application before another one, which hears only its owner."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and admitted(scope)):
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            kind = [(b"content-type", b"text/plain; charset=utf-8")]
-            await send({"type": "http.response.start", "status": 403, "headers": kind})
-            await send({"type": "http.response.body", "body": REFUSAL})
-        else:  # the SuperLink has no other interfaces
+        elif scope["type"] != "http":  # Flower has no other interfaces
             await send({"type": "websocket.close", "code": 1008})
+        elif scope["path"] == HEALTH or owned(scope):
+            await self._app(scope, receive, send)
+        else:
+            await _refuse(send, 403, "only the owner commands this port, by a process of the same user and machine")
 
 
-def admitted(scope: Scope) -> bool:
-    """Whether a request may pass: to the fleet's interface, or from a process of the owner's."""
-    if scope["path"].startswith(OPEN) or scope["path"] == HEALTH:
-        return True
-    # By such a header the web server would take the sender's word for where a request comes from.
-    if any(name.lower() == b"x-forwarded-for" for name, _ in scope["headers"]):
+class FleetGate(Gate):
+    """A gate that lets parties in: to the fleet's interface, by keys that are `registered`, with requests of a size.
+
+    Args:
+        app: Flower's SuperLink.
+        registered: Whether the headers of a request are signed by the key of a registered party.
+    """
+
+    def __init__(self, app: App, registered: Callable[[Scope], Awaitable[bool]]) -> None:
+        super().__init__(app)
+        self._registered = registered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(FLEET):
+            await super().__call__(scope, receive, send)
+        elif not await self._registered(scope):
+            await _refuse(send, 401, "no registered party has signed this request")
+        elif (body := await _body(receive)) is None:
+            await _refuse(send, 413, f"a party's request has at most {LARGEST_BODY} bytes")
+        elif scope["path"] == PUSH and not answers(body):
+            await _refuse(send, 403, "a party pushes answers of its own and nothing else")
+        else:
+            await self._app(scope, _repeated(body, receive), send)
+
+
+def owned(scope: Scope) -> bool:
+    """Whether a request comes from a process of the owner's."""
+    if any(name.lower() in SECOND_HAND for name, _ in scope["headers"]):
         return False
     client, server = scope.get("client"), scope.get("server")
     if not client or not server or server[1] is None:
@@ -68,6 +104,53 @@ def admitted(scope: Scope) -> bool:
     for _ in range(LOOKS):
         found = holder(client, server) if found is None else found
     return found in (0, os.getuid())
+
+
+def answers(body: bytes) -> bool:
+    """Whether what a node pushes are answers to requests, in its own name.
+
+    Flower stores a message that answers nothing as a request of the server's, for whatever node it names.
+    """
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        pushed = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    known = [message.metadata for message in pushed.messages_list]
+    return all(one.reply_to_message_id and one.src_node_id == pushed.node.node_id for one in known)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """A request's body; None where it breaks off, or is larger than `LARGEST_BODY`: no more of it is then read."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > LARGEST_BODY:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _repeated(body: bytes, receive: Receive) -> Receive:
+    """What an application hears of a request whose body was read before."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return left.pop() if left else await receive()
+
+    return again
+
+
+async def _refuse(send: Send, status: int, why: str) -> None:
+    kind = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": status, "headers": kind})
+    await send({"type": "http.response.body", "body": f"{why}\n".encode()})
 
 
 def holder(client: Address, server: Address) -> int | None:
@@ -102,10 +185,9 @@ def _listed(text: str) -> tuple[bytes, int]:
     return _plain(str(ipaddress.ip_address(raw)), int(port, 16))
 
 
-def serve(arguments: list[str]) -> None:
-    """Run Flower's SuperLink with the options of `flower-superlink`, behind a `Gate`."""
-    if sys.platform == "linux" and not os.access(TABLES[0], os.R_OK):
-        raise UsageError(f"cannot read {TABLES[0]}, which says whose connections are whose; allow this process to")
+def serve_superlink(arguments: list[str]) -> None:
+    """Run Flower's SuperLink with the options of `flower-superlink`, behind a `FleetGate`."""
+    _check_system()
     if "--enable-supernode-auth" not in arguments:
         raise UsageError("--enable-supernode-auth is missing: without it any stranger is a party")
     from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API
@@ -118,11 +200,55 @@ def serve(arguments: list[str]) -> None:
     made = main.create_app
 
     def gated(*given: Any, **named: Any) -> Any:
-        return Gate(made(*given, **named))
+        app = made(*given, **named)
+        return FleetGate(app, partial(_signed, app))
 
     setattr(main, "create_app", gated)  # noqa: B010  (what Flower's command serves)
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
+
+
+def serve_supernode(arguments: list[str]) -> None:
+    """Run Flower's SuperNode with the options of `flower-supernode`, its port behind a `Gate`."""
+    _check_system()
+    from flwr.supernode import main
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    made = main.create_app
+
+    def gated(*given: Any, **named: Any) -> Any:
+        return Gate(made(*given, **named))
+
+    setattr(main, "create_app", gated)  # noqa: B010  (what Flower's command serves)
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+def _check_system() -> None:
+    if sys.platform == "linux" and not os.access(TABLES[0], os.R_OK):
+        raise UsageError(f"cannot read {TABLES[0]}, which says whose connections are whose; allow this process to")
+
+
+async def _signed(app: Any, scope: Scope) -> bool:
+    """Whether the headers of a request to a SuperLink are signed by a registered key, by Flower's own rules."""
+    from fastapi import HTTPException, Request
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.dependencies.linkstate import get_linkstate
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+    from starlette.concurrency import run_in_threadpool
+
+    def found() -> bool:
+        request = Request({**scope, "app": app, "state": {}})
+        try:
+            key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+            request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # which names no node
+            authenticate_node(request)
+        except (HTTPException, ValueError):
+            return False
+        return get_linkstate(request).get_node_id_by_public_key(key) is not None
+
+    return await run_in_threadpool(found)
 
 
 def _keep_to_oneself(arguments: list[str]) -> None:

@@ -120,7 +120,8 @@ class Federation:
             written = " ".join(
                 f"{key}={value!r}" if type(value) is int else f'{key}="{value}"' for key, value in named.items()
             )
-            command = [str(SCRIPTS / "flower-supernode"), *trusted, "--auth-supernode-private-key", str(self.key(i))]
+            command = [sys.executable, "-m", "normec", "federation", "supernode", *trusted]
+            command += ["--auth-supernode-private-key", str(self.key(i))]
             command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", written]
         else:
             command = [sys.executable, "-m", "normec", "federation", "party", *trusted, "--key", str(self.key(i))]
