@@ -123,9 +123,9 @@ def party(
     from ..federation.flower.node import load_client, serve
     from ..federation.protocol.policy import load_policy
 
-    load_policy(policy)  # a mistake in it shows now, not at the first request
+    largest = load_policy(policy).largest_model  # a mistake in it shows now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
-    serve(load_client(app_), superlink, root_certificates, key, config, poll, patience)
+    serve(load_client(app_), superlink, root_certificates, key, config, largest, poll, patience)
     return 0
 
 

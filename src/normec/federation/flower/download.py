@@ -1,11 +1,14 @@
-"""One answer of a party, fetched from the SuperLink within limits: bytes, objects and time.
+"""One message fetched from a SuperLink within limits: bytes, objects and time. Servers and parties both read by it.
 
-Flower's own reader fetches and decodes whatever a node announces. An array may be of any size, and one stored piece may
-be repeated in it any number of times; a table may have a million fields. Here a message is measured before it is read:
-the SuperLink's answers are cut off at a size, the objects of a message are counted before the first is fetched, and an
-array's pieces are added up before they are put together. A message that breaks one of these limits is deleted at the
-SuperLink, and so is one whose parts do not come. Where the SuperLink's list of a message's objects is itself cut off,
-nothing is known by which to delete it: the message stays there until Flower's own time limit for it.
+Flower's own reader fetches and decodes whatever is announced. An array may be of any size, and one stored piece may be
+repeated in it any number of times; a table may have a million fields; an answer may be compressed, or send the client
+to another address. Here a message is measured before it is read: a SuperLink's answers are cut off at a size, taken as
+they are and from nowhere else (`measure`), the objects of a message are counted before the first is fetched, and an
+array's pieces are added up before they are put together.
+
+A message that breaks one of these limits is deleted at the SuperLink, and so is one whose parts do not come. Where the
+SuperLink's list of a message's objects is itself cut off, nothing is known by which to delete it: the message stays
+there until Flower's own time limit for it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,21 +40,71 @@ class PartsMissing(Exception):  # noqa: N818  (a state of the network, not a mis
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one answer may be: `size` bytes in `objects` objects."""
+    """What one message may be: `size` bytes in `objects` objects."""
 
     size: int
     objects: int
 
     @staticmethod
-    def of(numbers: int) -> Allowance:
-        """For one vector of float64 and a few fields."""
-        size = 8 * numbers + _PLAIN
-        return Allowance(size, 8 + size // _PIECE)
+    def of(numbers: int, vectors: int = 1) -> Allowance:
+        """For `vectors` vectors of float64, each of so many numbers, and a few fields."""
+        size = 8 * numbers * vectors + _PLAIN
+        return Allowance(size, 4 + 4 * vectors + size // _PIECE)
 
     @property
-    def listing(self) -> int:
-        """Bytes of the SuperLink's list of a message's objects."""
-        return _PLAIN + _NAME * self.objects
+    def answers(self) -> dict[str, int]:
+        """Bytes of a SuperLink's answers to the calls that bring messages: a list of objects, and an object."""
+        return {"pull-messages": _PLAIN + _NAME * self.objects, "pull-object": self.size + _PLAIN}
+
+
+def measure(client: Any, most: Mapping[str, int], others: int | None = None) -> None:
+    """Cut off what a client of Flower's takes in answer to its calls, which goes to no other address.
+
+    Args:
+        client: Any of Flower's HTTP clients.
+        most: Bytes of an answer, by the last part of the call's path.
+        others: Bytes of an answer to any other call; None for no limit.
+    """
+    held = client._client  # nothing else decides who reads how much
+    held.follow_redirects = False
+    held._transport = _Measured(held._transport, most, others)
+    held._mounts = {at: _Measured(inner, most, others) if inner else None for at, inner in held._mounts.items()}
+
+
+def pulled(
+    name: str,
+    tree: Any,
+    allowed: Allowance,
+    pull: Callable[[str], bytes | None],
+    wait: Callable[[float], bool],
+    every: float,
+) -> Message:
+    """The message called `name` whose objects a tree lists, within what is `allowed`.
+
+    Args:
+        name: What the SuperLink calls the message.
+        tree: Its objects, as the SuperLink announced them.
+        allowed: What it may be.
+        pull: Fetches one object; None while it is not there, for a message is announced before its parts are sent.
+        wait: Waits for so many seconds, and returns whether to give up.
+        every: How many seconds to wait before an object is asked for again.
+
+    Raises:
+        WireError: The message breaks a limit, or is none.
+        PartsMissing: A part of it did not come.
+    """
+    contents: dict[str, bytes] = {}
+    left = allowed.size + _PLAIN
+    for part in _names(tree, allowed.objects):
+        until = time.monotonic() + PART_SECONDS
+        while (content := pull(part)) is None:
+            if time.monotonic() > until or wait(every):
+                raise PartsMissing(f"the next part of the message did not come within {PART_SECONDS:g} s")
+        contents[part] = content
+        left -= len(content)
+        if left < 0:
+            raise WireError(f"it has more than the {allowed.size} bytes that a message may have")
+    return _inflated(name, contents, allowed.size)
 
 
 @dataclass(frozen=True)
@@ -67,10 +120,7 @@ class Downloads:
 
     def __init__(self, grid: Any, allowed: Allowance, closed: threading.Event) -> None:
         self._grid, self._allowed, self._closed = grid, allowed, closed
-        most = {"pull-messages": allowed.listing, "pull-object": allowed.size + _PLAIN}
-        held = grid._runtime_client._client  # Flower's own client: nothing else decides who reads how much
-        held._transport = _Measured(held._transport, most)
-        held._mounts = {at: _Measured(inner, most) if inner else None for at, inner in held._mounts.items()}
+        measure(grid._runtime_client, allowed.answers)
 
     def fetch(self, identifier: str) -> Answer | None:
         """The answer to a request; None while there is none. Raises `WireError` for one that breaks a limit."""
@@ -83,55 +133,39 @@ class Downloads:
         if not found.messages_list:
             return None
         described, tree = found.messages_list[0].metadata, found.message_object_trees[0]
+        name = described.message_id
         try:
-            contents = self._contents(_names(tree, self._allowed.objects), run)
+            message = pulled(name, tree, self._allowed, self._pull, self._closed.wait, _RETRY_SECONDS)
             sender = None if described.src_node_id == SUPERLINK_NODE_ID else int(described.src_node_id)
-            return Answer(sender, _inflated(described.message_id, contents, self._allowed.size))
+            return Answer(sender, message)
         finally:
-            client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=described.message_id)
-            )
+            client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name))
 
-    def _contents(self, names: list[str], run: int) -> dict[str, bytes]:
-        """The objects of a message, one after the other; never more than a message may have in all."""
-        contents: dict[str, bytes] = {}
-        left = self._allowed.size + _PLAIN
-        for name in names:
-            contents[name] = self._object(name, run)
-            left -= len(contents[name])
-            if left < 0:
-                raise WireError(f"it has more than the {self._allowed.size} bytes that a message may have")
-        return contents
-
-    def _object(self, name: str, run: int) -> bytes:
-        """One object, waited for: a message is announced before its parts are sent."""
+    def _pull(self, name: str) -> bytes | None:
         from flwr.proto.message_pb2 import PullObjectRequest
 
-        until = time.monotonic() + PART_SECONDS
-        while True:
-            answer = self._grid._runtime_client.PullObject(
-                PullObjectRequest(node=self._grid.node, run_id=run, object_id=name)
-            )
-            if not answer.object_found:
-                raise PartsMissing("a part of the message is gone")
-            if answer.object_available:
-                return bytes(answer.object_content)
-            if time.monotonic() > until or self._closed.wait(_RETRY_SECONDS):
-                raise PartsMissing(f"the next part of the message did not come within {PART_SECONDS:g} s")
+        node, run = self._grid.node, self._grid.run.run_id
+        found = self._grid._runtime_client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
+        if not found.object_found:
+            raise PartsMissing("a part of the message is gone")
+        return bytes(found.object_content) if found.object_available else None
 
 
 class _Measured(httpx.BaseTransport):
-    """A transport whose answers to some calls are cut off at a size."""
+    """A transport whose answers are cut off at a size; `others`: of calls that `most` does not name."""
 
-    def __init__(self, inner: httpx.BaseTransport, most: dict[str, int]) -> None:
-        self._inner, self._most = inner, most
+    def __init__(self, inner: httpx.BaseTransport, most: Mapping[str, int], others: int | None = None) -> None:
+        self._inner, self._most, self._others = inner, most, others
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        most = self._most.get(request.url.path.rpartition("/")[2])
+        most = self._most.get(request.url.path.rpartition("/")[2], self._others)
         if most is None:
             return self._inner.handle_request(request)
         request.headers["accept-encoding"] = "identity"
         found = self._inner.handle_request(request)
+        if found.headers.get("content-encoding", "identity") != "identity":
+            found.close()
+            raise WireError("it is compressed, which nobody asked for")
         stream = _CutOff(found.stream, most)
         return httpx.Response(found.status_code, headers=found.headers, stream=stream, extensions=found.extensions)
 

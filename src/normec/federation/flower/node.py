@@ -4,6 +4,9 @@ Flower's own SuperNode fetches the app of every run from the server and runs it,
 would hold the party's data, policy and ledger. This one speaks the same protocol by Flower's own connection (TLS,
 signed by the party's key) and hands requests to the ClientApp that the party installed. The app that comes with a run
 is not even fetched. It also keeps its process, and so starts no Python and loads no data in every round.
+
+What the server sends is measured before it is read (`download`): a request has two vectors at most, x and a row, of the
+largest model that the party's policy allows.
 """
 
 from __future__ import annotations
@@ -15,17 +18,23 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ..protocol.wire import WireError
+from .download import Allowance, PartsMissing, measure, pulled
 
 if TYPE_CHECKING:
+    from flwr.app import Message
     from flwr.clientapp import ClientApp
+    from flwr.supernode.fleet_http_client import FleetHttpClient
 
 
-PULLING = 120.0  # seconds for the parts of a request to arrive
+VECTORS = 2  # of a request: x, and the party's row if it lost its own
+_ANSWER = 2**16  # bytes of a SuperLink's answers that bring no messages
+_RETRY_SECONDS = 0.05  # the server announces a message before its parts: wait less than Flower does
+_SHOWN = 300  # characters of an error
 
 
 def serve(
@@ -34,60 +43,97 @@ def serve(
     root_certificates: Path,
     key: Path,
     node_config: Mapping[str, Any],
+    largest: int,
     poll_seconds: float = 0.5,
     patience: float = 150.0,
 ) -> None:
     """Answer the server's requests until SIGINT or SIGTERM; a server that is away is waited for.
 
-    `patience`: how many seconds to go on trying where the server does not let the party in.
+    `largest`: the most parameters of a model. `patience`: how many seconds to go on trying where the server does not
+    let the party in.
     """
     from flwr.supercore.run import RunNotRunningException
-    from flwr.supernode.fleet_http_connection import http_request_response
+    from flwr.supernode import fleet_http_connection
 
     private = _private_key(key)
     trusted = _read(root_certificates, "the authority's certificate")
+    allowed = Allowance.of(largest, VECTORS)
+    client = measured_client(allowed)
+    setattr(fleet_http_connection, "FleetHttpClient", client)  # noqa: B010  (what Flower's connection calls with)
+    connected = fleet_http_connection.http_request_response
     with (
         _Signals() as signals,
-        _arrived(superlink, trusted, private, key.with_name(key.name + ".node"), patience),
-        http_request_response(superlink, False, trusted, (private, private.public_key())) as connection,
+        _arrived(client, superlink, trusted, private, key.with_name(key.name + ".node"), patience),
+        connected(superlink, False, trusted, (private, private.public_key())) as connection,
     ):
         print(f"node {connection[0]} waits for requests from {superlink}", flush=True)
         while True:
             try:
-                if not _exchange(app, connection, dict(node_config), signals):
+                if not _exchange(app, connection, dict(node_config), signals, allowed):
                     time.sleep(poll_seconds)
             except RunNotRunningException:
                 time.sleep(poll_seconds)
             except Exception as error:  # a message that the server, or a network, broke in the middle
-                print(f"an exchange failed: {type(error).__name__}: {error}", flush=True)
+                print(f"an exchange failed: {_shown(error)}", flush=True)
                 time.sleep(poll_seconds)
 
 
-def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], signals: _Signals) -> bool:
+def measured_client(allowed: Allowance) -> type[FleetHttpClient]:
+    """Flower's client of a SuperLink, which takes no answer that is larger than a party may be sent."""
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    class Measured(FleetHttpClient):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            measure(self, allowed.answers, _ANSWER)
+
+    return Measured
+
+
+def received(connection: Any, allowed: Allowance) -> Message | None:
+    """The next request, whole; None where there is none. Raises `WireError` for one that breaks a limit."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+
+    _, receive, _, _, _, pull_object, _, confirm = connection
+    announced = receive()
+    if announced is None:
+        return None
+    tree, run = announced[1], announced[0].metadata.run_id
+
+    def pull(name: str) -> bytes | None:
+        try:
+            found: bytes = pull_object(run, name)
+            return found
+        except ObjectUnavailableError:
+            return None
+        except ObjectPullError:
+            raise PartsMissing("a part of the message is gone") from None
+
+    try:
+        message = pulled(tree.object_id, tree, allowed, pull, _sleep, _RETRY_SECONDS)
+    finally:
+        confirm(run, tree.object_id)
+    message.metadata.__dict__["_message_id"] = tree.object_id  # an object's name is not part of it
+    return message
+
+
+def _exchange(
+    app: ClientApp, connection: Any, node_config: dict[str, Any], signals: _Signals, allowed: Allowance
+) -> bool:
     """Answer one request; False where there is none."""
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.common.constant import ErrorCode
-    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
-    node, receive, send, _, _, pull_object, push_object, confirm = connection
-    received = receive()
-    if received is None:
+    node, _, send, _, _, _, push_object, _ = connection
+    message = received(connection, allowed)
+    if message is None:
         return False
-    tree, run = received[1], received[0].metadata.run_id
-    message = pull_and_inflate_object_from_tree(
-        tree,
-        partial(pull_object, run),
-        partial(confirm, run),
-        return_type=Message,
-        max_time=PULLING,
-        initial_backoff=0.05,  # the server announces a message before its parts: wait less than Flower does
-    )
-    message.metadata.__dict__["_message_id"] = tree.object_id  # an object's name is not part of it
+    run, name = message.metadata.run_id, message.metadata.message_id
     with signals.later():
         try:
             reply = app(message, Context(run, node, node_config, RecordDict(), run_config={}))
         except Exception as error:  # whatever the party's code does, the process goes on
-            print(f"request {tree.object_id[:12]} failed: {type(error).__name__}: {error}", flush=True)
+            print(f"request {name[:12]} failed: {_shown(error)}", flush=True)
             # What went wrong is the party's business.
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
     _push(reply, send, push_object)
@@ -95,7 +141,9 @@ def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], sign
 
 
 @contextmanager
-def _arrived(superlink: str, trusted: bytes, private: Any, number: Path, patience: float) -> Iterator[None]:
+def _arrived(
+    client: type[FleetHttpClient], superlink: str, trusted: bytes, private: Any, number: Path, patience: float
+) -> Iterator[None]:
     """Make sure that the server will let the party in.
 
     A party that was killed counts as present for another minute, and Flower lets nobody in twice. So the number that
@@ -106,7 +154,6 @@ def _arrived(superlink: str, trusted: bytes, private: Any, number: Path, patienc
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     signed = NodeAuthHttpInterceptor(private, private.public_key())
@@ -115,20 +162,20 @@ def _arrived(superlink: str, trusted: bytes, private: Any, number: Path, patienc
         public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
     until = time.monotonic() + patience
-    with FleetHttpClient.from_server_address(superlink, False, trusted, interceptors=interceptors) as client:
+    with client.from_server_address(superlink, False, trusted, interceptors=interceptors) as fleet:
         while True:
             try:
                 if number.exists():
                     with suppress(httpx.HTTPStatusError, ValueError):
-                        client.DeactivateNode(DeactivateNodeRequest(node_id=int(number.read_text())))
-                found = client.ActivateNode(hello).node_id
-                client.DeactivateNode(DeactivateNodeRequest(node_id=found))
+                        fleet.DeactivateNode(DeactivateNodeRequest(node_id=int(number.read_text())))
+                found = fleet.ActivateNode(hello).node_id
+                fleet.DeactivateNode(DeactivateNodeRequest(node_id=found))
                 with suppress(OSError):  # a folder of keys may well be read-only; the next start then takes a minute
                     number.write_text(f"{found}\n")
                 break
             except httpx.TransportError as error:
                 print(f"waiting for the server at {superlink}: {error}", flush=True)
-            except httpx.HTTPStatusError:
+            except (httpx.HTTPStatusError, WireError):
                 if time.monotonic() > until:
                     raise UsageError(
                         f"the server at {superlink} does not let this party in: its key is not registered there, "
@@ -199,6 +246,18 @@ class _Signals:
         self._asked = True
         if not self._busy:
             raise SystemExit(0)
+
+
+def _sleep(seconds: float) -> bool:
+    """Wait, and never give up."""
+    time.sleep(seconds)
+    return False
+
+
+def _shown(error: Exception) -> str:
+    """An error on one line of a terminal: some repeat what a server sent."""
+    text = f"{type(error).__name__}: {error}"
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_SHOWN])
 
 
 def _private_key(path: Path) -> Any:
