@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -33,15 +33,17 @@ class Asked:
         parts: Iterable[bytes] = (b"",),
         registered: bool = True,
         fleet: bool = True,
+        client: str = "127.0.0.1",
+        hosts: Collection[str] = (),
     ) -> None:
         self._parts, self.read, self.heard, self._said = iter(parts), 0, b"", list[Any]()
-        at = {"client": ("127.0.0.1", 40000), "server": ("127.0.0.1", 9092)}
+        at = {"client": (client, 40000), "server": (client, 9092)}
         scope = {"type": "http", "path": path, "headers": list(headers), **at}
 
         async def known(_: Any) -> bool:
             return registered
 
-        port = gate.FleetGate(self._behind, known) if fleet else gate.Gate(self._behind)
+        port = gate.FleetGate(self._behind, known, hosts) if fleet else gate.Gate(self._behind, hosts)
         asyncio.run(port(scope, self._receive, self._send))
         self.status = int(self._said[0]["status"])
 
@@ -91,6 +93,32 @@ def test_the_owner_and_root_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for user in (0, os.getuid()):
         monkeypatch.setattr(gate, "holder", lambda *_, user=user: user)
         assert asked(STARTING) == 200
+
+
+@linux
+def test_root_in_a_container_that_passes_on_what_comes_from_outside_is_not_the_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds the other end and calls the container's address, as Podman's port forwarder does."""
+    monkeypatch.setattr(gate, "holder", lambda *_: 0)
+    assert asked(STARTING, client="10.0.2.100") == 403
+    assert asked(STARTING, client="::ffff:10.0.2.100") == 403
+    assert asked(STARTING, client="::ffff:127.0.0.1") == 200
+    assert asked(STARTING, client="203.0.113.7", hosts={"203.0.113.7"}) == 200  # told to listen nowhere else
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--host", "a", "--x"], "a"),
+        (["--host=a"], "a"),
+        (["--host=a", "--host", "b"], "b"),
+        (["--host"], ""),
+        ([], ""),
+    ],
+)
+def test_an_option_counts_by_its_last_mention(arguments: list[str], value: str) -> None:
+    assert gate._value(arguments, "--host") == value
 
 
 @linux

@@ -7,8 +7,10 @@ SuperNode has a port as well, for the processes that run its apps. Whoever reach
 and may exchange the party's folder and policy for others, hence run code as its owner.
 
 `Gate` stands before both. A request is answered only if it comes from a process of the same user (or of root) on the
-same machine. On Linux the kernel says who holds the other end of a connection, in /proc/net/tcp. Elsewhere the loopback
-interface has to do, which all users of a machine share.
+same machine, by the loopback interface. On Linux the kernel says who holds the other end of a connection, in
+/proc/net/tcp. Elsewhere the loopback interface has to do, which all users of a machine share. The user alone would not
+do: to a container that runs without root's rights, a process of the container's own root may pass on whatever comes
+from outside, from the container's address.
 
 `FleetGate` also lets parties in, to the fleet's interface. Flower reads a whole request before it looks at who sent it,
 and takes whatever a party says of a message's sender. Here the signature comes first, a request is cut off at
@@ -20,9 +22,11 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import os
+import socket
 import sys
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,17 +54,22 @@ Address = tuple[str, int]
 
 
 class Gate:
-    """An ASGI application before another one, which hears only its owner."""
+    """An ASGI application before another one, which hears only its owner.
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    Args:
+        app: Flower's program.
+        hosts: Addresses that it listens at, from which its owner's requests may come too.
+    """
+
+    def __init__(self, app: App, hosts: Collection[str] = ()) -> None:
+        self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] != "http":  # Flower has no other interfaces
             await send({"type": "websocket.close", "code": 1008})
-        elif scope["path"] == HEALTH or owned(scope):
+        elif scope["path"] == HEALTH or owned(scope, self._hosts):
             await self._app(scope, receive, send)
         else:
             await _refuse(send, 403, "only the owner commands this port, by a process of the same user and machine")
@@ -72,10 +81,11 @@ class FleetGate(Gate):
     Args:
         app: Flower's SuperLink.
         registered: Whether the headers of a request are signed by the key of a registered party.
+        hosts: As in `Gate`.
     """
 
-    def __init__(self, app: App, registered: Callable[[Scope], Awaitable[bool]]) -> None:
-        super().__init__(app)
+    def __init__(self, app: App, registered: Callable[[Scope], Awaitable[bool]], hosts: Collection[str] = ()) -> None:
+        super().__init__(app, hosts)
         self._registered = registered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,15 +101,16 @@ class FleetGate(Gate):
             await self._app(scope, _repeated(body, receive), send)
 
 
-def owned(scope: Scope) -> bool:
-    """Whether a request comes from a process of the owner's."""
+def owned(scope: Scope, hosts: Collection[str]) -> bool:
+    """Whether a request comes from a process of the owner's, by the loopback interface or from one of `hosts`."""
     if any(name.lower() in SECOND_HAND for name, _ in scope["headers"]):
         return False
     client, server = scope.get("client"), scope.get("server")
     if not client or not server or server[1] is None:
         return False
-    if sys.platform != "linux":
-        return ipaddress.ip_address(client[0]).is_loopback
+    loopback = ipaddress.ip_address(_plain(*client)[0]).is_loopback
+    if sys.platform != "linux" or not (loopback or client[0] in hosts):
+        return loopback
     found = None
     for _ in range(LOOKS):
         found = holder(client, server) if found is None else found
@@ -201,7 +212,7 @@ def serve_superlink(arguments: list[str]) -> None:
 
     def gated(*given: Any, **named: Any) -> Any:
         app = made(*given, **named)
-        return FleetGate(app, partial(_signed, app))
+        return FleetGate(app, partial(_signed, app), _listening(arguments))
 
     setattr(main, "create_app", gated)  # noqa: B010  (what Flower's command serves)
     sys.argv = ["flower-superlink", *arguments]
@@ -217,7 +228,7 @@ def serve_supernode(arguments: list[str]) -> None:
     made = main.create_app
 
     def gated(*given: Any, **named: Any) -> Any:
-        return Gate(made(*given, **named))
+        return Gate(made(*given, **named), _listening(arguments))
 
     setattr(main, "create_app", gated)  # noqa: B010  (what Flower's command serves)
     sys.argv = ["flower-supernode", *arguments]
@@ -253,9 +264,25 @@ async def _signed(app: Any, scope: Scope) -> bool:
 
 def _keep_to_oneself(arguments: list[str]) -> None:
     """Make a new database for its owner alone: it holds messages, under central trust without noise."""
-    values = [value for name, value in itertools.pairwise(arguments) if name == "--database"]
-    values += [value.removeprefix("--database=") for value in arguments if value.startswith("--database=")]
-    for value in values:
-        path = value.removeprefix("sqlite:///")
-        if not path.startswith(":") and "://" not in path:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+    path = _value(arguments, "--database").removeprefix("sqlite:///")
+    if path and not path.startswith(":") and "://" not in path:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+
+
+def _value(arguments: list[str], option: str) -> str:
+    """What an option is set to, by its last mention; nothing where it is not there."""
+    found = ""
+    for word, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        if word == option:
+            found = after
+        elif word.startswith(f"{option}="):
+            found = word.removeprefix(f"{option}=")
+    return found
+
+
+def _listening(arguments: list[str]) -> set[str]:
+    """The addresses of the host that a program of Flower's is told to listen at."""
+    host = _value(arguments, "--host")
+    with suppress(OSError):  # Flower says what is wrong with it
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)} if host else set()
+    return set()
