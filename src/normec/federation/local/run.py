@@ -21,7 +21,7 @@ from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
 from ...settings.config import is_own, load
 from ...storage.history import History
-from ...system.files import private_folder, read_toml, write_atomic
+from ...system.files import private_folder, read_if_present, read_toml, write_atomic
 from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, located, read
@@ -32,6 +32,7 @@ from .watching import Follower
 STARTING = 300.0  # seconds for a SuperLink to answer, and for Flower to start the server's app
 LAST_WORD = 3.0  # seconds for the SuperLink to say how a run ended whose server has ended
 ATTEMPTS = 3
+SUMMARY = "summary.json"
 SCRIPTS = Path(sys.executable).parent
 
 
@@ -173,6 +174,7 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
         known = runs.held(asked.out, config.model_copy(update={"model": model}), federation.method)
         if known is not None and known.summary["status"] == "finished":
             return known
+    before = read_if_present(asked.out / SUMMARY)
     try:
         with federation:
             federation.start_superlink(patient)
@@ -191,8 +193,11 @@ def run(asked: Asked, callbacks: Sequence[Callback], wanted: Callable[[], bool])
             follower.look()
             if outcome:
                 raise ChildProcessError(f"the server {outcome}; see {federation.processes.log('superlink')}")
-    except (Interrupted, ChildProcessError, TimeoutError):
-        _leave_word(asked.out)
+    except (Interrupted, ChildProcessError, TimeoutError) as error:
+        if read_if_present(asked.out / SUMMARY) == before:
+            _leave_word(asked.out)
+        elif isinstance(error, Interrupted):  # it came when the server had finished and written its summary
+            return runs.read(asked.out)
         raise
     return runs.read(asked.out)
 
@@ -280,7 +285,7 @@ def _as_parties_know(method: str, server_norm: bool | str | None) -> str:
 
 
 def _leave_word(out: Path) -> None:
-    """The server was stopped with everything else; its folder says so, and how far it came."""
+    """The server was stopped before it could say how the run ended; its folder says so, and how far it came."""
     if not (out / "config.toml").exists():
         return
     history = History(out / "metrics.jsonl")
