@@ -14,6 +14,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.federation.flower import gate
+from normec.federation.protocol.wire import LARGEST
 
 STARTING = "/v1/control/start-run"
 PULLING = "/v1/fleet/pull-messages"
@@ -154,6 +155,23 @@ def test_a_partys_request_is_cut_off_at_its_largest_size() -> None:
     assert asked("/v1/fleet/push-object", parts=[part] * (gate.LARGEST_BODY // len(part))) == 200
 
 
+def test_an_answer_lists_a_limited_number_of_objects() -> None:
+    assert asked(gate.PUSH, parts=[bytes(2**10)] * 65) == 413
+
+
+def test_the_answer_of_a_very_large_model_fits_the_list() -> None:
+    """The largest array that travels, in double precision and in pieces of Flower's size."""
+    pytest.importorskip("flwr")
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import ObjectTree
+
+    pieces = [ObjectTree(object_id=f"{i:064x}") for i in range(LARGEST * 8 // (5 * 2**20) + 1)]
+    tree = ObjectTree(object_id="0" * 64, children=pieces)
+    for _ in range(5):  # an array, its record, the records, the message; and one more
+        tree = ObjectTree(object_id="0" * 64, children=[tree])
+    assert PushMessagesRequest(message_object_trees=[tree]).ByteSize() < gate.LARGEST_LIST - 2**12
+
+
 def pushed(node: int, **metadata: Any) -> bytes:
     pytest.importorskip("flwr")
     from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -169,7 +187,7 @@ def pushed(node: int, **metadata: Any) -> bytes:
 
 def test_a_party_pushes_its_own_answers() -> None:
     body = pushed(7)
-    assert Asked("/v1/fleet/push-messages", parts=[body]).heard == body
+    assert Asked(gate.PUSH, parts=[body]).heard == body
 
 
 @pytest.mark.parametrize(
@@ -181,11 +199,11 @@ def test_a_party_pushes_its_own_answers() -> None:
     ],
 )
 def test_a_party_pushes_nothing_in_the_name_of_others(metadata: dict[str, Any]) -> None:
-    assert asked("/v1/fleet/push-messages", parts=[pushed(7, **metadata)]) == 403
+    assert asked(gate.PUSH, parts=[pushed(7, **metadata)]) == 403
 
 
 def test_what_is_no_push_at_all_does_not_pass() -> None:
-    assert asked("/v1/fleet/push-messages", parts=[b"\xff" * 20]) == 403
+    assert asked(gate.PUSH, parts=[b"\xff" * 20]) == 403
 
 
 @pytest.mark.parametrize(("signed_by", "stranger"), [("party", False), ("stranger", True), ("nobody", True)])

@@ -14,7 +14,8 @@ from outside, from the container's address.
 
 `FleetGate` also lets parties in, to the fleet's interface. Flower reads a whole request before it looks at who sent it,
 and takes whatever a party says of a message's sender. Here the signature comes first, a request is cut off at
-`LARGEST_BODY`, and a party pushes answers of its own and nothing else.
+`LARGEST_BODY`, and a party pushes answers of its own and nothing else. Flower takes one answer to a request, so what a
+party can store is limited by the list of an answer's objects (`LARGEST_LIST`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ FLEET = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-a
 PUSH = FLEET + "push-messages"
 HEALTH = "/health"
 LARGEST_BODY = 8 * 2**20  # bytes of a party's request; Flower sends arrays in pieces of 5 MiB
+LARGEST_LIST = 2**16  # bytes of a list of the objects that an answer has: about a thousand of them
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LOOKS = 3  # at the kernel's table, which may skip a line while connections come and go
 _ESTABLISHED = "01"
@@ -93,8 +95,8 @@ class FleetGate(Gate):
             await super().__call__(scope, receive, send)
         elif not await self._registered(scope):
             await _refuse(send, 401, "no registered party has signed this request")
-        elif (body := await _body(receive)) is None:
-            await _refuse(send, 413, f"a party's request has at most {LARGEST_BODY} bytes")
+        elif (body := await _body(receive, most := LARGEST_LIST if scope["path"] == PUSH else LARGEST_BODY)) is None:
+            await _refuse(send, 413, f"a party's request has at most {most} bytes here")
         elif scope["path"] == PUSH and not answers(body):
             await _refuse(send, 403, "a party pushes answers of its own and nothing else")
         else:
@@ -133,8 +135,8 @@ def answers(body: bytes) -> bool:
     return all(one.reply_to_message_id and one.src_node_id == pushed.node.node_id for one in known)
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """A request's body; None where it breaks off, or is larger than `LARGEST_BODY`: no more of it is then read."""
+async def _body(receive: Receive, most: int) -> bytes | None:
+    """A request's body; None where it breaks off, or has more than `most` bytes, of which no more are then read."""
     parts, size = [], 0
     while True:
         message = await receive()
@@ -142,7 +144,7 @@ async def _body(receive: Receive) -> bytes | None:
             return None
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > LARGEST_BODY:
+        if size > most:
             return None
         if not message.get("more_body", False):
             return b"".join(parts)
