@@ -73,7 +73,7 @@ def test_mistakes_are_said_on_every_rank(facts: list[dict[str, Any]]) -> None:
         "swapped": "UsageError: rank 0 cannot continue from this state: rank is 1 in the state, 0 here",
         "no data": "Diverged: rank 1: client 1 has no gradient (no step was made) in round 0",
         "nan": "Diverged: rank 1: the gradient of client 1 is not finite (no step was made) in round 0",
-        "long": "past the bound 1",
+        "long": "above the bound 1",
     }
     for fact in facts:
         assert fact["said"].keys() == expected.keys()
