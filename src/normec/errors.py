@@ -58,7 +58,7 @@ class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mista
 
     Example:
         >>> print(BudgetSpent(12, 8.13, 8.0))
-        round 12 would bring epsilon to 8.13, past the budget of 8; training stops here
+        round 12 would bring epsilon to 8.13, above the budget of 8; training stops here
     """
 
     def __init__(self, round: int, epsilon: float, budget: float) -> None:

@@ -607,10 +607,16 @@ class Turned(Clip):
         return torch.stack([-clipped[..., 1::2], clipped[..., ::2]], dim=-1).flatten(-2)
 
 
+def classes() -> Problem:
+    data = [TensorDataset(torch.randn(5, 3), torch.randint(0, 2, (5,))) for _ in range(3)]
+    return Problem(nn.Linear(3, 2), nn.functional.cross_entropy, data)
+
+
 @pytest.mark.parametrize("method", [ClaimsTooMuch(), ErrorFeedback(Turned(1.0))], ids=["constant", "cocoercive"])
 def test_a_constant_that_gradients_contradict_is_refused(method: Method) -> None:
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0)
     with pytest.raises(UsageError, match="states lipschitz"):
-        facts_of(method, D)
+        train(classes(), method, lr=0.1, rounds=1, privacy=privacy)
 
 
 class Expanding(NormEC):
@@ -639,11 +645,11 @@ def test_the_rule_for_records_is_for_the_memories_that_it_was_proved_for(method:
 
 
 def test_a_constant_of_one_s_own_stands_beside_its_epsilon() -> None:
-    data = [TensorDataset(torch.randn(5, 3), torch.randint(0, 2, (5,))) for _ in range(3)]
-    of = Problem(nn.Linear(3, 2), nn.functional.cross_entropy, data)
     privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0)
-    said = [train(of, method, lr=0.1, rounds=1, privacy=privacy).privacy for method in (Claims(), DPSGD(Clip(1.0)))]
+    said = [
+        train(classes(), method, lr=0.1, rounds=1, privacy=privacy).privacy for method in (Claims(), DPSGD(Clip(1.0)))
+    ]
     assert said[0] is not None
     assert said[1] is not None
-    assert "how far a record moves a message rests on the constant that claims states" in said[0].notes
+    assert "how far a record moves a message rests on the constant that signs states" in said[0].notes
     assert not any("constant" in note for note in said[1].notes)

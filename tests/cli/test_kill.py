@@ -153,7 +153,7 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
     _, said = process.communicate(timeout=LIMIT)  # which ends its standard input
     assert process.returncode == 130, said
     assert "stopped after round" in said
-    again = said[said.index("to go on: ") :].split()[3:]
+    again = said[said.index("to continue: ") :].split()[2:]
     assert again == ["normec", *command]
     assert (tmp_path / "run" / "checkpoint" / "latest.json").exists()
     assert "interrupted" in (tmp_path / "run" / "summary.json").read_text()

@@ -60,7 +60,7 @@ MISTAKES = [
     (["train", "--unknown"], "No such option"),
     (["train", "missing.toml"], "no configuration file"),
     (["compare", "normec", "clip21:beta=1"], "beta does not apply to clip21"),
-    (["compare", "gd", "gd", "--no-privacy"], "named twice"),
+    (["compare", "gd", "gd", "--no-privacy"], "occurs twice"),
     (["compare", "normec", "gd"], "gd:private=false"),
     (["train", "--lr", "fast"], "lr"),
     (["train", "--lr", "theory"], "without noise, which privacy does not cover"),

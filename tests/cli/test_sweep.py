@@ -183,7 +183,7 @@ MISTAKES = [
     (["sweep", "missing.toml"], "there is no grid file missing.toml"),
     (["sweep", "empty.toml"], "the grid is empty"),
     (["sweep", "wrong.toml"], "did you mean 'beta'"),
-    (["sweep", "good.toml", "--set", "lr=1"], "lr stands in [grid] and in the shared settings"),
+    (["sweep", "good.toml", "--set", "lr=1"], "lr occurs in [grid] and in the shared settings"),
     (["sweep", "good.toml", "--jobs", "0"], "jobs must be a whole number >= 1"),
     (["sweep", "good.toml", "--together", "0"], "together must be a whole number >= 1"),
     (["sweep", "good.toml", "--out", "/proc/sweep"], "cannot write to /proc/sweep"),

@@ -44,7 +44,7 @@ def test_a_bound_that_grows_later_lets_no_longer_message_out(noise: Any, tmp_pat
     optimizer = cluster.DPSGD([x], 1.0, operator, **how)
     operator.tau = 1000.0
     x.grad = torch.full((4,), 1000.0)
-    with pytest.warns(UserWarning, match="has norm 1000, past the bound 1 in round 0; it sent zero, with noise"):
+    with pytest.warns(UserWarning, match="has norm 1000, above the bound 1 in round 0; it sent zero, with noise"):
         optimizer.step()
     assert float(x.detach().norm()) < 20 * SIGMA, "noise alone"
 

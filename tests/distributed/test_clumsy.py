@@ -63,7 +63,7 @@ def test_a_frozen_layer_stays_where_rank_0_began(found: list[dict[str, Any]]) ->
     for rank in (first, second):
         assert rank["moved"] is False, "noise moves what no gradient reaches"
         for late in ("unfrozen", "frozen later"):
-            assert "were frozen or unfrozen after the optimizer was made" in rank[late]
+            assert "were frozen or unfrozen after the optimizer was created" in rank[late]
         assert rank["releases"] == 1
 
 

@@ -67,7 +67,7 @@ def test_groups_have_their_own_step_sizes(facts: list[dict[str, Any]]) -> None:
 
 def test_mistakes_are_said_on_every_rank(facts: list[dict[str, Any]]) -> None:
     expected = {
-        "closure": "UsageError: closures are not taken",
+        "closure": "UsageError: closures are not supported",
         "late group": "UsageError: parameters cannot be added after the optimizer was created",
         "odd group": "UsageError: a parameter group takes only lr, got momentum",
         "half": "UsageError: parameters must be float32 or float64, got torch.bfloat16",
@@ -75,7 +75,7 @@ def test_mistakes_are_said_on_every_rank(facts: list[dict[str, Any]]) -> None:
         "swapped": "UsageError: rank 0 cannot continue from this state: rank is 1 in the state, 0 here",
         "no data": "Diverged: rank 1: client 1 has no gradient (no step was made) in round 0",
         "nan": "Diverged: rank 1: the gradient of client 1 is not finite (no step was made) in round 0",
-        "long": "past the bound 1",
+        "long": "above the bound 1",
     }
     for fact in facts:
         assert fact["said"].keys() == expected.keys()
@@ -129,6 +129,6 @@ def test_all_hosted_clients_must_have_their_gradient() -> None:
     for _ in range(2):
         net(torch.ones(1, 3)).sum().backward()
         optimizer.add_client()
-    with pytest.raises(UsageError, match="hosts 2 clients, and all have their gradients"):
+    with pytest.raises(UsageError, match="has 2 clients, and all have their gradients"):
         optimizer.add_client()
     optimizer.step()

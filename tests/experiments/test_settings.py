@@ -77,7 +77,7 @@ def test_values_that_are_offered_are_those_that_there_are() -> None:
     assert SETTINGS["server_norm"].all_values() == ("by-tensor", "in-place", "true", "false")
     fields = n.Privacy(epsilon=1.0).to_dict()
     shared = build.PRIVATE_SETTINGS
-    assert set(shared) - {"public_sizes"} == fields.keys() - {"sampling"}
+    assert set(shared) - {"public_sizes", "witness"} == fields.keys() - {"sampling"}
     assert set(methods.SETTINGS) == {key for entry in CATALOGUE.values() for key in entry.settings}
 
 
@@ -118,7 +118,18 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
     assert held["diagnostics"] is (not held["private"])
     missing = {key for key in RunConfig.model_fields if key not in held}
     assert missing <= {
-        *("data_dir", "records", "test_records", "honest", "column", "replay", "record_clip", "sigma", "epsilon"),
+        *(
+            "data_dir",
+            "records",
+            "test_records",
+            "honest",
+            "column",
+            "replay",
+            "record_clip",
+            "sigma",
+            "epsilon",
+            "witness",
+        ),
         *("rounds", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "seed", "method_settings"),
         *methods.SETTINGS,
         *methods.LOCAL,

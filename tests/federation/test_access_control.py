@@ -1,4 +1,4 @@
-"""Who may command a SuperLink: its owner on its own machine, and nobody else who reaches its port."""
+"""Who may command a SuperLink or a SuperNode: its owner on its own machine, and nobody else who reaches its port."""
 
 from __future__ import annotations
 
@@ -6,33 +6,70 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from normec.errors import UsageError
 from normec.federation.flower import access_control
+from normec.federation.protocol.wire import LARGEST
 
 STARTING = "/v1/control/start-run"
+PULLING = "/v1/fleet/pull-messages"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's table of connections is Linux's")
 
 
-def asked(path: str, client: tuple[str, int] = ("127.0.0.1", 40000), *headers: tuple[bytes, bytes]) -> int:
-    """The status that a request gets: 200 where it is admitted."""
-    said: list[dict[str, Any]] = []
+class Asked:
+    """One request to a port with access control: the status that it gets, and what was heard of its body.
 
-    async def behind(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001
+    `parts`: the pieces of its body; `read`: how many of them anybody asked for; `heard`: the body that the app got.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *headers: tuple[bytes, bytes],
+        parts: Iterable[bytes] = (b"",),
+        registered: bool = True,
+        fleet: bool = True,
+        client: str = "127.0.0.1",
+        hosts: Collection[str] = (),
+    ) -> None:
+        self._parts, self.read, self.heard, self._said = iter(parts), 0, b"", list[Any]()
+        at = {"client": (client, 40000), "server": (client, 9092)}
+        scope = {"type": "http", "path": path, "headers": list(headers), **at}
+
+        async def known(_: Any) -> bool:
+            return registered
+
+        port = (
+            access_control.OwnerAndParties(self._behind, known, hosts)
+            if fleet
+            else access_control.OwnerOnly(self._behind, hosts)
+        )
+        asyncio.run(port(scope, self._receive, self._send))
+        self.status = int(self._said[0]["status"])
+
+    async def _behind(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+        more = True
+        while more:
+            message = await receive()
+            self.heard, more = self.heard + message["body"], message["more_body"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b""}
+    async def _receive(self) -> Any:
+        part = next(self._parts, None)
+        self.read += 1
+        return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
-    async def send(message: Any) -> None:
-        said.append(message)
+    async def _send(self, message: Any) -> None:
+        self._said.append(message)
 
-    scope = {"type": "http", "path": path, "headers": list(headers), "client": client, "server": ("127.0.0.1", 9092)}
-    asyncio.run(access_control.OwnerOnly(behind)(scope, receive, send))
-    return int(said[0]["status"])
+
+def asked(path: str, *headers: tuple[bytes, bytes], **named: Any) -> int:
+    return Asked(path, *headers, **named).status
 
 
 @linux
@@ -43,8 +80,17 @@ def test_strangers_reach_the_fleets_interface_alone(path: str, monkeypatch: pyte
     for user in (None, os.getuid() + 1):  # elsewhere, and another user of this machine
         monkeypatch.setattr(access_control, "holder", lambda *_, user=user: user)
         assert asked(path) == 403
-        assert asked("/v1/fleet/pull-messages") == 200
+        assert asked(PULLING) == 200
         assert asked("/health") == 200
+
+
+@linux
+@pytest.mark.parametrize("path", ["/v1/runtime/acquire-task", "/v1/runtime/push-task-output", PULLING, "/docs"])
+def test_strangers_reach_nothing_of_a_supernode(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_control, "holder", lambda *_: os.getuid() + 1)
+    assert asked(path, fleet=False) == 403
+    monkeypatch.setattr(access_control, "holder", lambda *_: os.getuid())
+    assert asked(path, fleet=False) == 200
 
 
 @linux
@@ -55,17 +101,145 @@ def test_the_owner_and_root_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @linux
+def test_root_in_a_container_that_passes_on_what_comes_from_outside_is_not_the_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds the other end and calls the container's address, as Podman's port forwarder does."""
+    monkeypatch.setattr(access_control, "holder", lambda *_: 0)
+    assert asked(STARTING, client="10.0.2.100") == 403
+    assert asked(STARTING, client="::ffff:10.0.2.100") == 403
+    assert asked(STARTING, client="::ffff:127.0.0.1") == 200
+    assert asked(STARTING, client="203.0.113.7", hosts={"203.0.113.7"}) == 200  # told to listen nowhere else
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--host", "a", "--x"], "a"),
+        (["--host=a"], "a"),
+        (["--host=a", "--host", "b"], "b"),
+        (["--host"], ""),
+        ([], ""),
+    ],
+)
+def test_an_option_counts_by_its_last_mention(arguments: list[str], value: str) -> None:
+    assert access_control._value(arguments, "--host") == value
+
+
+@linux
 def test_a_line_that_the_kernel_skipped_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([None, os.getuid()])
     monkeypatch.setattr(access_control, "holder", lambda *_: next(seen))
     assert asked(STARTING) == 200
 
 
-def test_nobodys_word_for_where_a_request_comes_from_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The web server would put the address in the header in place of the real one."""
+@pytest.mark.parametrize("name", [b"x-forwarded-for", b"Forwarded", b"via", b"origin"])
+def test_what_a_proxy_or_a_browser_passes_on_is_not_the_owners(name: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By x-forwarded-for the web server would even put the claimed address in place of the real one."""
     monkeypatch.setattr(access_control, "holder", lambda *_: os.getuid())
-    assert asked(STARTING, ("127.0.0.1", 40000), (b"x-forwarded-for", b"127.0.0.1:40000")) == 403
-    assert asked("/v1/fleet/pull-messages", ("127.0.0.1", 40000), (b"x-forwarded-for", b"10.0.0.1")) == 200
+    assert asked(STARTING, (name, b"127.0.0.1:40000")) == 403
+    assert asked(PULLING, (name, b"10.0.0.1")) == 200
+
+
+def test_a_partys_request_is_heard_whole() -> None:
+    found = Asked(PULLING, parts=[b"one ", b"two ", b"three"])
+    assert (found.status, found.heard) == (200, b"one two three")
+
+
+def test_a_request_that_no_party_signed_is_not_even_read() -> None:
+    found = Asked(PULLING, parts=[bytes(1000)] * 1000, registered=False)
+    assert (found.status, found.read, found.heard) == (401, 0, b"")
+
+
+def test_a_partys_request_is_cut_off_at_its_largest_size() -> None:
+    part = bytes(2**20)
+    found = Asked("/v1/fleet/push-object", parts=(part for _ in range(10**9)))
+    assert (found.status, found.heard) == (413, b"")
+    assert found.read == access_control.LARGEST_BODY // len(part) + 1
+    assert asked("/v1/fleet/push-object", parts=[part] * (access_control.LARGEST_BODY // len(part))) == 200
+
+
+def test_an_answer_lists_a_limited_number_of_objects() -> None:
+    assert asked(access_control.PUSH, parts=[bytes(2**10)] * 65) == 413
+
+
+def test_the_answer_of_a_very_large_model_fits_the_list() -> None:
+    """The largest array that travels, in double precision and in pieces of Flower's size."""
+    pytest.importorskip("flwr")
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import ObjectTree
+
+    pieces = [ObjectTree(object_id=f"{i:064x}") for i in range(LARGEST * 8 // (5 * 2**20) + 1)]
+    tree = ObjectTree(object_id="0" * 64, children=pieces)
+    for _ in range(5):  # an array, its record, the records, the message; and one more
+        tree = ObjectTree(object_id="0" * 64, children=[tree])
+    assert PushMessagesRequest(message_object_trees=[tree]).ByteSize() < access_control.LARGEST_LIST - 2**12
+
+
+def pushed(node: int, **metadata: Any) -> bytes:
+    pytest.importorskip("flwr")
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+
+    told = Metadata(**{"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "the request", **metadata})
+    found: bytes = PushMessagesRequest(
+        node=Node(node_id=node), messages_list=[Message(metadata=told)]
+    ).SerializeToString()
+    return found
+
+
+def test_a_party_pushes_its_own_answers() -> None:
+    body = pushed(7)
+    assert Asked(access_control.PUSH, parts=[body]).heard == body
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"src_node_id": 8},  # another party's answer
+        {"src_node_id": 1, "dst_node_id": 8, "reply_to_message_id": ""},  # a request to it in the server's name
+        {"reply_to_message_id": ""},
+    ],
+)
+def test_a_party_pushes_nothing_in_the_name_of_others(metadata: dict[str, Any]) -> None:
+    assert asked(access_control.PUSH, parts=[pushed(7, **metadata)]) == 403
+
+
+def test_what_is_no_push_at_all_does_not_pass() -> None:
+    assert asked(access_control.PUSH, parts=[b"\xff" * 20]) == 403
+
+
+@pytest.mark.parametrize(("signed_by", "stranger"), [("party", False), ("stranger", True), ("nobody", True)])
+def test_flowers_own_rules_say_who_has_signed(signed_by: str, stranger: bool) -> None:
+    """A real SuperLink, with one key registered."""
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("flwr")
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supercore.protobuf.client import ProtobufRequestContext
+    from flwr.superlink.main import create_app
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in ("party", "stranger")}
+    app = create_app()
+    state = app.state.linkstate_factory.state()
+    state.create_node("", "", public_key_to_bytes(keys["party"].public_key()), 0)
+    port = access_control.OwnerAndParties(app, partial(access_control._signed, app))
+    request = httpx.Request("POST", f"http://127.0.0.1{PULLING}", content=b"rubbish")
+    if signed_by != "nobody":
+        key = keys[signed_by]
+        context = ProtobufRequestContext("", ActivateNodeRequest(), request)
+        NodeAuthHttpInterceptor(key, key.public_key()).intercept(context, lambda _: httpx.Response(200))
+
+    async def posted() -> Any:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(port)) as client:
+            return await client.send(request)
+
+    found = asyncio.run(posted())
+    assert ("not signed by a registered party" in found.text) == stranger
+    assert found.status_code == (401 if stranger else 415)  # the body is no protobuf, which Flower says
 
 
 @linux

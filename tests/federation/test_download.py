@@ -1,11 +1,13 @@
-"""Answers are measured before they are read: bytes, objects, tables, and pieces that an array repeats."""
+"""Messages are measured before they are read: bytes, objects, tables, and pieces that an array repeats."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,9 @@ httpx = pytest.importorskip("httpx")
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from normec.federation.flower.download import Allowance, _inflated, _Measured, _names  # noqa: E402
+from normec.federation.flower.download import Allowance, _inflated, _names, limit_responses  # noqa: E402
 from normec.federation.flower.records import from_records, to_records  # noqa: E402
+from normec.federation.flower.supernode import VECTORS, receive_request  # noqa: E402
 from normec.federation.protocol.wire import WireError  # noqa: E402
 
 NUMBERS = 650
@@ -92,11 +95,25 @@ def test_a_piece_that_is_repeated_is_counted_each_time_before_it_is_unpacked() -
 
 @pytest.fixture
 def web() -> Iterator[str]:
-    """A server that answers every call with as many bytes as its query names, without saying how many beforehand."""
+    """A server that answers every call with as many bytes as its query names, without saying how many beforehand.
+
+    /packed answers with a megabyte of zeros in a kilobyte, /elsewhere sends the caller to another path.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            called.append(self.path)
+            if self.path.startswith("/elsewhere"):
+                self.send_response(307)
+                self.send_header("location", "/v1/fleet/push-object?1000")
+                self.end_headers()
+                return
             self.send_response(200)
+            if self.path.startswith("/packed"):
+                self.send_header("content-encoding", "gzip")
+                self.end_headers()
+                self.wfile.write(gzip.compress(bytes(2**20)))
+                return
             self.end_headers()
             try:
                 for _ in range(int(self.path.partition("?")[2]) // 1000):
@@ -108,6 +125,7 @@ def web() -> Iterator[str]:
         def log_message(self, *_: Any) -> None: ...
 
     served.clear()
+    called.clear()
     cut.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -119,14 +137,63 @@ def web() -> Iterator[str]:
 
 
 served: list[int] = []
+called: list[str] = []
 cut = threading.Event()
 
 
+def measured(most: dict[str, int], others: int | None = None) -> Any:
+    """An HTTP client as Flower's clients hold one, which follows wherever it is sent."""
+    holder = SimpleNamespace(_client=httpx.Client(follow_redirects=True, trust_env=False))
+    limit_responses(holder, most, others)
+    return holder._client
+
+
 def test_an_answer_is_cut_off_at_its_limit_and_the_rest_is_not_fetched(web: str) -> None:
-    with httpx.Client(transport=_Measured(httpx.HTTPTransport(), {"pull-object": 100_000})) as client:
+    with measured({"pull-object": 100_000}) as client:
         assert len(client.post(f"{web}/v1/runtime/pull-object?100000").content) == 100_000
         assert len(client.post(f"{web}/v1/runtime/get-nodes?200000").content) == 200_000
         with pytest.raises(WireError, match="larger than 100000 bytes"):
             client.post(f"{web}/v1/runtime/pull-object?1000000000")
         assert cut.wait(120)  # the connection was closed, and the server noticed
     assert sum(served) < 100_000_000
+
+
+def test_answers_to_other_calls_have_a_limit_too_where_one_is_given(web: str) -> None:
+    with measured({"pull-object": 100_000}, 1000) as client:
+        assert len(client.post(f"{web}/v1/fleet/pull-object?100000").content) == 100_000
+        with pytest.raises(WireError, match="larger than 1000 bytes"):
+            client.post(f"{web}/v1/fleet/send-node-heartbeat?100000")
+
+
+def test_a_packed_answer_is_not_unpacked(web: str) -> None:
+    with measured({"pull-object": 2**21}) as client, pytest.raises(WireError, match="compressed"):
+        client.post(f"{web}/packed/pull-object")
+
+
+def test_nobody_is_sent_elsewhere(web: str) -> None:
+    with measured({}, 1000) as client:
+        assert client.post(f"{web}/elsewhere").status_code == 307
+    assert called == ["/elsewhere"]
+
+
+def test_a_party_is_sent_two_vectors_and_no_more() -> None:
+    numbers = 20_000
+    allowed = Allowance.of(numbers, VECTORS)
+    vectors = {name: np.random.default_rng(i).normal(size=numbers) for i, name in enumerate(("x", "row", "more"))}
+    two, three = (message(to_records(dict(list(vectors.items())[:count]))) for count in (2, 3))
+    larger = message(to_records({"x": np.zeros(2 * numbers + 2**14)}))
+    confirmed = []
+
+    def asked(sent: Any) -> Any:
+        contents = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
+        confirm = lambda run, name: confirmed.append((run, name))  # noqa: E731
+        announce = lambda: (sent, get_object_tree(sent))  # noqa: E731
+        pull = lambda run, name: contents[name]  # noqa: E731, ARG005
+        return receive_request((7, announce, None, None, None, pull, None, confirm), allowed)
+
+    found = from_records(asked(two).content, numbers)
+    assert all(np.array_equal(found[name], vectors[name]) for name in ("x", "row"))
+    for sent in (three, larger):
+        with pytest.raises(WireError):
+            asked(sent)
+        assert confirmed[-1] == (1, sent.object_id)  # it is deleted at the SuperLink

@@ -140,3 +140,19 @@ def test_a_journal_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     answer = bad.send(bad.fields(privacy__sigma=0.001))
     assert isinstance(answer, Refusal)
     assert answer.reason == "noise"
+
+
+def test_a_folder_that_was_restored_is_refused_by_a_witness_outside_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "party"
+    policy = POLICY.model_copy(update={"witness": str(tmp_path / "witness")})
+    asking = server(folder, policy=policy)
+    assert isinstance(asking.ask(), Reply)
+    shutil.copytree(folder, tmp_path / "older")
+    assert isinstance(asking.ask(), Reply)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "older", folder)
+    refused(server(folder, "another", policy), "the witness")
+    with pytest.raises(UsageError, match="the witness"):
+        spending(folder, policy)
+    shutil.rmtree(folder)
+    refused(server(folder, policy=policy), "the witness")

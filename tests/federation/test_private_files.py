@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from normec.federation.local.certificates import make_key, make_server
+from normec.federation.local.processes import Processes
 
+from ..support.waiting import wait_for
 from .faulty_network import settled
 
 
@@ -55,3 +58,11 @@ def test_private_keys(tmp_path: Path) -> None:
     make_key(tmp_path / "keys" / "party")
     assert open_to_others(tmp_path / "server") <= {"ca.crt", "server.crt"}
     assert open_to_others(tmp_path / "keys") <= {"party.pub"}
+
+
+def test_what_a_partys_process_says(tmp_path: Path) -> None:
+    """Its own code may repeat its data there, in an error."""
+    with Processes(tmp_path / "federation" / "logs") as processes:
+        processes.start("party-0", [sys.executable, "-c", "print('patient 4711')"])
+        wait_for(lambda: "4711" in processes.log("party-0").read_text(), "the process to speak")
+    assert open_to_others(tmp_path / "federation") == set()

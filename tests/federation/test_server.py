@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,33 @@ def test_a_step_to_infinity_is_said_and_not_saved(tmp_path: Path) -> None:
         found.run()
     assert found.server.round < 4
     found.server.close()
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_diagnostics_are_part_of_a_private_run_and_of_its_statement(tmp_path: Path, trust: str) -> None:
+    """Un-noised columns do not join a run that promised to have none, and a run that has them says so."""
+    privacy = Privacy(epsilon=20.0, noise="secure", trust=trust)  # type: ignore[arg-type]
+    policy = Policy(epsilon=100.0, least_sigma=0.01, trusts=["local", "central"])
+    given = {"policy": policy, "privacy": privacy, "oracles": [Quadratic()] * len(NODES)}
+    silent = dataclasses.replace(plan(2), diagnostics=False)
+    found = InProcessFederation(tmp_path / "silent", METHOD, silent, **given)  # type: ignore[arg-type]
+    found.round()
+    found.server.close()
+    found.arguments["plan"] = dataclasses.replace(silent, diagnostics=True)
+    with pytest.raises(UsageError, match="diagnostics"):
+        found.restart_server()
+    found.arguments["plan"] = silent
+    found.restart_server()
+    found.run()
+    spent = found.server.finish().privacy
+    found.server.close()
+    assert spent is not None
+    assert not any("diagnostics" in gap for gap in spent.not_covered)
+    assert not any(set(row) & {"loss", "message_norm"} for row in found.server.storage.history.rows)
+    open_ = InProcessFederation(tmp_path / "open", METHOD, plan(2), **given)  # type: ignore[arg-type]
+    open_.run()
+    spent = open_.server.finish().privacy
+    open_.server.close()
+    assert spent is not None
+    assert any("diagnostics = true" in gap for gap in spent.not_covered)
+    assert ("message_norm" in open_.server.storage.history.rows[0]) == (trust == "central")

@@ -48,6 +48,25 @@ def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
     assert running(tmp_path / "run") == []
 
 
+def test_ctrl_c_once_the_run_is_over_leaves_it_finished(tmp_path: Path) -> None:
+    """The server has written its summary, and the command has not noticed yet."""
+    process, path = started(tmp_path / "run", "--rounds", "1"), tmp_path / "run" / "summary.json"
+    wait_for(lambda: path.exists() or process.poll() is not None, "the summary")
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, errors
+    assert json.loads(printed)["status"] == json.loads(path.read_text())["status"] == "finished"
+    assert json.loads(path.read_text())["privacy"]["epsilon"] > 0
+    assert running(tmp_path / "run") == []
+
+
+def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
+    process = started(tmp_path / "run", "--no-privacy", "--set", "lr=1e42")  # past the largest float32
+    _, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1, errors
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"
+
+
 def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = started(out)

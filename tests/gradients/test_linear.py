@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Compute, NormEC, train
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.gradients.choice import choose_engine
+from normec.models import Logistic, binary_loss
 from normec.problems.problem import Problem
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
 from normec.settings import config
@@ -82,3 +84,12 @@ def test_auto_takes_it_where_it_fits_and_says_so_where_it_does_not() -> None:
     assert choose_engine("auto", network, None, 0).name == "shared"
     with pytest.raises(UsageError, match="softmax and logistic"):
         choose_engine("linear", network, None, 0)
+
+
+@pytest.mark.parametrize("engine", ["linear", "loop"])
+def test_a_record_of_huge_inputs_and_a_tiny_slope_is_clipped(engine: str) -> None:
+    """The square of its slope is 0 in float32, and its gradient is twenty times as long as the clip."""
+    clip, data = 1e-6, TensorDataset(torch.tensor([[1.8e19, 0.0]]), torch.tensor([0.0]))
+    of = Problem(Logistic(2), binary_loss, [data])
+    (block,) = choose_engine(engine, of, None, 0, clip).blocks(torch.tensor([-55 / 1.8e19, 0.0]), {}, 0)
+    assert float(block.grads.double().norm()) <= clip * (1 + 1e-5)

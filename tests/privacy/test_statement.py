@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from normec.errors import UsageError
@@ -87,3 +89,8 @@ def test_importing_needs_torch_and_numpy_only() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("pip install 'normec[privacy]'") == 2
+
+
+def test_numbers_of_numpy_are_taken_as_python_s() -> None:
+    given = Privacy(epsilon=np.float32(2), delta=np.float64(1e-5))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(given.to_dict())) == Privacy(epsilon=2.0).to_dict()

@@ -94,6 +94,19 @@ def superlink(context: typer.Context) -> int:
     return 0
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def supernode(context: typer.Context) -> int:
+    """Run Flower's SuperNode, which runs the server's app, so that only its owner can use its port.
+
+    Takes flower-supernode's options.
+    """
+    _require_flower()
+    from ..federation.flower.access_control import run_flower_supernode
+
+    run_flower_supernode(context.args)
+    return 0
+
+
 @app.command()
 def party(
     superlink: Superlink,
@@ -114,9 +127,9 @@ def party(
     from ..federation.flower.supernode import load_client, run_supernode
     from ..federation.protocol.policy import load_policy
 
-    load_policy(policy)  # report a mistake now, not at the first request
+    largest = load_policy(policy).largest_model  # report a mistake now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
-    run_supernode(load_client(app_), superlink, root_certificates, key, config, poll, patience)
+    run_supernode(load_client(app_), superlink, root_certificates, key, config, largest, poll, patience)
     return 0
 
 

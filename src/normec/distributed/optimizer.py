@@ -59,6 +59,8 @@ class ClientOptimizer(Optimizer):
         rounds: How many steps the noise is calibrated for; only with privacy.
         ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates, can
             do without: the account is then part of `state_dict`.
+        witness: A file on rank 0, in another folder than the ledger, that also counts its lines. A ledger that was
+            restored to an older state is then refused.
         seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
             secret. With one, a training of the same start and settings has the same noise: give one to repeat a
             simulation, not to compare trainings on other data.
@@ -86,6 +88,7 @@ class ClientOptimizer(Optimizer):
         privacy: Privacy | None = None,
         rounds: int | None = None,
         ledger: str | Path | None = None,
+        witness: str | Path | None = None,
         seed: int | None = None,
     ) -> None:
         non_negative(lr=lr)
@@ -120,7 +123,7 @@ class ClientOptimizer(Optimizer):
             self._flat.set(self._of_rank_0(self._flat.values()))
             for p in self._flat.frozen:
                 p.copy_(self._of_rank_0(p.detach().clone()))
-        self._noise = self._noise_of(privacy, rounds, seed, ledger) if privacy else None
+        self._noise = self._noise_of(privacy, rounds, seed, ledger, witness) if privacy else None
         self._show_state()
         self._ready = True
 
@@ -130,12 +133,16 @@ class ClientOptimizer(Optimizer):
         return self._method
 
     def _noise_of(
-        self, privacy: Privacy, rounds: int | None, seed: int | None, ledger: str | Path | None
+        self,
+        privacy: Privacy,
+        rounds: int | None,
+        seed: int | None,
+        ledger: str | Path | None,
+        witness: str | Path | None,
     ) -> OptimizerNoise:
         start = self.communicator.on_rank_zero(lambda: f"{self._flat.checksum()} {self._step_sizes()}")
-        return OptimizerNoise(
-            privacy, self.method, self.n, self._flat.dimension, rounds, seed, self.communicator, ledger, start
-        )
+        d = self._flat.dimension
+        return OptimizerNoise(privacy, self.method, self.n, d, rounds, seed, self.communicator, ledger, start, witness)
 
     def _of_rank_0(self, values: Tensor) -> Tensor:
         return self.communicator.sum(values if self.communicator.rank == 0 else torch.zeros_like(values))

@@ -43,6 +43,7 @@ GAPS = (
     "gradients that the training loop has added up over clients or ranks before the optimizer reads them",
     "the model's buffers, which the optimizer does not see, such as the statistics of BatchNorm layers",
     "what a rank prints or saves, and the fact that it fails or ends, which other ranks notice",
+    "step sizes, and the decision to stop, if the training loop chooses them by losses or gradients without noise",
 )
 REPEATED = "other trainings with the same seed, start and settings: their noise is the same, so differences reveal data"
 FORGETFUL = "releases made after the state from which a new process continues: without ledger= they are not recorded"
@@ -64,6 +65,7 @@ class OptimizerNoise:
         communicator: Communicator,
         ledger: str | Path | None,
         start: str,
+        witness: str | Path | None = None,
     ) -> None:
         """Raises `UsageError` if no rule covers the statement; `start` is a checksum, the same on all ranks."""
         if rounds is None:
@@ -86,7 +88,10 @@ class OptimizerNoise:
         if seed is not None and privacy.noise == "seeded":
             gaps = (*gaps, REPEATED)
         source = seed if seed is not None else communicator.on_rank_zero(lambda: secrets.randbits(128))
-        self._mechanism = mechanism = Mechanism(privacy, method, setting, source, self._name(), NOTES, gaps)
+        if witness is not None and ledger is None:
+            raise UsageError("witness counts the lines of a ledger; give ledger as well, or leave witness out")
+        outside = Path(witness) if witness is not None else None
+        self._mechanism = mechanism = Mechanism(privacy, method, setting, source, self._name(), NOTES, gaps, outside)
         self._communicator, self._rounds, self._clients = communicator, rounds, clients
         self._budget = Budget(mechanism, communicator, {})
         self._ledger = Path(ledger) if ledger is not None else None

@@ -157,7 +157,7 @@ def training(
             precision=config.precision,
             communicator=communicator,
         ),
-        storage=Storage(checkpoint_seconds=config.checkpoint_seconds),
+        storage=Storage(checkpoint_seconds=config.checkpoint_seconds, witness=config.witness),
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
+from ..algorithms.operators import smallest_reliable_norm
 from ..data.augment import Transform, treats_records_alone
 from ..models import Logistic, Softmax, binary_loss
 from ..problems.client_data import ResidentRecords
@@ -172,7 +173,9 @@ class LinearEngine:
         shares = weights
         if self._clip is not None:
             squares = (inputs * inputs).sum(-1) + (0 if self._binary else 1)
-            norms = (squares * (slopes * slopes).sum(-1)).sqrt()
+            # Squares below the normal numbers count as the smallest reliable one, so the norm is never too small.
+            steep = (slopes * slopes).sum(-1).clamp_min(smallest_reliable_norm(slopes.dtype) ** 2)
+            norms = (squares * steep).sqrt()
             shares = weights * (self._clip / norms).clamp(max=1.0)
         weighted = slopes * shares[..., None]
         grads = torch.einsum("cbk,cbf->ckf", weighted, inputs).flatten(1)

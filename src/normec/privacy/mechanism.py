@@ -31,6 +31,7 @@ from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..sampling.random_streams import Key, Stream
 from ..system.files import read_if_present, writing
+from ..system.processes import process_identity
 from .accounting import Account, Event, mu_for
 from .hash_chain import read_chain
 from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable, without_used_coins
@@ -69,20 +70,17 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     The record rule for hidden memories is proved only for error feedback (`ErrorFeedbackScheme`). A method with a state
     of another kind has no Lipschitz constant for the rules, because a record may act through the state.
     """
-    own = not works_by_rows(method)
-    steps = Steps(method, torch.zeros(dimension, dtype=torch.float64), one_by_one=own)
+    steps = Steps(method, torch.zeros(dimension))
     scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
         isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
     )  # numbers, not properties that may say something else the next time
     claimed = claim_covers(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
     lipschitz = method.lipschitz if claimed and method.lipschitz is not None else math.inf
-    if own and math.isfinite(lipschitz):
-        _refuse_false_constant(steps, lipschitz, dimension)
     beta, decay = (method.beta, method.decay) if isinstance(method, ErrorFeedbackScheme) else (1.0, 0.0)
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
 
 
-def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> None:
+def _refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
     """Refuse a constant that some pairs of made-up gradients contradict; that none does is no proof.
 
     The rule for hidden memories needs more than the constant: a map that is cocoercive, as gradients of convex
@@ -91,6 +89,7 @@ def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> No
     draw = torch.Generator().manual_seed(0)
     directions = torch.randn(4, dimension, dtype=torch.float64, generator=draw)
     directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
+    steps = Steps(method, torch.zeros(dimension, dtype=torch.float64), one_by_one=True)
     key = Key(Stream(0, "operator"), 0, torch.arange(1))
     public = steps.broadcast(steps.initial_server_state)
 
@@ -107,7 +106,7 @@ def _refuse_false_constant(steps: Steps, lipschitz: float, dimension: int) -> No
             falls_short = steps.stateful and float(gap @ moved) < length**2 / lipschitz - 1e-6 * length * most
             if length > most * (1 + 1e-6) or falls_short:
                 raise UsageError(
-                    f"{steps.method.name} states lipschitz = {lipschitz:g}, and gradients {float(gap.norm()):g} apart "
+                    f"{method.name} states lipschitz = {lipschitz:g}, and gradients {float(gap.norm()):g} apart "
                     f"move its message by {length:g}; state a larger constant, or None"
                 )
 
@@ -124,6 +123,7 @@ class Mechanism:
         name: str = "",
         notes: tuple[str, ...] = (),
         gaps: tuple[str, ...] = (),
+        witness: Path | None = None,
     ) -> None:
         """Derive the release and calibrate the noise.
 
@@ -132,6 +132,7 @@ class Mechanism:
                 with the same seed share no noise.
             notes: Remarks for reports of ε.
             gaps: What this run does not cover, in addition to the list of the statement.
+            witness: A file outside the ledger's folder that also counts its lines (see `Ledger`).
         """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
@@ -143,6 +144,7 @@ class Mechanism:
                 "vanish in single precision; raise the bound, and lower the step size by as much"
             )
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
+            _refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma
@@ -150,9 +152,10 @@ class Mechanism:
         self._account = Account(privacy.delta)
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
-        self.name, self._notes, self._gaps = name, notes, gaps
+        self.name, self._notes, self._gaps, self._witness = name, notes, gaps, witness
         # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once.
         self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
+        self._owner: tuple[int, ...] | None = None  # the process that pays for the rounds
         self._paid: int | None = None
         self._attempt = 0
         self._recalled = False
@@ -181,7 +184,8 @@ class Mechanism:
             raise UsageError(f"{path} is missing; restore it from a backup, or start again in another folder")
         try:
             with writing(path):
-                self._ledger = Ledger(path, self.privacy, self.setting.rounds, Head(*expect) if expect else None)
+                head = Head(*expect) if expect else None
+                self._ledger = Ledger(path, self.privacy, self.setting.rounds, head, witness=self._witness)
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None
 
@@ -211,6 +215,7 @@ class Mechanism:
         """
         self._paid, self._sum = None, None
         if self._ledger is None:
+            self._refuse_forks()
             attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
             event = without_used_coins(self.release.event(self.sigma, round), attempt)
             self._account = self._with(event, round)
@@ -218,6 +223,15 @@ class Mechanism:
             with writing(self._ledger.path):
                 attempt = self._spend(self._ledger, round, key).attempt
         self._paid, self._attempt, self._recalled = round, attempt, False
+
+    def _refuse_forks(self) -> None:
+        """Refuse a fork, which would release the same rounds with other noise beside this account in memory."""
+        self._owner = self._owner or process_identity()
+        if not self.simulated and self._owner != process_identity():
+            raise UsageError(
+                f"process {self._owner[1]} has begun to pay for these rounds, and this process is a fork of it; "
+                "keep the account in a ledger, or start another run in this process"
+            )
 
     def _spend(self, ledger: Ledger, round: int, key: str | None) -> Receipt:
         if key is None or self._chunk == 1:

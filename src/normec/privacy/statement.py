@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 from ..errors import UsageError, at_least, fraction, one_of, open_unit, positive
@@ -78,6 +79,16 @@ class Privacy:
     record_clip: float | None = None
 
     def __post_init__(self) -> None:
+        for name in (
+            "epsilon",
+            "delta",
+            "sampling",
+            "sigma",
+            "record_clip",
+        ):  # NumPy's numbers become Python's, for files
+            value: Any = getattr(self, name)
+            if not isinstance(value, int | float) and isinstance(value, Real):
+                object.__setattr__(self, name, float(value))
         for name, choices in _CHOICES.items():
             if name != "noise" or self.noise is not None:
                 one_of(choices, **{name: getattr(self, name)})
@@ -171,7 +182,7 @@ class Privacy:
     def not_covered(self) -> list[str]:
         """What the guarantee does not cover; part of every report."""
         gaps = [
-            "the choice of hyper-parameters, if it looked at the same data in other runs",
+            "the start, the step sizes and all other settings, if they were chosen by looking at the same data",
             "numbers published beside the messages (training losses, norms, counts, timings)",
             "a model chosen among rounds by un-noised results on the protected data",
             "other runs on the same data: their epsilons add up",

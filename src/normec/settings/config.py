@@ -338,6 +338,13 @@ class RunConfig(BaseModel):
     record_clip: float | None = setting(
         None, "Norm to which each record's gradient is clipped, with unit = record", "privacy"
     )
+    witness: str | None = setting(
+        None,
+        "File in another folder that also counts the ledger's lines, so that a restored older ledger is refused",
+        "privacy",
+        unset="none",
+        identity=False,
+    )
     public_sizes: bool = setting(False, "Declare public how many records each client holds", "privacy", identity=False)
 
     lr: float | Literal["theory"] | None = setting(

@@ -123,11 +123,14 @@ class TrainingLoop:
     def steps(self, asked: Callable[[], bool]) -> Generator[None, None, Run]:
         """Yield after every round until the run ends or `asked` returns True; then close the run's files."""
         try:
-            torch.set_num_threads(self.engine.threads)
+            threads = self.engine.threads
+            torch.set_num_threads(threads)
             state = self._started()
             self.asked = asked
             while not self._stop() and self._advance(state):
                 yield
+                if torch.get_num_threads() != threads:  # another run or a callback changed it
+                    torch.set_num_threads(threads)
             return self._ended(state)
         finally:
             self.storage.close()

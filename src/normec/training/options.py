@@ -124,6 +124,8 @@ class Storage:
 
     Args:
         checkpoint_seconds: Seconds between two checkpoints; 0 writes one after every round.
+        witness: A file in another folder, one for each private run, that also counts the lines of the ledger. A folder
+            that was restored to an older state, or deleted and begun again, has lost releases and is then refused.
 
     Raises:
         UsageError: The number of seconds is negative or not finite.
@@ -134,6 +136,7 @@ class Storage:
     """
 
     checkpoint_seconds: float = 30.0
+    witness: str | Path | None = None
 
     def __post_init__(self) -> None:
         non_negative(checkpoint_seconds=self.checkpoint_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,8 @@ from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.participation import Participation
 from .code_digest import UnknownObject, code_digest
+
+_ARITHMETIC = ("MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "ATEN_", "KMP_", "CUBLAS_", "NVIDIA_TF32_", "TORCH_ALLOW_TF32_")
 
 
 def computation_digest(problem: Objective, method: Method, participation: Participation) -> str | None:
@@ -54,9 +57,17 @@ def sums_in_fixed_order(engine: str, device: torch.device) -> bool:
 
 
 def machine_facts(device: torch.device) -> tuple[str, ...]:
-    """Return what the bits of a sum and of its noise depend on: versions, processor, instruction set, GPU."""
+    """Return what the bits of a sum and of its noise depend on: versions, processor, GPU, and how they round.
+
+    This includes the environment variables that choose instructions or kernels of the libraries behind torch.
+    """
     versions = [__version__, torch.__version__, np.__version__, platform.python_version()]  # NumPy draws the noise
     how = [torch.backends.cpu.get_cpu_capability(), f"mkldnn {torch.backends.mkldnn.enabled}"]
+    for kind in ("matmul", "conv"):  # a CPU may round the inputs of products as well
+        how.append(f"{kind} {getattr(getattr(torch.backends.mkldnn, kind, None), 'fp32_precision', None)}")
+    how.append(f"subnormals {float(torch.tensor([1e-40]) * 1) != 0}")
+    how.append(f"deterministic {torch.are_deterministic_algorithms_enabled()}")
+    how += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_ARITHMETIC)]
     found = [*versions, device.type, _processor(), *how]
     if device.type == "cuda":
         found += [torch.cuda.get_device_name(device), str(torch.version.cuda), str(torch.backends.cudnn.version())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -25,6 +26,7 @@ def settings_used(
     privacy: Privacy | None,
     engine: str,
     checkpoint_seconds: float,
+    witness: str | Path | None,
 ) -> dict[str, Any]:
     """Return all arguments and defaults of `train`, under the names of `normec train --settings`.
 
@@ -37,6 +39,7 @@ def settings_used(
         privacy: The privacy statement, with the source of its noise.
         engine: The name of the engine that computes the gradients.
         checkpoint_seconds: The seconds between two checkpoints.
+        witness: The file outside the folder that also counts the ledger's lines.
 
     Returns:
         Plain values by name. Settings without a value, such as the batch size of full gradients, are left out.
@@ -50,7 +53,7 @@ def settings_used(
         "method": _name(method),
         "private": privacy is not None,
         **terms,
-        "lr": plan.lr if not callable(plan.lr) else plan.identity()["lr"],
+        "lr": plan.lr if isinstance(plan.lr, float) else plan.identity()["lr"],
         "rounds": plan.rounds,
         "warmup": plan.warmup,
         "batch_size": plan.batch_size,
@@ -70,6 +73,7 @@ def settings_used(
         "memory_dtype": _dtype(plan.memory.dtype or problem.x0.dtype),
         "memory_home": plan.memory.home,
         "checkpoint_seconds": float(checkpoint_seconds),
+        "witness": str(witness) if witness is not None else None,
         "method_settings": method.spec(),
     }
     return present(used)

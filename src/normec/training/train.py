@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -102,7 +103,8 @@ def train(
         problem: What is minimised: a `Problem`, or plain functions (`Problem.from_functions`).
         method: What clients send and what the server does with it, such as `NormEC`.
         lr: The step size: a number, a function of the round, or "theory" for the step size with the best guarantee
-            (`normec.theory`).
+            (`normec.theory`). The function is called for all rounds before the first round begins, so that it cannot
+            depend on the clients' data.
         rounds: The number of rounds.
         epochs: The number of passes over the average client's records, instead of `rounds`.
         batch_size: Records per gradient (default: full local gradients).
@@ -124,14 +126,14 @@ def train(
         logging: What is recorded, and how often.
         memory: The clients' first memories, and how the table of them is kept.
         compute: Types, engine, precision and processes.
-        storage: How often checkpoints are written.
+        storage: How often checkpoints are written, and which file outside the folder also counts the ledger's lines.
 
     Returns:
         The run: the final model, the history, and what was spent. `run.stopped` says why it ended early, if it did.
 
     Raises:
-        UsageError: An argument is wrong, two contradict each other, no privacy rule covers the run, or the folder holds
-            another run.
+        UsageError: An argument is wrong, two contradict each other, no privacy rule covers the run, the folder holds
+            another run, or its ledger has fewer lines than the witness counts.
         Diverged: A gradient or a message is not finite, or a message exceeds its bound.
 
     Example:
@@ -173,7 +175,7 @@ def train(
 def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoop:
     """Validate the arguments of `train`, and return its loop before the first round."""
     logging, memory, compute, out = options.logging, options.memory, options.compute, options.out
-    communicator = compute.communicator or SingleProcess()
+    communicator, witness = compute.communicator or SingleProcess(), options.storage.witness
     rounds, epochs, batch_size = map(_plain, (options.rounds, options.epochs, _batch_size(options)))
     local = options.local
     if local is not None:
@@ -212,7 +214,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         sampled = batch_size or batch_rate or options.participation or local
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
-        lr=lr,
+        lr=_scheduled(lr, total) if callable(lr) else lr,
         rounds=total,
         batch_size=batch_size,
         batch_rate=batch_rate,
@@ -240,11 +242,16 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
             f"memory_dtype is for memories made of messages alone; {method.name} keeps its states in the model's "
             f"{problem.x0.dtype}"
         )
+    if witness is not None and (privacy is None or out is None):
+        raise UsageError(
+            "witness counts the lines of the ledger of a private run in a folder; give privacy and out as well, or "
+            "leave witness out"
+        )
     plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
         notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
-        mechanism = _mechanism(problem, method, plan, privacy, notes)
+        mechanism = _mechanism(problem, method, plan, privacy, notes, Path(witness) if witness is not None else None)
         if isinstance(problem, Problem):
             _refuse_shared_records(problem, privacy, plan.diagnostics)
         # Before anything else runs the caller's code, which may keep what it saw first.
@@ -270,8 +277,17 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         problem, method, plan, compute.engine, storage, seconds, watching, mechanism, communicator, kept
     )
     if storage.out is not None:
-        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, seconds)
+        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, seconds, witness)
     return loop
+
+
+def _scheduled(lr: Schedule, rounds: int) -> tuple[float, ...]:
+    """Return the step sizes of all rounds, before any data are read: x may depend on the data by messages only."""
+    sizes = tuple(float(lr(k)) for k in range(rounds))
+    for k, size in enumerate(sizes):
+        if not (math.isfinite(size) and size >= 0):
+            raise UsageError(f"lr must be >= 0 and finite, got {size} in round {k}")
+    return sizes
 
 
 def _check_method(method: Any) -> None:
@@ -385,7 +401,14 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     return claimed or given or Everyone()
 
 
-def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy, notes: tuple[str, ...]) -> Mechanism:
+def _mechanism(
+    problem: Objective,
+    method: Method,
+    plan: Plan,
+    privacy: Privacy,
+    notes: tuple[str, ...],
+    witness: Path | None,
+) -> Mechanism:
     from ..privacy.mechanism import Mechanism
     from ..privacy.setting import FULL, Sampling, Setting
 
@@ -429,7 +452,8 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
         local_steps=plan.local is not None,
     )
-    return Mechanism(privacy, method, setting, plan.privacy_seed, noise_name(method, privacy, plan, setting), notes)
+    name = noise_name(method, privacy, plan, setting)
+    return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness)
 
 
 def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -> str:

@@ -78,7 +78,7 @@ KINDS: dict[str, Callable[[Fields], Any]] = {
     "a huge loss": lambda r: to_records({**honest(r), "loss": 1.7e308}),
     "a round to come": lambda r: to_records({**honest(r), "round": 2**40}),
     "a large array": lambda r: with_message(r, np.random.default_rng(0).normal(size=8_000_000)),
-    "two thousand arrays": lambda r: to_records({**honest(r), **{f"v{i}": np.ones(1) * i for i in range(2000)}}),
+    "three hundred arrays": lambda r: to_records({**honest(r), **{f"v{i}": np.ones(1) * i for i in range(300)}}),
     "many fields": lambda r: to_records({**honest(r), **{f"f{i}": i for i in range(50_000)}}),
     "handshake after handshake": lambda r: to_records(
         to_fields(Refusal(r["run"], r["node"], r["round"], "state", secrets.token_hex(16)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from normec import Callback, NormEC, Privacy, Problem, Storage, train
+from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 
 from ...support.waiting import LIMIT
@@ -147,3 +150,48 @@ def test_another_statement_is_another_run(tmp_path: Path) -> None:
         train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=6), **RUN)
     with pytest.raises(UsageError, match=r"another configuration: (privacy|diagnostics) is"):
         train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", **RUN)
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_folder_that_was_restored_or_deleted_is_refused_by_a_witness(noise: Any, tmp_path: Path) -> None:
+    folder, older = tmp_path / "run", tmp_path / "older"
+    options: dict[str, Any] = {"lr": 0.1, "rounds": 6, "out": folder, "storage": Storage(witness=tmp_path / "witness")}
+    options["privacy"] = Privacy(epsilon=8.0, trust="secure-sum", noise=noise)
+    train(problem(), NormEC(0.1, 0.1), callbacks=[Stop(2)], **options)
+    shutil.copytree(folder, older)
+    assert train(problem(), NormEC(0.1, 0.1), **options).finished
+    shutil.rmtree(folder)
+    shutil.copytree(older, folder)
+    with pytest.raises(UsageError, match="witness"):
+        train(problem(), NormEC(0.1, 0.1), **options)
+    shutil.rmtree(folder)
+    with pytest.raises(UsageError, match="witness"):
+        train(problem(), NormEC(0.1, 0.1), **options)
+
+
+@pytest.mark.parametrize("missing", ["privacy", "out"])
+def test_a_witness_needs_a_ledger(missing: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"privacy": Privacy(epsilon=8.0), "out": tmp_path / "run"}
+    del options[missing]
+    with pytest.raises(UsageError, match="witness counts the lines of the ledger"):
+        train(problem(), NormEC(0.1, 0.1), lr=0.1, rounds=2, storage=Storage(witness=tmp_path / "witness"), **options)
+
+
+def test_the_optimizer_s_ledger_has_a_witness_too(tmp_path: Path) -> None:
+    home = tmp_path / "job"
+
+    def stepped() -> None:
+        x = nn.Parameter(torch.zeros(3))
+        options: dict[str, Any] = {"ledger": home / "ledger.jsonl", "witness": tmp_path / "witness", "rounds": 9}
+        optimizer = ClientOptimizer([x], NormEC(0.1, 0.1), 0.1, privacy=Privacy(epsilon=8.0), **options)
+        x.grad = torch.ones(3)
+        optimizer.step()
+        optimizer.close()
+
+    stepped()
+    shutil.copytree(home, tmp_path / "older")
+    stepped()
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "older", home)
+    with pytest.raises(UsageError, match="witness"):
+        stepped()

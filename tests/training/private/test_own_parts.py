@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, Logging, Memory, NormEC, Poisson, Privacy, Problem, SmoothedNorm, UsageError, train
+from normec import (
+    DPSGD,
+    Callback,
+    Compute,
+    Logging,
+    Memory,
+    NormEC,
+    Poisson,
+    Privacy,
+    Problem,
+    SmoothedNorm,
+    UsageError,
+    train,
+)
 from normec.problems.functions import FunctionProblem
 
 PRIVATE = Privacy(epsilon=1.0, trust="secure-sum")
@@ -142,3 +156,53 @@ def test_whole_numbers_of_numpy_are_taken(given: Callable[[Any], dict[str, Any]]
     found = train(functions(), METHOD, **options | given(np.int64), out=tmp_path / "run")
     expected = train(functions(), METHOD, **options | given(int))
     assert torch.equal(found.x, expected.x)
+
+
+def test_a_schedule_cannot_look_at_what_the_loss_has_seen() -> None:
+    """Step sizes by the training loss would carry it into x without noise."""
+    seen: list[float] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = F.cross_entropy(outputs, targets)
+        seen.append(float(value.detach()))
+        return value
+
+    def plateau(round: int) -> float:  # noqa: ARG001
+        return min(seen, default=0.1)
+
+    of = built(Problem, TensorDataset, 3)
+    of.loss = loss
+    quiet = Privacy(sigma=1e-12, trust="secure-sum")
+    by_schedule = train(of, METHOD, lr=plateau, rounds=3, privacy=quiet, seed=3, compute=Compute(engine="loop")).x
+    assert seen
+    by_number = train(of, METHOD, lr=0.1, rounds=3, privacy=quiet, seed=3, compute=Compute(engine="loop")).x
+    torch.testing.assert_close(by_schedule, by_number)
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_fork_does_not_release_beside_an_account_in_memory(noise: Any) -> None:
+    """A child that goes on with a run has noise of its own, unless it is seeded, and neither account knows of both."""
+    outcomes: list[bytes] = []
+
+    class Forking(Callback):
+        def round(self, round: int) -> None:
+            if round == 1:
+                self.receive, send = os.pipe()
+                self.child = os.fork()
+                self.tell = send if self.child == 0 else os.close(send)
+
+    forking = Forking()
+    privacy = Privacy(epsilon=1.0, trust="secure-sum", noise=noise)
+    try:
+        train(built(Problem, TensorDataset, 3), METHOD, lr=0.1, rounds=3, privacy=privacy, seed=3, callbacks=[forking])
+        said = b"released"
+    except UsageError as error:
+        said = str(error).encode()
+    if forking.child == 0:
+        os.write(forking.tell, said)  # type: ignore[arg-type]
+        os._exit(0)
+    with os.fdopen(forking.receive, "rb") as pipe:
+        outcomes.append(pipe.read())
+    os.waitpid(forking.child, 0)
+    assert said == b"released"
+    assert (b"a fork of it" in outcomes[0]) == (noise == "secure")

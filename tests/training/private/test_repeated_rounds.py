@@ -15,7 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import DPSGD, Clip, Compute, ErrorFeedback, Method, NormEC, Privacy, Problem, Run, SmoothedNorm, train
+from normec import (
+    DPSGD,
+    Callback,
+    Clip,
+    Compute,
+    ErrorFeedback,
+    Method,
+    NormEC,
+    Privacy,
+    Problem,
+    Run,
+    SmoothedNorm,
+    train,
+)
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.privacy import Account, Event
@@ -125,7 +138,7 @@ def test_a_gpu_that_may_add_up_otherwise_has_its_sums_kept(
 ) -> None:
     """Kernels of a caller's layers may add up in any order there, and sums that differ in a bit are two releases."""
     graphics = torch.device("cuda")
-    monkeypatch.setattr(loop, "adds_in_one_order", lambda name, _: repeatability.adds_in_one_order(name, graphics))
+    monkeypatch.setattr(loop, "sums_in_fixed_order", lambda name, _: repeatability.sums_in_fixed_order(name, graphics))
     whole = rewound(tmp_path / "run", problem(), compute=Compute(engine=engine))
     lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1:]
     assert {json.loads(line)["key"] is None for line in lines} == {kept}
@@ -272,3 +285,43 @@ def test_a_repeated_round_gains_nothing_from_coins_that_were_used(coins: str, tm
     multiplier = lines[0]["multiplier"]
     events = [Event(multiplier, rate, ROUNDS), Event(multiplier, 1.0, ROUNDS - STOPPED)]
     assert run.privacy.epsilon == Account(1e-5, events).epsilon()
+
+
+@pytest.mark.parametrize("how", ["subnormals", "variable", "products"])
+def test_arithmetic_of_another_kind_makes_another_release(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What rounds otherwise gives other bits, and under the same noise their difference would be in the clear."""
+    folder, usual = tmp_path / "run", torch.backends.mkldnn.matmul.fp32_precision
+    rewound(folder, problem())
+    try:
+        if how == "subnormals":
+            assert torch.set_flush_denormal(True)
+        elif how == "variable":
+            monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+        else:
+            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        made(folder, problem())
+    finally:
+        torch.set_flush_denormal(False)
+        torch.backends.mkldnn.matmul.fp32_precision = usual
+    assert releases(folder) == ONCE + REPEATED
+
+
+def test_the_number_of_threads_stays_that_of_the_run() -> None:
+    """Sums over other parts have other bits, and the key of a release holds the number that the run began with."""
+    seen: list[int] = []
+
+    class Setting(Callback):
+        def round(self, round: int) -> None:
+            torch.set_num_threads(1 + round % 2)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return F.cross_entropy(outputs, targets)
+
+    of = problem()
+    of.loss = loss
+    options: dict[str, Any] = {"privacy": PRIVACY, "compute": Compute(engine="loop"), "callbacks": [Setting()]}
+    train(of, NormEC(0.1, 0.1), lr=0.1, rounds=4, **options)
+    assert set(seen[-12:]) == {1}

@@ -1,13 +1,21 @@
-"""Access control for a SuperLink: only its owner may control it.
+"""Access control for the ports of Flower's SuperLink and SuperNode: only their owner may control them.
 
-Flower's SuperLink serves all of its interfaces at one address. Parties use the fleet interface and sign with registered
-keys. The other interfaces start runs, register parties and act as the server of a run, and require no authentication:
-anybody who reaches the port can start an app, which runs as the SuperLink's owner and sees all that the server sees.
+A SuperLink serves all of its interfaces at one address. Parties use the fleet interface and sign with registered keys.
+The other interfaces start runs, register parties and act as the server of a run, and require no authentication: anybody
+who reaches the port can start an app, which runs as the SuperLink's owner and sees all that the server sees. A
+SuperNode also opens a port, for the processes that run its apps. Anybody who reaches it can answer for the party, and
+can replace the party's folder and policy, and so run code as the SuperNode's owner.
 
-`OwnerOnly` restricts these interfaces. The fleet interface stays open to all; any other request is answered only if it
-comes from a process of the same user (or of root) on the same machine. On Linux, /proc/net/tcp names the user at the
-other end of a connection. Other systems only check that the connection comes over the loopback interface, which all
-users of a machine share.
+`OwnerOnly` restricts both. It answers a request only if it comes from a process of the same user (or of root) on the
+same machine, over the loopback interface. On Linux, /proc/net/tcp names the user at the other end of a connection.
+Other systems only check the loopback interface, which all users of a machine share. The user alone is not enough: in a
+container without root privileges, a process of the container's own root may forward requests from outside, and they
+come from the container's address.
+
+`OwnerAndParties` also admits parties to the fleet interface. Flower reads a whole request before it checks who sent it,
+and believes a party about the sender of a message. Here the signature is checked first, a request is cut off at
+`LARGEST_BODY`, and a party can only push answers of its own. Flower accepts one answer to a request, so the list of an
+answer's objects (`LARGEST_LIST`) limits what a party can store.
 """
 
 from __future__ import annotations
@@ -15,60 +23,149 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import os
+import socket
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
 from ...system.files import PRIVATE_FILE
 
-OPEN = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
+FLEET = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
+PUSH = FLEET + "push-messages"
 HEALTH = "/health"
+LARGEST_BODY = 8 * 2**20  # bytes of a party's request; Flower sends arrays in chunks of 5 MiB
+LARGEST_LIST = 2**16  # bytes of the list of an answer's objects: about a thousand of them
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-REFUSAL = b"only the SuperLink's owner may control it, from a process of the same user on the same machine\n"
 LOOKS = 3  # readings of the kernel's table, which may skip a line while connections open and close
 _ESTABLISHED = "01"
+
+# Proxies, which forward the requests of others, add the first three headers; with x-forwarded-for, the web server would
+# also believe the sender about where the request comes from. Browsers, which run scripts of any page, add the last one.
+FORWARDED = (b"x-forwarded-for", b"forwarded", b"via", b"origin")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Address = tuple[str, int]
 
 
 class OwnerOnly:
-    """ASGI middleware that passes on only the requests that are `admitted`."""
+    """ASGI middleware that passes on only the requests of the owner.
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._app = app
+    Args:
+        app: Flower's program.
+        hosts: Addresses at which the program listens; the owner's requests may also come from them.
+    """
+
+    def __init__(self, app: App, hosts: Collection[str] = ()) -> None:
+        self._app, self._hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and admitted(scope)):
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            kind = [(b"content-type", b"text/plain; charset=utf-8")]
-            await send({"type": "http.response.start", "status": 403, "headers": kind})
-            await send({"type": "http.response.body", "body": REFUSAL})
-        else:  # the SuperLink has no other interfaces
+        elif scope["type"] != "http":  # Flower has no other interfaces
             await send({"type": "websocket.close", "code": 1008})
+        elif scope["path"] == HEALTH or from_owner(scope, self._hosts):
+            await self._app(scope, receive, send)
+        else:
+            await _refuse(
+                send, 403, "only the owner may control this port, from a process of the same user on the same machine"
+            )
 
 
-def admitted(scope: Scope) -> bool:
-    """Whether a request goes to the fleet interface or comes from a process of the owner."""
-    if scope["path"].startswith(OPEN) or scope["path"] == HEALTH:
-        return True
-    # With this header, the web server would believe the sender about where the request comes from.
-    if any(name.lower() == b"x-forwarded-for" for name, _ in scope["headers"]):
+class OwnerAndParties(OwnerOnly):
+    """ASGI middleware that passes on the requests of the owner, and of registered parties to the fleet interface.
+
+    Args:
+        app: Flower's SuperLink.
+        registered: Whether the headers of a request are signed with the key of a registered party.
+        hosts: As in `OwnerOnly`.
+    """
+
+    def __init__(self, app: App, registered: Callable[[Scope], Awaitable[bool]], hosts: Collection[str] = ()) -> None:
+        super().__init__(app, hosts)
+        self._registered = registered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(FLEET):
+            await super().__call__(scope, receive, send)
+        elif not await self._registered(scope):
+            await _refuse(send, 401, "this request is not signed by a registered party")
+        elif (body := await _body(receive, most := LARGEST_LIST if scope["path"] == PUSH else LARGEST_BODY)) is None:
+            await _refuse(send, 413, f"a party's request may have at most {most} bytes here")
+        elif scope["path"] == PUSH and not own_answers(body):
+            await _refuse(send, 403, "a party may only push answers of its own")
+        else:
+            await self._app(scope, _replayed(body, receive), send)
+
+
+def from_owner(scope: Scope, hosts: Collection[str]) -> bool:
+    """Whether a request comes from a process of the owner, over the loopback interface or from one of `hosts`."""
+    if any(name.lower() in FORWARDED for name, _ in scope["headers"]):
         return False
     client, server = scope.get("client"), scope.get("server")
     if not client or not server or server[1] is None:
         return False
-    if sys.platform != "linux":
-        return ipaddress.ip_address(client[0]).is_loopback
+    loopback = ipaddress.ip_address(_plain(*client)[0]).is_loopback
+    if sys.platform != "linux" or not (loopback or client[0] in hosts):
+        return loopback
     found = None
     for _ in range(LOOKS):
         found = holder(client, server) if found is None else found
     return found in (0, os.getuid())
+
+
+def own_answers(body: bytes) -> bool:
+    """Whether all messages that a node pushes are answers to requests, in its own name.
+
+    Flower stores a message that answers no request as a request of the server, to any node that the message names.
+    """
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        pushed = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    known = [message.metadata for message in pushed.messages_list]
+    return all(one.reply_to_message_id and one.src_node_id == pushed.node.node_id for one in known)
+
+
+async def _body(receive: Receive, most: int) -> bytes | None:
+    """Read the body of a request; None if it breaks off or has more than `most` bytes, and reading stops there."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return what the app receives of a request whose body was already read."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return left.pop() if left else await receive()
+
+    return again
+
+
+async def _refuse(send: Send, status: int, why: str) -> None:
+    kind = [(b"content-type", b"text/plain; charset=utf-8")]
+    await send({"type": "http.response.start", "status": status, "headers": kind})
+    await send({"type": "http.response.body", "body": f"{why}\n".encode()})
 
 
 def holder(client: Address, server: Address) -> int | None:
@@ -104,11 +201,8 @@ def _listed(text: str) -> tuple[bytes, int]:
 
 
 def run_superlink(arguments: list[str]) -> None:
-    """Run Flower's SuperLink with the options of `flower-superlink`, behind `OwnerOnly`."""
-    if sys.platform == "linux" and not os.access(TABLES[0], os.R_OK):
-        raise UsageError(
-            f"cannot read {TABLES[0]}, which names the owners of connections; allow this process to read it"
-        )
+    """Run Flower's SuperLink with the options of `flower-superlink`, behind `OwnerAndParties`."""
+    _check_system()
     if "--enable-supernode-auth" not in arguments:
         raise UsageError("--enable-supernode-auth is missing; without it, anybody could act as a party")
     from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API
@@ -121,18 +215,80 @@ def run_superlink(arguments: list[str]) -> None:
     made = main.create_app
 
     def restricted(*given: Any, **named: Any) -> Any:
-        return OwnerOnly(made(*given, **named))
+        app = made(*given, **named)
+        return OwnerAndParties(app, partial(_signed, app), _listening(arguments))
 
     setattr(main, "create_app", restricted)  # noqa: B010  (the app that Flower's command serves)
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 
 
+def run_flower_supernode(arguments: list[str]) -> None:
+    """Run Flower's SuperNode with the options of `flower-supernode`, its port behind `OwnerOnly`."""
+    _check_system()
+    from flwr.supernode import main
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    made = main.create_app
+
+    def restricted(*given: Any, **named: Any) -> Any:
+        return OwnerOnly(made(*given, **named), _listening(arguments))
+
+    setattr(main, "create_app", restricted)  # noqa: B010  (the app that Flower's command serves)
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+def _check_system() -> None:
+    if sys.platform == "linux" and not os.access(TABLES[0], os.R_OK):
+        raise UsageError(
+            f"cannot read {TABLES[0]}, which names the owners of connections; allow this process to read it"
+        )
+
+
+async def _signed(app: Any, scope: Scope) -> bool:
+    """Whether the headers of a request to a SuperLink are signed with a registered key, by Flower's own rules."""
+    from fastapi import HTTPException, Request
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.dependencies.linkstate import get_linkstate
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+    from starlette.concurrency import run_in_threadpool
+
+    def found() -> bool:
+        request = Request({**scope, "app": app, "state": {}})
+        try:
+            key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+            request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # a request that names no node
+            authenticate_node(request)
+        except (HTTPException, ValueError):
+            return False
+        return get_linkstate(request).get_node_id_by_public_key(key) is not None
+
+    return await run_in_threadpool(found)
+
+
 def _protect_database(arguments: list[str]) -> None:
     """Create a new database readable by its owner only; it holds messages, under central trust without noise."""
-    values = [value for name, value in itertools.pairwise(arguments) if name == "--database"]
-    values += [value.removeprefix("--database=") for value in arguments if value.startswith("--database=")]
-    for value in values:
-        path = value.removeprefix("sqlite:///")
-        if not path.startswith(":") and "://" not in path:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+    path = _value(arguments, "--database").removeprefix("sqlite:///")
+    if path and not path.startswith(":") and "://" not in path:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+
+
+def _value(arguments: list[str], option: str) -> str:
+    """Return the value of an option, which is the last one given; empty if the option is absent."""
+    found = ""
+    for word, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        if word == option:
+            found = after
+        elif word.startswith(f"{option}="):
+            found = word.removeprefix(f"{option}=")
+    return found
+
+
+def _listening(arguments: list[str]) -> set[str]:
+    """Return the addresses of the host at which Flower's program is told to listen."""
+    host = _value(arguments, "--host")
+    with suppress(OSError):  # Flower reports what is wrong with it
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)} if host else set()
+    return set()

@@ -1,11 +1,14 @@
-"""Download the answer of a party from the SuperLink, within limits on bytes, objects and time.
+"""Download a message from a SuperLink, within limits on bytes, objects and time; servers and parties both use it.
 
-Flower's own reader fetches and decodes whatever a node announces. An array may have any size, and may repeat one stored
-chunk any number of times; a table may have a million fields. Here a message is measured before it is read: responses of
-the SuperLink are cut off at a size, the objects of a message are counted before the first one is fetched, and the sizes
-of an array's chunks are added up before they are joined. A message that exceeds one of these limits, or whose parts do
-not arrive, is deleted at the SuperLink. If the SuperLink's list of a message's objects is itself too long, there is
-nothing with which to delete the message, and it stays there until Flower's own time limit.
+Flower's own reader fetches and decodes whatever is announced. An array may have any size, and may repeat one stored
+chunk any number of times; a table may have a million fields; a response may be compressed, or redirect the client to
+another address. Here a message is measured before it is read: responses of the SuperLink are cut off at a size,
+compressed responses are refused and redirects are not followed (`limit_responses`), the objects of a message are
+counted before the first one is fetched, and the sizes of an array's chunks are added up before they are joined.
+
+A message that exceeds one of these limits, or whose parts do not arrive, is deleted at the SuperLink. If the
+SuperLink's list of a message's objects is itself too long, there is nothing with which to delete the message, and it
+stays there until Flower's own time limit.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,21 +40,71 @@ class PartsMissing(Exception):  # noqa: N818  (a state of the network, not an er
 
 @dataclass(frozen=True)
 class Allowance:
-    """The limits of one answer: `size` bytes in `objects` objects."""
+    """The limits of one message: `size` bytes in `objects` objects."""
 
     size: int
     objects: int
 
     @staticmethod
-    def of(numbers: int) -> Allowance:
-        """The limits for one float64 vector of length `numbers` and a few fields."""
-        size = 8 * numbers + _PLAIN
-        return Allowance(size, 8 + size // _PIECE)
+    def of(numbers: int, vectors: int = 1) -> Allowance:
+        """The limits for `vectors` float64 vectors of length `numbers` and a few fields."""
+        size = 8 * numbers * vectors + _PLAIN
+        return Allowance(size, 4 + 4 * vectors + size // _PIECE)
 
     @property
-    def listing(self) -> int:
-        """The limit on the SuperLink's list of a message's objects, in bytes."""
-        return _PLAIN + _NAME * self.objects
+    def responses(self) -> dict[str, int]:
+        """The limits on responses that bring a list of a message's objects, or one object, in bytes."""
+        return {"pull-messages": _PLAIN + _NAME * self.objects, "pull-object": self.size + _PLAIN}
+
+
+def limit_responses(client: Any, most: Mapping[str, int], others: int | None = None) -> None:
+    """Limit the size of the responses that a client of Flower reads, and let it follow no redirects.
+
+    Args:
+        client: Any of Flower's HTTP clients.
+        most: The largest response in bytes, by the last part of the path that is called.
+        others: The largest response to any other call; None for no limit.
+    """
+    held = client._client  # the HTTP client inside Flower's own client; only there can a response be cut off
+    held.follow_redirects = False
+    held._transport = _Measured(held._transport, most, others)
+    held._mounts = {at: _Measured(inner, most, others) if inner else None for at, inner in held._mounts.items()}
+
+
+def pull_message(
+    name: str,
+    tree: Any,
+    allowed: Allowance,
+    pull: Callable[[str], bytes | None],
+    wait: Callable[[float], bool],
+    every: float,
+) -> Message:
+    """Fetch the objects of a message one after the other, and return the message.
+
+    Args:
+        name: The SuperLink's name for the message.
+        tree: The objects of the message, as the SuperLink announced them.
+        allowed: The limits of the message.
+        pull: Fetches one object; returns None if it is not there yet, because a message is announced before its parts.
+        wait: Waits for a number of seconds, and returns True to give up.
+        every: The seconds between two attempts to fetch an object.
+
+    Raises:
+        WireError: The message exceeds a limit, or is not a message.
+        PartsMissing: A part of the message did not arrive.
+    """
+    contents: dict[str, bytes] = {}
+    left = allowed.size + _PLAIN
+    for part in _names(tree, allowed.objects):
+        until = time.monotonic() + PART_SECONDS
+        while (content := pull(part)) is None:
+            if time.monotonic() > until or wait(every):
+                raise PartsMissing(f"the next part of the message did not arrive within {PART_SECONDS:g} s")
+        contents[part] = content
+        left -= len(content)
+        if left < 0:
+            raise WireError(f"it has more than the {allowed.size} bytes that a message may have")
+    return _inflated(name, contents, allowed.size)
 
 
 @dataclass(frozen=True)
@@ -67,12 +120,7 @@ class Downloads:
 
     def __init__(self, grid: Any, allowed: Allowance, closed: threading.Event) -> None:
         self._grid, self._allowed, self._closed = grid, allowed, closed
-        most = {"pull-messages": allowed.listing, "pull-object": allowed.size + _PLAIN}
-        held = (
-            grid._runtime_client._client
-        )  # the HTTP client inside Flower's own client; only there can a response be cut off
-        held._transport = _Measured(held._transport, most)
-        held._mounts = {at: _Measured(inner, most) if inner else None for at, inner in held._mounts.items()}
+        limit_responses(grid._runtime_client, allowed.responses)
 
     def fetch(self, identifier: str) -> Answer | None:
         """The answer to a request; None while there is none. Raises `WireError` if it exceeds a limit."""
@@ -85,55 +133,39 @@ class Downloads:
         if not found.messages_list:
             return None
         described, tree = found.messages_list[0].metadata, found.message_object_trees[0]
+        name = described.message_id
         try:
-            contents = self._contents(_names(tree, self._allowed.objects), run)
+            message = pull_message(name, tree, self._allowed, self._pull, self._closed.wait, _RETRY_SECONDS)
             sender = None if described.src_node_id == SUPERLINK_NODE_ID else int(described.src_node_id)
-            return Answer(sender, _inflated(described.message_id, contents, self._allowed.size))
+            return Answer(sender, message)
         finally:
-            client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=described.message_id)
-            )
+            client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name))
 
-    def _contents(self, names: list[str], run: int) -> dict[str, bytes]:
-        """Fetch the objects of a message one after the other, within the limit on their total size."""
-        contents: dict[str, bytes] = {}
-        left = self._allowed.size + _PLAIN
-        for name in names:
-            contents[name] = self._object(name, run)
-            left -= len(contents[name])
-            if left < 0:
-                raise WireError(f"it has more than the {self._allowed.size} bytes that a message may have")
-        return contents
-
-    def _object(self, name: str, run: int) -> bytes:
-        """Wait for one object; a message is announced before its parts are sent."""
+    def _pull(self, name: str) -> bytes | None:
         from flwr.proto.message_pb2 import PullObjectRequest
 
-        until = time.monotonic() + PART_SECONDS
-        while True:
-            answer = self._grid._runtime_client.PullObject(
-                PullObjectRequest(node=self._grid.node, run_id=run, object_id=name)
-            )
-            if not answer.object_found:
-                raise PartsMissing("a part of the message is missing")
-            if answer.object_available:
-                return bytes(answer.object_content)
-            if time.monotonic() > until or self._closed.wait(_RETRY_SECONDS):
-                raise PartsMissing(f"the next part of the message did not arrive within {PART_SECONDS:g} s")
+        node, run = self._grid.node, self._grid.run.run_id
+        found = self._grid._runtime_client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
+        if not found.object_found:
+            raise PartsMissing("a part of the message is missing")
+        return bytes(found.object_content) if found.object_available else None
 
 
 class _Measured(httpx.BaseTransport):
-    """A transport that cuts off the responses to some calls at a size."""
+    """A transport that cuts off responses at a size; `others` is the limit for calls that are not in `most`."""
 
-    def __init__(self, inner: httpx.BaseTransport, most: dict[str, int]) -> None:
-        self._inner, self._most = inner, most
+    def __init__(self, inner: httpx.BaseTransport, most: Mapping[str, int], others: int | None = None) -> None:
+        self._inner, self._most, self._others = inner, most, others
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        most = self._most.get(request.url.path.rpartition("/")[2])
+        most = self._most.get(request.url.path.rpartition("/")[2], self._others)
         if most is None:
             return self._inner.handle_request(request)
         request.headers["accept-encoding"] = "identity"
         found = self._inner.handle_request(request)
+        if found.headers.get("content-encoding", "identity") != "identity":
+            found.close()
+            raise WireError("it is compressed, although no compression was accepted")
         stream = _CutOff(found.stream, most)
         return httpx.Response(found.status_code, headers=found.headers, stream=stream, extensions=found.extensions)
 

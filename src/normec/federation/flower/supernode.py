@@ -4,6 +4,9 @@ Flower's own SuperNode fetches the app of every run from the server and runs it,
 access to the party's data, policy and ledger. This SuperNode uses the same protocol and Flower's own connection (TLS,
 signed with the party's key), but passes requests to the ClientApp that the party installed. It never fetches the app of
 a run. It also keeps its process, so it does not start Python or load data in every round.
+
+What the server sends is measured before it is read (`download`): a request has at most two vectors, x and a row, of the
+largest model that the party's policy allows.
 """
 
 from __future__ import annotations
@@ -15,17 +18,23 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ..protocol.wire import WireError
+from .download import Allowance, PartsMissing, limit_responses, pull_message
 
 if TYPE_CHECKING:
+    from flwr.app import Message
     from flwr.clientapp import ClientApp
+    from flwr.supernode.fleet_http_client import FleetHttpClient
 
 
-PULLING = 120.0  # seconds for the parts of a request to arrive
+VECTORS = 2  # in a request: x, and the party's row if the party lost it
+_RESPONSE = 2**16  # bytes of a SuperLink's response that brings no message
+_RETRY_SECONDS = 0.05  # the server announces a message before its parts; poll sooner than Flower does
+_SHOWN = 300  # characters of an error that are printed
 
 
 def run_supernode(
@@ -34,60 +43,97 @@ def run_supernode(
     root_certificates: Path,
     key: Path,
     node_config: Mapping[str, Any],
+    largest: int,
     poll_seconds: float = 0.5,
     patience: float = 150.0,
 ) -> None:
     """Answer the server's requests until SIGINT or SIGTERM, and wait for a server that is not running.
 
-    `patience` is the time in seconds after which the party gives up if the server does not admit it.
+    `largest` is the largest number of parameters of a model. `patience` is the time in seconds after which the party
+    gives up if the server does not admit it.
     """
     from flwr.supercore.run import RunNotRunningException
-    from flwr.supernode.fleet_http_connection import http_request_response
+    from flwr.supernode import fleet_http_connection
 
     private = _private_key(key)
     trusted = _read(root_certificates, "the authority's certificate")
+    allowed = Allowance.of(largest, VECTORS)
+    client = limited_client(allowed)
+    setattr(fleet_http_connection, "FleetHttpClient", client)  # noqa: B010  (the client of Flower's connection)
+    connect = fleet_http_connection.http_request_response
     with (
         _Signals() as signals,
-        _admitted(superlink, trusted, private, key.with_name(key.name + ".node"), patience),
-        http_request_response(superlink, False, trusted, (private, private.public_key())) as connection,
+        _admitted(client, superlink, trusted, private, key.with_name(key.name + ".node"), patience),
+        connect(superlink, False, trusted, (private, private.public_key())) as connection,
     ):
         print(f"node {connection[0]} waits for requests from {superlink}", flush=True)
         while True:
             try:
-                if not _exchange(app, connection, dict(node_config), signals):
+                if not _exchange(app, connection, dict(node_config), signals, allowed):
                     time.sleep(poll_seconds)
             except RunNotRunningException:
                 time.sleep(poll_seconds)
             except Exception as error:  # a message that the server or the network cut off
-                print(f"an exchange failed: {type(error).__name__}: {error}", flush=True)
+                print(f"an exchange failed: {_shown(error)}", flush=True)
                 time.sleep(poll_seconds)
 
 
-def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], signals: _Signals) -> bool:
+def limited_client(allowed: Allowance) -> type[FleetHttpClient]:
+    """Return Flower's client of a SuperLink with limits on the responses that it reads."""
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    class Limited(FleetHttpClient):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            limit_responses(self, allowed.responses, _RESPONSE)
+
+    return Limited
+
+
+def receive_request(connection: Any, allowed: Allowance) -> Message | None:
+    """Return the next request; None if there is none. Raises `WireError` if it exceeds a limit."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+
+    _, receive, _, _, _, pull_object, _, confirm = connection
+    announced = receive()
+    if announced is None:
+        return None
+    tree, run = announced[1], announced[0].metadata.run_id
+
+    def pull(name: str) -> bytes | None:
+        try:
+            found: bytes = pull_object(run, name)
+            return found
+        except ObjectUnavailableError:
+            return None
+        except ObjectPullError:
+            raise PartsMissing("a part of the message is missing") from None
+
+    try:
+        message = pull_message(tree.object_id, tree, allowed, pull, _sleep, _RETRY_SECONDS)
+    finally:
+        confirm(run, tree.object_id)
+    message.metadata.__dict__["_message_id"] = tree.object_id  # the name of an object is not part of the object
+    return message
+
+
+def _exchange(
+    app: ClientApp, connection: Any, node_config: dict[str, Any], signals: _Signals, allowed: Allowance
+) -> bool:
     """Answer one request; False if there is none."""
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.common.constant import ErrorCode
-    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
-    node, receive, send, _, _, pull_object, push_object, confirm = connection
-    received = receive()
-    if received is None:
+    node, _, send, _, _, _, push_object, _ = connection
+    message = receive_request(connection, allowed)
+    if message is None:
         return False
-    tree, run = received[1], received[0].metadata.run_id
-    message = pull_and_inflate_object_from_tree(
-        tree,
-        partial(pull_object, run),
-        partial(confirm, run),
-        return_type=Message,
-        max_time=PULLING,
-        initial_backoff=0.05,  # the server announces a message before its parts; poll sooner than Flower does
-    )
-    message.metadata.__dict__["_message_id"] = tree.object_id  # the name of an object is not part of the object
+    run, name = message.metadata.run_id, message.metadata.message_id
     with signals.later():
         try:
             reply = app(message, Context(run, node, node_config, RecordDict(), run_config={}))
         except Exception as error:  # the process continues after any error of the party's code
-            print(f"request {tree.object_id[:12]} failed: {type(error).__name__}: {error}", flush=True)
+            print(f"request {name[:12]} failed: {_shown(error)}", flush=True)
             # The server does not learn what went wrong.
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
     _push(reply, send, push_object)
@@ -95,7 +141,9 @@ def _exchange(app: ClientApp, connection: Any, node_config: dict[str, Any], sign
 
 
 @contextmanager
-def _admitted(superlink: str, trusted: bytes, private: Any, number: Path, patience: float) -> Iterator[None]:
+def _admitted(
+    client: type[FleetHttpClient], superlink: str, trusted: bytes, private: Any, number: Path, patience: float
+) -> Iterator[None]:
     """Make sure that the server will admit the party.
 
     A party that was killed counts as online for another minute, and Flower admits no party twice. Therefore the node
@@ -106,7 +154,6 @@ def _admitted(superlink: str, trusted: bytes, private: Any, number: Path, patien
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     signed = NodeAuthHttpInterceptor(private, private.public_key())
@@ -115,20 +162,20 @@ def _admitted(superlink: str, trusted: bytes, private: Any, number: Path, patien
         public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
     until = time.monotonic() + patience
-    with FleetHttpClient.from_server_address(superlink, False, trusted, interceptors=interceptors) as client:
+    with client.from_server_address(superlink, False, trusted, interceptors=interceptors) as fleet:
         while True:
             try:
                 if number.exists():
                     with suppress(httpx.HTTPStatusError, ValueError):
-                        client.DeactivateNode(DeactivateNodeRequest(node_id=int(number.read_text())))
-                found = client.ActivateNode(request).node_id
-                client.DeactivateNode(DeactivateNodeRequest(node_id=found))
+                        fleet.DeactivateNode(DeactivateNodeRequest(node_id=int(number.read_text())))
+                found = fleet.ActivateNode(request).node_id
+                fleet.DeactivateNode(DeactivateNodeRequest(node_id=found))
                 with suppress(OSError):  # a folder of keys may be read-only; the next start then takes a minute
                     number.write_text(f"{found}\n")
                 break
             except httpx.TransportError as error:
                 print(f"waiting for the server at {superlink}: {error}", flush=True)
-            except httpx.HTTPStatusError:
+            except (httpx.HTTPStatusError, WireError):
                 if time.monotonic() > until:
                     raise UsageError(
                         f"the server at {superlink} does not admit this party: its key is not registered there, "
@@ -199,6 +246,18 @@ class _Signals:
         self._asked = True
         if not self._busy:
             raise SystemExit(0)
+
+
+def _sleep(seconds: float) -> bool:
+    """Wait, and never give up."""
+    time.sleep(seconds)
+    return False
+
+
+def _shown(error: Exception) -> str:
+    """Return an error as one printable line; errors may repeat what a server sent."""
+    text = f"{type(error).__name__}: {error}"
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_SHOWN])
 
 
 def _private_key(path: Path) -> Any:

@@ -21,7 +21,7 @@ from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
 from ...settings.config import is_own, load
 from ...storage.history import History
-from ...system.files import private_folder, read_toml, write_atomic
+from ...system.files import private_folder, read_if_present, read_toml, write_atomic
 from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, located, read
@@ -32,6 +32,7 @@ from .processes import Processes, free_port
 STARTING = 300.0  # seconds until the SuperLink must answer, and until Flower must have started the server's app
 OUTCOME_SECONDS = 3.0  # seconds for the SuperLink to report the outcome after the server's process has ended
 ATTEMPTS = 3
+SUMMARY = "summary.json"
 SCRIPTS = Path(sys.executable).parent
 
 
@@ -127,7 +128,8 @@ class Federation:
             written = " ".join(
                 f"{key}={value!r}" if type(value) is int else f'{key}="{value}"' for key, value in named.items()
             )
-            command = [str(SCRIPTS / "flower-supernode"), *trusted, "--auth-supernode-private-key", str(self.key(i))]
+            command = [sys.executable, "-m", "normec", "federation", "supernode", *trusted]
+            command += ["--auth-supernode-private-key", str(self.key(i))]
             command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", written]
         else:
             command = [sys.executable, "-m", "normec", "federation", "party", *trusted, "--key", str(self.key(i))]
@@ -179,6 +181,7 @@ def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[
         known = runs.existing(options.out, config.model_copy(update={"model": model}), federation.method)
         if known is not None and known.summary["status"] == "finished":
             return known
+    before = read_if_present(options.out / SUMMARY)
     try:
         with federation:
             federation.start_superlink(check_wanted)
@@ -197,8 +200,11 @@ def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[
             follower.look()
             if outcome:
                 raise ChildProcessError(f"the server {outcome}; see {federation.processes.log('superlink')}")
-    except (Interrupted, ChildProcessError, TimeoutError):
-        _note_interruption(options.out)
+    except (Interrupted, ChildProcessError, TimeoutError) as error:
+        if read_if_present(options.out / SUMMARY) == before:
+            _note_interruption(options.out)
+        elif isinstance(error, Interrupted):  # the server had already finished and written its summary
+            return runs.read(options.out)
         raise
     return runs.read(options.out)
 
@@ -286,7 +292,7 @@ def _as_parties_know(method: str, server_norm: bool | str | None) -> str:
 
 
 def _note_interruption(out: Path) -> None:
-    """Note in the run's folder that the server was stopped, and in which round."""
+    """Note in the run's folder that the server was stopped before it wrote a summary, and in which round."""
     if not (out / "config.toml").exists():
         return
     history = History(out / "metrics.jsonl")

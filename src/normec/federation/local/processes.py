@@ -19,6 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...system.files import PRIVATE_FILE, private_folder
+
 MARK = "NORMEC_FEDERATION_PROCESSES"
 # Asks for SIGKILL at the parent's death (prctl 1 is PR_SET_PDEATHSIG; Linux only), then becomes the command.
 DIE_WITH_PARENT = """
@@ -81,7 +83,7 @@ class Processes:
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Processes:
-        self._logs.mkdir(parents=True, exist_ok=True)
+        private_folder(self._logs)
         self._watchdog = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", WATCHDOG, f"{MARK}={self._mark}"],
             stdin=subprocess.PIPE,
@@ -100,7 +102,9 @@ class Processes:
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
         """Start `command` under a name; its output goes to NAME.log. Returns the process id."""
         tethered = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
-        with self.log(name).open("ab") as log:
+        # The log of a party repeats the error messages of its own code, so only the owner may read it.
+        handle = os.open(self.log(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+        with os.fdopen(handle, "ab") as log:
             process = subprocess.Popen(
                 tethered,
                 env={**self._environment, **(environment or {})},

@@ -81,9 +81,9 @@ class Releases:
 class PartyAccount:
     """An open account; its file is locked until `close`."""
 
-    def __init__(self, folder: Path, unit: str, relation: str) -> None:
+    def __init__(self, folder: Path, unit: str, relation: str, witness: str | None = None) -> None:
         try:
-            self._chain = Chain(folder / FILE, party_state.newest_ledger(folder))
+            self._chain = Chain(folder / FILE, party_state.newest_ledger(folder), witness=witness)
         except LedgerInUse as error:
             raise UsageError(str(error)) from None
         except LedgerDamaged as error:
@@ -179,14 +179,14 @@ def _of(lines: list[dict[str, Any]], run: str | None, node: str | None) -> list[
     return [line for line in runs if node in (None, line["node"])]
 
 
-def read_releases(folder: Path) -> Releases:
-    """Read a party's account without locking it."""
+def read_releases(folder: Path, witness: str | None = None) -> Releases:
+    """Read a party's account without locking it; raises `UsageError` if the `witness` counts more lines."""
     path, known = folder / FILE, party_state.newest_ledger(folder)
     if not path.exists():
         if known is not None or (folder / MARK).exists():
             raise UsageError(f"{path} is missing, although the rest of the folder says that it was begun; {_CURE}")
         return Releases(path, [])
     try:
-        return Releases(path, read_chain(path, known).lines)
+        return Releases(path, read_chain(path, known, witness=witness).lines)
     except LedgerDamaged as error:
         raise UsageError(f"{error}; {_CURE}") from None

@@ -129,6 +129,7 @@ class Coordinator:
             "dtype": str(x0.dtype),
             "privacy": privacy.to_dict() if privacy is not None else None,
             **plan.identity(),
+            **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
             "run": run,
             "parties": self.parties,
             "start": checksum(x0),

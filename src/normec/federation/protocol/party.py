@@ -108,7 +108,8 @@ class Party:
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
         self.oracle.check(torch.tensor(request.x))
-        with closing(PartyAccount(self.folder, self.policy.unit, self.policy.relation)) as account:
+        terms = self.policy.unit, self.policy.relation, self.policy.witness
+        with closing(PartyAccount(self.folder, *terms)) as account:
             state = self._reconciled(request, steps, account, price)
             if isinstance(state, Refusal):
                 return state

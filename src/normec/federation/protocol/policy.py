@@ -12,6 +12,7 @@
     simulation = false       # true allows noise="seeded", which protects nobody
     allow_without_noise = false
     report_loss = false      # the training loss, which no noise covers
+    witness = "/PATH"        # a file outside the party's folder that also counts the ledger's lines; default: none
 
 The settings of a method come from the server, and its code from the party. A custom method must therefore check its
 settings, and state a `bound` that holds for all of them.
@@ -64,6 +65,7 @@ class Policy(BaseModel):
     simulation: bool = False
     allow_without_noise: bool = False
     report_loss: bool = False
+    witness: str | None = None
 
     def check(self, request: Request) -> Verdict | None:
         """Check the rules that do not depend on the ledger; None if the request may be answered."""

@@ -9,7 +9,7 @@ from ...privacy.setting import FULL, Sampling, Setting
 from ...privacy.statement import Privacy
 from ...sampling.participation import Everyone
 from ...training.run import Plan
-from ...training.train import noise_name
+from ...training.train import RECORDED, noise_name
 from .terms import LATER
 
 
@@ -29,4 +29,5 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
         )
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
     setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension)
-    return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting))
+    gaps = (RECORDED,) if plan.diagnostics else ()
+    return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting), gaps=gaps)

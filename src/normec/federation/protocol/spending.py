@@ -26,7 +26,7 @@ def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; a party creates it at its first request")
-    releases = read_releases(folder)
+    releases = read_releases(folder, policy.witness)
     releases.check(policy.unit, policy.relation)
     events = read_journal(folder / JOURNAL)
     return {
