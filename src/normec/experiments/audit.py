@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import Method, Steps, rows_like
 from ..errors import UsageError, at_least
 from ..gradients.engine import Block
@@ -54,6 +55,7 @@ def audit_method(
     trials: int = 1000,
     confidence: float = 0.999,
     seed: int = 0,
+    local: LocalSteps | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Audit:
     """Run `method` under `privacy` `trials` times each way and try to refute the ε of that many rounds.
@@ -67,6 +69,7 @@ def audit_method(
         trials: Runs with the canary, and as many without; at least 192. A half of them is judged.
         confidence: A true mechanism is refuted with probability 1 − confidence at most.
         seed: Of the canary's direction and, for seeded noise, of the noise.
+        local: The clients' local steps, by sgd without momentum; None: one gradient in a round.
         progress: Is told how many of the runs are done.
 
     Returns:
@@ -77,8 +80,10 @@ def audit_method(
     at_least(1, rounds=rounds, dimension=dimension)
     if privacy.unit != "client" or privacy.sampling is not None:
         raise UsageError("the audit has canaries at client level, without sampling; leave out sampling and unit")
+    if local is not None and (local.steps is None or local.optimizer != "sgd" or local.momentum):
+        raise UsageError("the audit knows local steps by sgd without momentum; give local_steps, and leave those out")
     privacy = privacy.with_noise("seeded")
-    setting = Setting(clients, rounds, dimension=dimension)
+    setting = Setting(clients, rounds, dimension=dimension, local_steps=local is not None)
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
     fixed = replace(privacy, epsilon=None, sigma=claim.sigma, replay=None)
@@ -93,7 +98,8 @@ def audit_method(
         found = []
         for canary in (0, clients - 1):
             scenario = [
-                _Scenario(method, privacy.relation, clients, canary, direction, present) for present in (True, False)
+                _Scenario(method, privacy.relation, clients, canary, direction, present, local)
+                for present in (True, False)
             ]
             seen = []
             for case, one in enumerate(scenario):
@@ -141,6 +147,12 @@ class _Scenario:
     canary: int
     directions: Tensor
     present: bool
+    local: LocalSteps | None = None
+
+    @property
+    def steps(self) -> int:
+        """Gradients that a client computes in a round."""
+        return self.local.steps or 1 if self.local is not None else 1
 
     @property
     def opponent(self) -> int:
@@ -162,6 +174,16 @@ class _Scenario:
         grads[self.canary] = sign * HUGE * (1.0 if self.present else absent) * direction
         return grads
 
+    def updates(self, round: int) -> Tensor:
+        """What the clients' messages are made of: the gradients, or where local steps with these gradients lead."""
+        grads, local = self.gradients(round), self.local
+        if local is None:
+            return grads
+        y = torch.zeros_like(grads)  # x is 0 throughout
+        for _ in range(self.steps):
+            y = y - local.lr * (grads + local.prox * y)
+        return -y if local.scale == "difference" else -y / (self.steps * local.lr)
+
     def drawn(self, round: int) -> Tensor:
         """The canary and its opponent in every round, the others in every other one."""
         chosen = range(self.clients) if round % 2 == 1 else sorted((self.canary, self.opponent))
@@ -173,7 +195,7 @@ class _Scenario:
         state = {name: rows_like(start, self.clients).clone() for name, start in steps.initial_client_state.items()}
         seen = []
         for k in range(rounds):
-            drawn, grads = self.drawn(k), self.gradients(k)
+            drawn, grads = self.drawn(k), self.updates(k)
             sent = torch.zeros_like(grads)
             before = {name: rows.clone() for name, rows in state.items()}
             state = {name: rows.clone() for name, rows in steps.absent(before).items()}
@@ -203,7 +225,7 @@ class _ScenarioEngine:
         full: bool = False,  # noqa: ARG002
     ) -> Iterator[Block]:
         chosen = torch.arange(self._scenario.clients) if clients is None else clients
-        grads = self._scenario.gradients(round)
+        grads = self._scenario.gradients(round // self._scenario.steps)  # a round of an engine is one local step
         first = chosen < self._scenario.clients // 2
         for part in (chosen[first], chosen[~first]):
             if len(part):
@@ -260,6 +282,7 @@ def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setti
         log_every=setting.rounds,
         evaluate_every=setting.rounds,
         full_gradient=False,
+        local=scenario.local,
     )
     rounds = TrainingLoop(problem, method, plan, _ScenarioEngine(scenario), RunStorage(None, {}), 0.0, (), mechanism)
     state = rounds.initial()

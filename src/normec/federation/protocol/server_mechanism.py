@@ -24,5 +24,6 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
     if privacy.record_clip is not None:
         raise UsageError("record_clip is not for federations yet; leave it out, a record then counts as a whole client")
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
-    setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension)
+    local = plan.local is not None
+    setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension, local_steps=local)
     return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting))
