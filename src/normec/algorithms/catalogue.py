@@ -139,29 +139,36 @@ CATALOGUE: Mapping[str, Entry] = {
         lr=_by_server_norm(0.05, 1.0),
         private=None,
     ),
+    # The settings of local steps won on validation data of the digits, over 2 seeds, without noise and at ε = 8, among
+    # 3 to 18 trials each. Without noise tau is meant to clip nothing; it only keeps a client from going astray.
     "fedavg": Entry(
         title="DP-FedAvg",
         factory="direct:dpsgd_clip",
-        settings={"tau": 1.0, "momentum": 0.0},
+        settings={"tau": 10.0, "momentum": 0.0},
         lr=1.0,
-        local={"local_steps": 5, "local_lr": 0.3, "local_scale": "difference"},
+        private={"tau": 0.3},
+        private_rounds=100,
+        local={"local_steps": 5, "local_lr": 1.0, "local_scale": "difference"},
     ),
     "fedprox": Entry(
         title="DP-FedProx",
         factory="direct:dpsgd_clip",
-        settings={"tau": 1.0, "momentum": 0.0},
+        settings={"tau": 10.0, "momentum": 0.0},
         lr=1.0,
-        local={"local_steps": 5, "local_lr": 0.3, "local_scale": "difference", "prox": 0.1},
+        private={"tau": 0.3},
+        private_rounds=100,
+        local={"local_steps": 5, "local_lr": 1.0, "local_scale": "difference", "prox": 0.1},
     ),
     "fed-normec": Entry(
         title="Fed-NormEC",
         factory="tensor_norm:normec",
         settings={"alpha": 0.01, "beta": 0.1, "server_norm": True, "decay": 0.0},
-        lr=_by_server_norm(0.05, 1.0),
+        lr=_by_server_norm(0.1, 1.0),
         private={"beta": 0.011, "decay": 0.05},
         private_lr=_by_server_norm(0.09, 1.5),
         private_rounds=200,
         local={"local_steps": 5, "local_lr": 0.1},
+        private_local={"local_lr": 0.03},
     ),
 }
 METHODS = tuple(CATALOGUE)
