@@ -20,6 +20,7 @@ from normec import (
     Compute,
     ErrorFeedback,
     FixedSize,
+    LocalSteps,
     Logging,
     Memory,
     Method,
@@ -101,6 +102,15 @@ CASES = {
     "private, each alone": Case(
         NormEC(0.1, 0.3),
         how={"privacy": Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="local")},
+    ),
+    "local steps": Case(NormEC(0.1, 0.3), "mlp", {"local": LocalSteps(steps=3, lr=0.1), "batch_size": 4}),
+    "local epochs, sampled": Case(
+        DPSGD(Clip(0.5)),
+        how={
+            "local": LocalSteps(epochs=2, lr=0.1, prox=0.2, scale="difference"),
+            "batch_size": 4,
+            "participation": FixedSize(3),
+        },
     ),
     "private, sampled": Case(
         DPSGD(Clip(0.5)),

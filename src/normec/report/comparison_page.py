@@ -145,8 +145,7 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
 def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict[str, Any]:
     """Settings that all runs share, unless a label says otherwise; without the method and its step size.
 
-    Settings of methods are shared by those methods that have them, and so are those of local steps. How many local
-    steps there are is a setting of all methods.
+    Settings of methods are shared by those methods that have them. So are those of local steps, but for their number.
     """
     own = {label: {part.partition("=")[0].strip() for part in label.partition(":")[2].split(",")} for label in labels}
     held: dict[str, list[Any]] = {}

@@ -186,6 +186,7 @@ def _plan(config: RunConfig) -> Plan:
         evaluate_every=config.evaluate_every if config.evaluate_every is not None else default_evaluate_every(rounds),
         full_gradient=False,
         diagnostics=config.diagnostics or not config.private,
+        local=methods.local_steps(config),
     )
 
 

@@ -79,7 +79,8 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
         raise UsageError(LATER)
     run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
     at_least(0, seed=run.public_seed)
-    methods.step_size(run)  # raises if none is given and the method has no default
+    methods.step_size(run)  # raises where a method has no usual one and none is given
+    methods.local_steps(run)  # so does this, for the step size of local steps
     for name in ("rounds", "batch_size", "evaluate_every"):
         if getattr(run, name) is not None:
             at_least(1, **{name: getattr(run, name)})

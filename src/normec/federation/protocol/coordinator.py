@@ -44,7 +44,7 @@ from .screening import Limits
 from .server_mechanism import mechanism_of
 from .server_metrics import due, observed
 from .server_state import ServerState
-from .terms import MethodTerms, PlanTerms, PrivacyTerms
+from .terms import LocalTerms, MethodTerms, PlanTerms, PrivacyTerms
 from .wire import NAME, Array, Refusal, Reply, Request
 
 JOURNAL = "events.jsonl"
@@ -120,7 +120,7 @@ class Coordinator:
         self._terms = (
             MethodTerms.of(method),
             PrivacyTerms.of(privacy, sigma, method),
-            PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds),
+            PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds, LocalTerms.of(plan.local) if plan.local else None),
         )
         self._local = privacy is not None and privacy.trust == "local"
         limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
