@@ -10,11 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .algorithms.averaging import Averaging
     from .algorithms.client_momentum import EF21SGDM, Clip21SGD2M, MomentumNormEC
     from .algorithms.direct import DPSGD, GD
     from .algorithms.error_feedback import EF21, Clip21, ErrorFeedback, NormEC
+    from .algorithms.lr_schedule import LRSchedule
     from .algorithms.method import Method
     from .algorithms.operators import Clip, Identity, RandK, SmoothedNorm, TopK
+    from .algorithms.server_optimizer import ServerOptimizer
     from .errors import BudgetSpent, Diverged, UsageError
     from .privacy import Privacy
     from .problems.problem import Problem
@@ -28,11 +31,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "algorithms.averaging": ("Averaging",),
     "algorithms.client_momentum": ("Clip21SGD2M", "EF21SGDM", "MomentumNormEC"),
     "algorithms.direct": ("DPSGD", "GD"),
     "algorithms.error_feedback": ("Clip21", "EF21", "ErrorFeedback", "NormEC"),
+    "algorithms.lr_schedule": ("LRSchedule",),
     "algorithms.method": ("Method",),
     "algorithms.operators": ("Clip", "Identity", "RandK", "SmoothedNorm", "TopK"),
+    "algorithms.server_optimizer": ("ServerOptimizer",),
     "errors": ("BudgetSpent", "Diverged", "UsageError"),
     "privacy": ("Privacy",),
     "problems.problem": ("Problem",),
@@ -51,6 +57,7 @@ __all__ = [
     "EF21",
     "EF21SGDM",
     "GD",
+    "Averaging",
     "BudgetSpent",
     "Callback",
     "Clip",
@@ -63,6 +70,7 @@ __all__ = [
     "FixedSize",
     "History",
     "Identity",
+    "LRSchedule",
     "Logging",
     "Memory",
     "Method",
@@ -73,6 +81,7 @@ __all__ = [
     "Problem",
     "RandK",
     "Run",
+    "ServerOptimizer",
     "SmoothedNorm",
     "Storage",
     "TopK",

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from ..algorithms.averaging import Averaging, Kind
+from ..algorithms.lr_schedule import LRSchedule, SchedulerFactory
+from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.engine import Engine
 from ..gradients.precision import PRECISIONS, Precision
@@ -147,6 +150,9 @@ class Options:
     batch_size: int | None = None
     batch_rate: float | None = None
     warmup: int = 0
+    lr_schedule: str | LRSchedule | SchedulerFactory | None = None
+    server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None
+    averaging: Kind | Averaging | None = None
     privacy: Privacy | None = None
     public_sizes: bool = False
     participation: Participation | None = None

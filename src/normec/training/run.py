@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from ..algorithms.averaging import Averaging
 from ..algorithms.method import ESTIMATE, MEMORY, Method, Tables
+from ..algorithms.server_optimizer import ServerOptimizer
 from ..errors import UsageError
 from ..gradients.precision import Precision
 from ..problems.client_data import checksum
@@ -28,7 +31,9 @@ LOGGING_SETTINGS = (
     "log_every",
     "evaluate_every",
     "full_gradient",
+    "averaging",
 )  # of a plan: what is looked at, not what is computed
+AVERAGE = "average"  # the name of the average of the iterates among the server's optimizer's tensors
 ClientTable = dict[str, list[Any]]  # columns of equal length, one entry a client
 Schedule = Callable[[int], float]
 InitialMemory = Literal["zero", "gradient"] | Tensor
@@ -38,7 +43,8 @@ InitialMemory = Literal["zero", "gradient"] | Tensor
 class State:
     """All that a round changes: the model, the clients' and the server's named states, buffers, counts.
 
-    A client's states are rows of tables ``[n, …]``; on a rank the tables hold its own clients' rows.
+    A client's states are rows of tables ``[n, …]``; on a rank the tables hold its own clients' rows. `optimizer` holds
+    the tensors of the server's optimizer and the average of the iterates, in runs that have them.
     """
 
     round: int
@@ -47,6 +53,12 @@ class State:
     server: Tables
     buffers: Buffers
     messages: int = 0
+    optimizer: Tables = field(default_factory=dict)
+
+    @property
+    def result(self) -> Tensor:
+        """What is evaluated and returned: the average of the iterates where there is one, and otherwise x."""
+        return self.optimizer.get(AVERAGE, self.x)
 
     @property
     def memory(self) -> Tensor:
@@ -63,7 +75,8 @@ class State:
 class Run:
     """The result of `train`.
 
-    `x` is the final model as a vector, and `finished` says whether all rounds were done.
+    `x` is the final model as a vector, and `finished` says whether all rounds were done. Where iterates are averaged,
+    `x` and `model` are the average, and `state.x` is the last iterate.
 
     Args:
         method: The method that was run.
@@ -101,7 +114,7 @@ class Run:
 
     @property
     def x(self) -> Tensor:
-        return self.state.x
+        return self.state.result
 
     @property
     def finished(self) -> bool:
@@ -127,6 +140,8 @@ class Plan:
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
     secret: int | None = field(default=None, repr=False)
+    server_optimizer: ServerOptimizer | None = None  # None: x ← x − lr · direction
+    averaging: Averaging | None = None
 
     @property
     def privacy_seed(self) -> int:
@@ -163,6 +178,12 @@ class Plan:
         if callable(self.lr):
             steps = json.dumps([float(self.lr(k)) for k in range(self.rounds)])
             facts["lr"] = f"a schedule, {hashlib.sha256(steps.encode()).hexdigest()[:16]}"
+        # A run without an optimizer or an average keeps the identity that it had before there were any.
+        del facts["server_optimizer"], facts["averaging"]
+        if self.server_optimizer is not None:
+            facts["server_optimizer"] = self.server_optimizer.spec()
+        if self.averaging is not None:
+            facts["averaging"] = dataclasses.asdict(self.averaging)
         facts["participation"] = repr(self.participation)
         facts["memory"] = str(self.memory.dtype)
         if isinstance(self.initial_memory, Tensor):

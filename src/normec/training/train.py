@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ..algorithms.averaging import Averaging, Kind, averaging_of
+from ..algorithms.lr_schedule import LRSchedule, SchedulerFactory, scheduled
 from ..algorithms.method import Method, Steps, may_round
 from ..algorithms.registry import identity_of
+from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.precision import Precision, products
 from ..problems.functions import FunctionProblem
@@ -67,6 +70,9 @@ def train(
     batch_size: int | None = None,
     batch_rate: float | None = None,
     warmup: int = 0,
+    lr_schedule: str | LRSchedule | SchedulerFactory | None = None,
+    server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None,
+    averaging: Kind | Averaging | None = None,
     privacy: Privacy | None = None,
     public_sizes: bool = False,
     participation: Participation | None = None,
@@ -79,7 +85,7 @@ def train(
     compute: Compute = Compute(),
     storage: Storage = Storage(),
 ) -> Run:
-    """Minimise `problem` by `method`: x ← x − lr · direction, once per round.
+    """Minimise `problem` by `method`: x ← x − lr · direction, once per round, or a step of `server_optimizer`.
 
     In a round every client that takes part sends one message. Give `rounds`, or `epochs`.
 
@@ -106,6 +112,14 @@ def train(
         batch_rate: The probability with which each record is part of a gradient (Poisson batches), instead of
             `batch_size`.
         warmup: In this many first rounds lr is 0: memories approach the gradients, and x does not move.
+        lr_schedule: How lr changes over the rounds: "constant", "cosine", "linear", "step", an `LRSchedule`, or a
+            function from an optimizer to a torch scheduler (default: lr as it is). The first round that moves x is its
+            first.
+        server_optimizer: How the server moves x along the direction: "momentum", "nesterov", "adam", "adamw",
+            "rmsprop", "adambc", another class of `torch.optim` by name, a `ServerOptimizer`, or a function from
+            parameters to a torch optimizer (default: x ← x − lr · direction).
+        averaging: Evaluate and return an average of the iterates: "ema", "polyak", or an `Averaging` (default: the last
+            iterate).
         privacy: Who is protected, from whom, and how well; None for a run without noise.
         public_sizes: Declare public how many records each client holds. With `privacy` of whole clients, `epochs` of
             batches need this, because the number of rounds follows from these numbers.
@@ -147,6 +161,9 @@ def train(
         batch_size=batch_size,
         batch_rate=batch_rate,
         warmup=warmup,
+        lr_schedule=lr_schedule,
+        server_optimizer=server_optimizer,
+        averaging=averaging,
         privacy=privacy,
         public_sizes=public_sizes,
         participation=participation,
@@ -193,11 +210,16 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     if privacy is not None and counted:
         privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
+    optimizer = server_optimizer_of(options.server_optimizer)
     if isinstance(lr, str):
+        if optimizer is not None or options.lr_schedule is not None:
+            raise UsageError(
+                "lr='theory' is for plain steps of one size; leave out the optimizer or schedule, or give lr"
+            )
         sampled = batch_size or batch_rate or options.participation
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
-        lr=lr,
+        lr=scheduled(options.lr_schedule, lr, total, warmup),
         rounds=total,
         batch_size=batch_size,
         batch_rate=batch_rate,
@@ -212,6 +234,8 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         diagnostics=logging.diagnostics or privacy is None,
         precision=compute.precision,
         memory=MemoryTable(None if memory.dtype == problem.x0.dtype else memory.dtype, memory.home),
+        server_optimizer=optimizer,
+        averaging=averaging_of(options.averaging, total, warmup),
     )
     if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
@@ -432,6 +456,11 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
         notes.append(
             f"the caller's own rule {type(plan.participation).__name__} decides who takes part; "
             "nothing checks that it does not look at the clients' data"
+        )
+    if plan.server_optimizer is not None and not plan.server_optimizer.known:
+        notes.append(
+            f"the caller's own optimizer {plan.server_optimizer.name} moves the model; nothing checks that it does not "
+            "look at the clients' data"
         )
     return tuple(notes)
 
