@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 SchedulerFactory = Callable[["Optimizer"], "LRScheduler"]
-# The settings of each schedule with their defaults; None is a third of the rounds.
+# The settings of each schedule with their defaults; None is a third of the rounds after the ramp.
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "constant": {"ramp_up": 0},
     "cosine": {"ramp_up": 0, "end": 0.0},
@@ -48,7 +48,8 @@ class LRSchedule:
             function that takes an optimizer and returns a scheduler of it. A scheduler of torch makes one step per
             round.
         settings: `ramp_up` is R, `end` the share of lr at the end, `every` the rounds between two reductions (default:
-            a third of the rounds), and `factor` what a reduction multiplies by. A class of torch has its own settings.
+            a third of the rounds after the ramp), and `factor` what a reduction multiplies by. A class of torch has
+            its own settings.
 
     Raises:
         UsageError: There is no such schedule or setting, or the scheduler reads what the run measures.
@@ -106,21 +107,29 @@ class LRSchedule:
         """
         if self._factory is not None:
             return _tabulated(self._factory, lr, rounds)
-        ramp = self.settings["ramp_up"]
+        settings = self.settings_used(rounds)
+        ramp = settings["ramp_up"]
         if ramp >= rounds:
             raise UsageError(f"ramp_up must be below the {rounds} rounds in which x moves, got {ramp}")
-        return [lr * ((t + 1) / ramp if t < ramp else self._factor(t - ramp, rounds - ramp)) for t in range(rounds)]
+        factors = [
+            (t + 1) / ramp if t < ramp else self._factor(t - ramp, rounds - ramp, settings) for t in range(rounds)
+        ]
+        return [lr * factor for factor in factors]
 
-    def _factor(self, t: int, rounds: int) -> float:
-        settings = self.settings
+    def settings_used(self, rounds: int) -> dict[str, Any]:
+        """The settings with the values that are used where x moves in so many rounds."""
+        if "every" not in self.settings or self.settings["every"] is not None or self._factory is not None:
+            return self.settings
+        return {**self.settings, "every": max(1, (rounds - self.settings["ramp_up"]) // 3)}
+
+    def _factor(self, t: int, rounds: int, settings: Mapping[str, Any]) -> float:
         match self.name:
             case "cosine":
                 return float(settings["end"] + (1 - settings["end"]) * (1 + math.cos(math.pi * t / rounds)) / 2)
             case "linear":
                 return float(1 - (1 - settings["end"]) * t / rounds)
             case "step":
-                every = settings["every"] if settings["every"] is not None else max(1, rounds // 3)
-                return float(settings["factor"] ** (t // every))
+                return float(settings["factor"] ** (t // settings["every"]))
         return 1.0
 
 
@@ -194,11 +203,12 @@ def _tabulated(factory: SchedulerFactory, lr: float, rounds: int) -> list[float]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            scheduler = factory(optimizer)
+            scheduler: Any = factory(optimizer)
         except Exception as error:  # whatever is wrong with a scheduler's settings is said in one line
             raise UsageError(f"the scheduler cannot be made: {type(error).__name__}: {error}") from None
         if not isinstance(scheduler, LRScheduler):
-            raise UsageError(f"the function given as lr_schedule must return a torch scheduler, got {scheduler!r}")
+            found = type(scheduler).__name__
+            raise UsageError(f"the function given as lr_schedule must return a torch scheduler, got a {found}")
         if _reads_measurements(scheduler):
             raise UsageError(
                 "ReduceLROnPlateau reads what the run measures, which no noise covers; choose a schedule of the rounds"

@@ -126,6 +126,15 @@ class ServerOptimizer:
         acts = any(value for name, value in self._group.items() if name not in ("dampening", "foreach", "fused"))
         return self._kind is SGD and self.known and not acts
 
+    def usual_lr(self, plain: float) -> float:
+        """The usual step size where that of the plain step is `plain`: momentum p makes it 1 − p times as long."""
+        entry = OPTIMIZERS.get(self.name)
+        if entry is not None and entry.usual_lr is not None:
+            return entry.usual_lr
+        if entry is None:
+            raise UsageError(f"lr must be given: the server optimizer {self.name} has no usual step size here")
+        return plain * (1 - float(self._group["momentum"]))
+
     def spec(self) -> str:
         """What checkpoints and noise know the optimizer by: its class, its settings, and unknown code."""
         from .registry import source_digest
@@ -143,9 +152,10 @@ class ServerOptimizer:
         """
         from torch.optim import Optimizer
 
-        made = self._make([parameter])
-        if not isinstance(made, Optimizer):
-            raise UsageError(f"the function given as server_optimizer must return a torch optimizer, got {made!r}")
+        made: Any = self._make([parameter])
+        if not isinstance(made, Optimizer):  # a function of the caller's own may return anything
+            found = type(made).__name__
+            raise UsageError(f"the function given as server_optimizer must return a torch optimizer, got a {found}")
         if len(made.param_groups) != 1 or [id(one) for one in made.param_groups[0]["params"]] != [id(parameter)]:
             raise UsageError("the function given as server_optimizer must use the one parameter that it is given")
         return made

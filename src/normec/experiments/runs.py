@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from .. import __version__, data
+from ..algorithms.lr_schedule import ScheduledLR
 from ..errors import Diverged, UsageError
 from ..privacy.ledger_verification import verified
 from ..problems.problem import Problem
@@ -41,7 +42,7 @@ from . import build, methods
 from .resolve import Measured, resolved
 
 # Settings whose defaults depend on the data: the number of clients, of parameters, or of rounds.
-DATA_DEPENDENT = ("clients", "k", "log_every", "evaluate_every")
+DATA_DEPENDENT = ("clients", "k", "log_every", "evaluate_every", "averaging_start")
 HELD_OUT = (
     "the validation records are held out of the training records: no client holds them, no noise covers them, and the "
     "guarantee does not protect them"
@@ -156,7 +157,7 @@ def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str
     """Every setting with the value that is used, as far as it is known before (None) or when the run is prepared."""
     if loop is None:
         return resolved(config).record()
-    lr = loop.plan.lr
+    lr = loop.plan.lr.lr if isinstance(loop.plan.lr, ScheduledLR) else loop.plan.lr
     measured = Measured(
         clients=loop.problem.clients,
         dimension=len(loop.problem.x0),

@@ -95,7 +95,7 @@ def _steps(plan: Plan) -> dict[str, Any]:
     if isinstance(plan.lr, ScheduledLR):
         schedule = plan.lr.schedule
         used |= {"lr": plan.lr.lr, "lr_schedule": schedule.name or plan.identity()["lr"]}
-        used["lr_schedule_settings"] = schedule.settings
+        used["lr_schedule_settings"] = schedule.settings_used(len(plan.lr.sizes))
     if plan.server_optimizer is not None:
         used["server_optimizer"] = plan.server_optimizer.name
         used["server_optimizer_settings"] = plan.server_optimizer.settings

@@ -20,8 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ...algorithms.averaging import averaging_of
+from ...algorithms.lr_schedule import scheduled
+from ...algorithms.server_optimizer import server_optimizer_of
 from ...errors import Diverged, UsageError, at_least
-from ...experiments import build, methods, runs
+from ...experiments import build, methods, runs, server
 from ...experiments.resolve import Measured, resolved
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
@@ -174,7 +177,7 @@ def _plan(config: RunConfig) -> Plan:
         raise UsageError("a federation needs rounds and lr as numbers")
     at_least(1, rounds=rounds)
     return Plan(
-        lr=lr,
+        lr=scheduled(server.schedule(config), lr, rounds, 0),
         rounds=rounds,
         batch_size=config.batch_size,
         batch_rate=None,
@@ -186,6 +189,8 @@ def _plan(config: RunConfig) -> Plan:
         evaluate_every=config.evaluate_every if config.evaluate_every is not None else default_evaluate_every(rounds),
         full_gradient=False,
         diagnostics=config.diagnostics or not config.private,
+        server_optimizer=server_optimizer_of(server.optimizer(config)),
+        averaging=averaging_of(server.average(config), rounds, 0),
     )
 
 
