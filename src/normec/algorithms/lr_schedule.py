@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 SchedulerFactory = Callable[["Optimizer"], "LRScheduler"]
+PLATEAU = "ReduceLROnPlateau reads what the run measures, which no noise covers; choose a schedule of the rounds"
 # The settings of each schedule with their defaults; None is a third of the rounds after the ramp.
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "constant": {"ramp_up": 0},
@@ -186,6 +187,8 @@ def _of_torch(name: str, settings: Mapping[str, Any]) -> SchedulerFactory:
     }
     one_of((*SCHEDULES, *classes), lr_schedule=name)
     kind: Any = classes[name]
+    if kind is lr_scheduler.ReduceLROnPlateau:
+        raise UsageError(PLATEAU)
     taken = [one for one in inspect.signature(kind).parameters if one != "optimizer"]
     for setting in settings:
         if setting not in taken:
@@ -210,9 +213,7 @@ def _tabulated(factory: SchedulerFactory, lr: float, rounds: int) -> list[float]
             found = type(scheduler).__name__
             raise UsageError(f"the function given as lr_schedule must return a torch scheduler, got a {found}")
         if _reads_measurements(scheduler):
-            raise UsageError(
-                "ReduceLROnPlateau reads what the run measures, which no noise covers; choose a schedule of the rounds"
-            )
+            raise UsageError(PLATEAU)
         others = {name: value for name, value in group.items() if name not in ("params", "lr")}
         for t in range(rounds):
             sizes.append(float(group["lr"]))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..algorithms.method import Method, Steps, noise_response
-from ..algorithms.server_optimizer import OptimizerSteps
+from ..algorithms.method import Method, Steps, Tables, noise_response
+from ..algorithms.server_optimizer import OptimizerSteps, ServerOptimizer
 from ..errors import UsageError
 from .run import AVERAGE, Plan, State
 
@@ -55,6 +55,43 @@ class NoiseVariance:
         return self._keep**2 * before + self._gain**2 * mean
 
 
+class OptimizerStep:
+    """The step of a server optimizer, with the variance of the noise in the direction where it asks for it.
+
+    Args:
+        declared: The optimizer.
+        method: The method that the direction comes from.
+        x: The first model.
+        clients: The number of all clients.
+        mechanism: The noise of the run; None for a run without privacy.
+    """
+
+    def __init__(
+        self, declared: ServerOptimizer, method: Method, x: Tensor, clients: int, mechanism: Mechanism | None
+    ) -> None:
+        self._steps = OptimizerSteps(declared, x)
+        self._noise = NoiseVariance(method, len(x), clients, mechanism) if declared.needs_noise_variance else None
+
+    def initial_tables(self) -> Tables:
+        """The state before the first step."""
+        noise = {NOISE: torch.zeros((), dtype=torch.float64)} if self._noise is not None else {}
+        return {**self._steps.initial_tables(), **noise}
+
+    def take_noise(self, tables: Tables, messages: int) -> float:
+        """Note the noise of a round in which so many messages were sent; returns its variance in the direction."""
+        if self._noise is None:
+            return 0.0
+        variance = self._noise.after(float(tables[NOISE]), messages)
+        tables[NOISE].fill_(variance)
+        return variance
+
+    def step(self, x: Tensor, direction: Tensor, tables: Tables, lr: float, messages: int) -> Tables:
+        """Move x along the direction of so many messages, in place, and return the new state."""
+        variance = self.take_noise(tables, messages)
+        noise = {NOISE: tables[NOISE]} if self._noise is not None else {}
+        return {**self._steps.step(x, direction, tables, lr, variance), **noise}
+
+
 class ModelStep:
     """The last part of a round: x moves along the direction, and the average of the iterates follows.
 
@@ -63,39 +100,29 @@ class ModelStep:
 
     def __init__(self, method: Method, plan: Plan, x: Tensor, clients: int, mechanism: Mechanism | None) -> None:
         self._plan, declared = plan, plan.server_optimizer
-        self._optimizer = OptimizerSteps(declared, x) if declared is not None else None
-        self._noise = (
-            NoiseVariance(method, len(x), clients, mechanism)
-            if declared is not None and declared.needs_noise_variance
-            else None
-        )
+        self._optimizer = OptimizerStep(declared, method, x, clients, mechanism) if declared is not None else None
 
     def begin(self, state: State) -> None:
         """Give a state that is fresh what the optimizer and the average start from."""
         if self._optimizer is not None:
             state.optimizer |= self._optimizer.initial_tables()
-        if self._noise is not None:
-            state.optimizer[NOISE] = torch.zeros((), dtype=torch.float64)
         self._average(state, state.round)
 
     def move(self, state: State, direction: Tensor | None, messages: int) -> None:
-        """Make the step of the state's round, to which so many messages were sent; None: x has moved already."""
+        """Make the step of the state's round, in which so many messages were sent; None: x has moved already."""
         if direction is not None and self._optimizer is not None:
             self._optimize(self._optimizer, state, direction, messages)
         elif direction is not None:
             state.x -= self._plan.step_size(state.round) * direction
         self._average(state, state.round + 1)
 
-    def _optimize(self, optimizer: OptimizerSteps, state: State, direction: Tensor, messages: int) -> None:
-        tables, variance = state.optimizer, 0.0
-        if self._noise is not None:
-            variance = self._noise.after(float(tables[NOISE]), messages)
-            tables[NOISE].fill_(variance)
+    def _optimize(self, optimizer: OptimizerStep, state: State, direction: Tensor, messages: int) -> None:
         if state.round < self._plan.warmup:
+            optimizer.take_noise(state.optimizer, messages)
             return
-        own = {name: tables[name] for name in (NOISE, AVERAGE) if name in tables}
+        average = {AVERAGE: state.optimizer[AVERAGE]} if AVERAGE in state.optimizer else {}
         lr = self._plan.step_size(state.round)
-        state.optimizer = {**optimizer.step(state.x, direction, tables, lr, variance), **own}
+        state.optimizer = {**optimizer.step(state.x, direction, state.optimizer, lr, messages), **average}
 
     def _average(self, state: State, k: int) -> None:
         """Take x^k into the average."""
