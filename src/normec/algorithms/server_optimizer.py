@@ -46,15 +46,16 @@ class NamedOptimizer:
     usual_lr: float | None = None
 
 
-# Adaptive optimizers move every coordinate by about lr in a round, whatever the length of the direction.
+# Adaptive optimizers move every coordinate by about lr in a round, whatever the length of the direction; their usual
+# step size suits the digits.
 OPTIMIZERS: Mapping[str, NamedOptimizer] = {
     "sgd": NamedOptimizer("SGD", {}),
     "momentum": NamedOptimizer("SGD", {"momentum": 0.9}),
     "nesterov": NamedOptimizer("SGD", {"momentum": 0.9, "nesterov": True}),
-    "adam": NamedOptimizer("Adam", {}, 0.01),
-    "adamw": NamedOptimizer("AdamW", {}, 0.01),
-    "rmsprop": NamedOptimizer("RMSprop", {}, 0.01),
-    "adambc": NamedOptimizer("adam_bc:AdamBC", {}, 0.01),
+    "adam": NamedOptimizer("Adam", {}, 0.003),
+    "adamw": NamedOptimizer("AdamW", {}, 0.003),
+    "rmsprop": NamedOptimizer("RMSprop", {}, 0.003),
+    "adambc": NamedOptimizer("adam_bc:AdamBC", {}, 0.003),
 }
 
 
