@@ -109,7 +109,12 @@ class ServerOptimizer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that are in force, as plain values; those that are None or false are left out."""
+        """The settings that are in force, as plain values; those that are false or hold None are left out."""
+        held = self._values()
+        return {name: value for name, value in held.items() if not (isinstance(value, list) and None in value)}
+
+    def _values(self) -> dict[str, Any]:
+        """The settings without those that are None or false, which other versions of torch may add to or lack."""
         held = {name: value for name, value in self._group.items() if value is not None and value is not False}
         return {name: _plain(self._kind.__name__, name, value) for name, value in held.items()}
 
@@ -143,7 +148,7 @@ class ServerOptimizer:
         kind = self._kind
         name = kind.__qualname__ if self.known else f"{kind.__module__}.{kind.__qualname__}"
         code = "" if self.known else f" with code {source_digest(kind)}"
-        return f"{name}({json.dumps(self.settings, sort_keys=True)}){code}"
+        return f"{name}({json.dumps(self._values(), sort_keys=True)}){code}"
 
     def build(self, parameter: nn.Parameter) -> Optimizer:
         """The optimizer of one parameter.
