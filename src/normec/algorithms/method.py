@@ -93,6 +93,12 @@ class Method:
     sent_between: ClassVar[Callable[..., Tensor] | None] = None
     """(memory before, memory after) → message: the message behind the change of a rounded memory (`memory_dtype`)."""
 
+    noise_response: tuple[float, float] | None = None
+    """(κ, β) where noise z in the mean message is noise e ← κ e + β z in the direction; None claims nothing.
+
+    A server optimizer that corrects for the noise needs it.
+    """
+
     initial_memory_sets: ClassVar[tuple[str, ...]] = (MEMORY,)
     """The client states that `initial_memory` sets."""
 
@@ -257,6 +263,24 @@ def follows(method: Method) -> bool:
 def may_round(method: Method) -> bool:
     """Whether memories may have a lower precision than x."""
     return method.sent_between is not None and claim_covers(method, "sent_between", *CLIENT_FUNCTIONS)
+
+
+def noise_response(method: Method, dimension: int) -> tuple[float, float] | None:
+    """How noise reaches the direction, where the method states it and its server's functions bear it out."""
+    claimed = method.noise_response
+    if claimed is None or not claim_covers(method, "noise_response", *SERVER_FUNCTIONS):
+        return None
+    (keep, gain), draw = claimed, torch.Generator().manual_seed(1)
+    means, noise = torch.randn(2, 3, dimension, dtype=torch.float64, generator=draw)
+    found, effect = [], torch.zeros(dimension, dtype=torch.float64)
+    steps = Steps(method, means[0])
+    clean, noisy = steps.initial_server_state, steps.initial_server_state
+    for mean, z in zip(means, noise, strict=True):
+        direction, clean = steps.server_step(mean.clone(), clean)
+        shifted, noisy = steps.server_step(mean + z, noisy)
+        effect = keep * effect + gain * z
+        found.append(torch.allclose(shifted - direction, effect, rtol=1e-9, atol=1e-9))
+    return claimed if all(found) else None
 
 
 class Steps:

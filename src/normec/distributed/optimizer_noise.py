@@ -102,6 +102,11 @@ class OptimizerNoise:
         self.close = weakref.finalize(self, mechanism.close)
 
     @property
+    def mechanism(self) -> Mechanism:
+        """The noise and its account."""
+        return self._mechanism
+
+    @property
     def on_grid(self) -> bool:
         """Whether sums are sent as integers."""
         return self._mechanism.privacy.noise != "seeded" and self._mechanism.privacy.trust != "local"

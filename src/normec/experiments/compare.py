@@ -22,7 +22,7 @@ from ..settings.config import RunConfig
 from ..storage.history import History
 from ..system.files import write_atomic
 from ..training.callbacks import Callback
-from . import methods, runs, tuning
+from . import methods, runs, server, tuning
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
 
@@ -71,6 +71,7 @@ def candidates(
             # Refuse invalid settings before the first run.
             built = methods.build(cell, dim=1 if cell.k is None else cell.k)
             methods.local_steps(cell)
+            server.check(cell)
             if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
         found.append(Candidate(spec, cells))

@@ -14,6 +14,7 @@ from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import Method
 from ..errors import UsageError, nearest, one_of
 from ..settings.config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
+from . import server
 
 SETTINGS = tuple(name for name in in_groups("method") if name not in ("method", "method_settings"))
 LOCAL = in_groups("local")
@@ -50,7 +51,9 @@ def step_size(config: RunConfig) -> float | Literal["theory"]:
         return config.lr
     if is_own(config.method):
         raise UsageError(f"lr must be given: {config.method} is not one of normec's methods and has no usual step size")
-    return entry(config.method).step_size(settings_used(config), config.private)
+    plain = entry(config.method).step_size(settings_used(config), config.private)
+    optimizer = server.optimizer(config)
+    return plain if optimizer is None else optimizer.usual_lr(plain)
 
 
 def rounds(config: RunConfig) -> int | None:

@@ -319,6 +319,12 @@ class Mechanism:
         sigma = self.sigma * math.sqrt(messages) if local else self.release.sum_sigma(self.sigma)
         return self._draw(like, sigma, "sum")
 
+    def variance_of_sum(self, messages: int) -> float:
+        """The variance per coordinate of the noise in a round's sum, to which so many messages were added."""
+        if self.privacy.trust == "local":
+            return self.sigma**2 * messages
+        return self.release.sum_sigma(self.sigma) ** 2
+
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
         """Convert the sum over all processes to the dtype of `like`."""
         if whole.is_floating_point():

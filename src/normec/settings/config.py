@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..algorithms.averaging import USUAL_DECAY
 from ..algorithms.catalogue import CATALOGUE
+from ..algorithms.lr_schedule import SCHEDULES
+from ..algorithms.server_optimizer import OPTIMIZERS
 from ..errors import UsageError, nearest
 from ..system.files import read_toml
 
@@ -367,6 +371,61 @@ class RunConfig(BaseModel):
     epochs: int | None = setting(
         None, "Passes over the records of the average client, instead of rounds", "training", flag=True
     )
+    lr_schedule: str | None = setting(
+        None,
+        "How the step size changes over the rounds: {values}, or a class of torch.optim.lr_scheduler",
+        "training",
+        unset="a constant step size",
+        federated=True,
+        values=tuple(SCHEDULES),
+    )
+    lr_schedule_settings: str | None = setting(
+        None,
+        "Settings of the schedule, as KEY=VALUE,…, for example ramp_up=10,end=0.1",
+        "training",
+        unset="those of the schedule",
+        federated=True,
+        follows=("lr_schedule",),
+    )
+    server_optimizer: str | None = setting(
+        None,
+        "Optimizer of the server's step: {values}, or a class of torch.optim",
+        "training",
+        unset="x ← x − lr · direction",
+        federated=True,
+        values=tuple(OPTIMIZERS),
+    )
+    server_optimizer_settings: str | None = setting(
+        None,
+        "Settings of the server's optimizer, as KEY=VALUE,…, for example betas=[0.9,0.99]",
+        "training",
+        unset="those of the optimizer",
+        federated=True,
+        follows=("server_optimizer",),
+    )
+    averaging: Literal["ema", "polyak"] | None = setting(
+        None,
+        "Average of the iterates that is evaluated and returned: {values}",
+        "training",
+        unset="the last iterate",
+        federated=True,
+    )
+    averaging_decay: float | None = setting(
+        None,
+        "Factor of an iterate's weight in each later round, with averaging = ema",
+        "training",
+        unset=f"{USUAL_DECAY:g}",
+        federated=True,
+        follows=("averaging",),
+    )
+    averaging_start: int | None = setting(
+        None,
+        "First round whose iterate is part of the average",
+        "training",
+        unset="0; with averaging = polyak, half of the rounds",
+        federated=True,
+        follows=("averaging", *_LENGTH),
+    )
     warmup: int = setting(0, "First rounds in which the memories move and the model does not", "training")
     batch_size: int | None = setting(
         None, "Examples per gradient or local step", "training", unset="full batch", flag=True, federated=True
@@ -623,8 +682,8 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
 
 
 def parse_assignments(text: str) -> dict[str, Scalar]:
-    """Parse 'key=value,key=value' into a table."""
-    return dict(parse_assignment(part) for part in text.split(",") if part.strip())
+    """'key=value,key=value' as a table; a value may be a list, [1,2], whose commas divide nothing."""
+    return dict(parse_assignment(part) for part in re.split(r",(?![^\[\]]*\])", text) if part.strip())
 
 
 def format_assignments(table: Mapping[str, Scalar]) -> str:

@@ -35,10 +35,11 @@ from .communicator import Communicator, SingleProcess, gather_buffers, local_par
 from .graphed_round import GraphedRound
 from .interleaved import run_to_end
 from .metrics import Faults, Meter
+from .model_step import ModelStep
 from .observer import Observer, broken_rows, copied
 from .repeatability import computation_digest, machine_facts, sums_in_fixed_order
 from .run import ClientTable, Plan, Run, State, batches_of
-from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_state
+from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_state, tensor_forms
 from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class TrainingLoop:
         self.method_steps = Steps(method, problem.x0, one_by_one)
         self.faults = Faults(self.own, problem.x0.device)
         self.update = ClientUpdate(method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults)
+        self.model_step = ModelStep(method, plan, problem.x0, problem.clients, mechanism)
         self.observer = Observer(
             problem,
             self.update,
@@ -99,6 +101,7 @@ class TrainingLoop:
         # Noise that cannot be repeated is stored together with the sum that it covers. If memories contain the noise of
         # single messages, a checkpoint in every round stores both.
         simulated = mechanism is not None and mechanism.simulated
+        simulated = simulated and (plan.server_optimizer is None or plan.server_optimizer.known)
         self.computation = computation_digest(problem, method, plan.participation) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
@@ -191,7 +194,7 @@ class TrainingLoop:
         if state.round == self.plan.rounds and not self.observer.complete:
             self._last_row(state)
         self._save(state)
-        model = self.problem.model_at(state.x, gather_buffers(state.buffers, self.communicator))
+        model = self.problem.model_at(state.result, gather_buffers(state.buffers, self.communicator))
         spent = self.budget.spent() if self.budget is not None else None
         if self.stopped is None and state.round < self.plan.rounds:
             self.stopped = "interrupted"
@@ -230,7 +233,7 @@ class TrainingLoop:
                 closed = row is None and self.begun and self.graphed.can_run(state, block, count)
                 if closed:
                     self._pay(state)
-                    self.graphed.run(state, block)
+                    self.model_step.move(state, self.graphed.run(state, block), count)
                 else:
                     sent = self._send(state, block, meter)
                     total = sent if total is None else total + sent
@@ -251,8 +254,8 @@ class TrainingLoop:
             self.observer.record(row, meter, drawn, self.begun)
         with self.watch.timed("update"):
             direction, server = self.method_steps.server_step(total / n, state.server)
-            state.x -= self.plan.step_size(k) * direction
-            for name, new in server.items():  # CUDA graphs use the addresses of these tensors
+            self.model_step.move(state, direction, count)
+            for name, new in server.items():  # recordings know the places of these tensors
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
         self._count(state, count)
 
@@ -434,6 +437,7 @@ class TrainingLoop:
             self.problem, self.method_steps, plan.memory, plan.initial_memory, noted(), folder, self.communicator
         )
         self._check(state)
+        self.model_step.begin(state)
         return state
 
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
@@ -459,6 +463,8 @@ class TrainingLoop:
             facts = {"messages": state.messages, "timings": self.watch.seconds}
             if self.clients:
                 facts["clients"] = self.clients
+            if state.optimizer:
+                facts["optimizer"] = tensor_forms(state.optimizer)
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
             tensors = checkpoint_tensors(state, self.problem.clients, self.communicator)

@@ -86,7 +86,7 @@ class Observer:
             # For models that draw random numbers during evaluation.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
             buffers = gather_buffers(state.buffers, self._communicator)
-            row |= self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.x, buffers))
+            row |= self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.result, buffers))
         return row
 
     def _messages(self, state: State) -> float:

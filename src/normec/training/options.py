@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from ..algorithms.averaging import Averaging, Kind
 from ..algorithms.local_steps import LocalSteps
+from ..algorithms.lr_schedule import LRSchedule, SchedulerFactory
+from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.engine import Engine
 from ..gradients.precision import PRECISIONS, Precision
@@ -153,6 +156,9 @@ class Options:
     batch_rate: float | None = None
     local: LocalSteps | None = None
     warmup: int = 0
+    lr_schedule: str | LRSchedule | SchedulerFactory | None = None
+    server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None
+    averaging: Kind | Averaging | None = None
     privacy: Privacy | None = None
     public_sizes: bool = False
     participation: Participation | None = None

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ..algorithms.averaging import Averaging, Kind, averaging_of
 from ..algorithms.local_steps import LocalSteps
+from ..algorithms.lr_schedule import LRSchedule, ScheduledLR, SchedulerFactory, scheduled
 from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
+from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.precision import Precision, products
 from ..problems.functions import FunctionProblem
@@ -71,6 +74,9 @@ def train(
     batch_rate: float | None = None,
     local: LocalSteps | None = None,
     warmup: int = 0,
+    lr_schedule: str | LRSchedule | SchedulerFactory | None = None,
+    server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None,
+    averaging: Kind | Averaging | None = None,
     privacy: Privacy | None = None,
     public_sizes: bool = False,
     participation: Participation | None = None,
@@ -83,7 +89,7 @@ def train(
     compute: Compute = Compute(),
     storage: Storage = Storage(),
 ) -> Run:
-    """Minimise `problem` by `method`: x ← x − lr · direction, once per round.
+    """Minimise `problem` by `method`: x ← x − lr · direction, once per round, or a step of `server_optimizer`.
 
     In a round every client that takes part sends one message. Give `rounds`, or `epochs`.
 
@@ -113,6 +119,14 @@ def train(
         local: Local steps of every client in a round, whose result takes the gradient's place in its message (default:
             one gradient).
         warmup: In this many first rounds lr is 0: memories approach the gradients, and x does not move.
+        lr_schedule: How lr changes over the rounds: "constant", "cosine", "linear", "step", an `LRSchedule`, or a
+            function from an optimizer to a torch scheduler (default: lr as it is). The first round that moves x is its
+            first.
+        server_optimizer: How the server moves x along the direction: "momentum", "nesterov", "adam", "adamw",
+            "rmsprop", "adambc", another class of `torch.optim` by name, a `ServerOptimizer`, or a function from
+            parameters to a torch optimizer (default: x ← x − lr · direction).
+        averaging: Evaluate and return an average of the iterates: "ema", "polyak", or an `Averaging` (default: the last
+            iterate).
         privacy: Who is protected, from whom, and how well; None for a run without noise.
         public_sizes: Declare public how many records each client holds. With `privacy` of whole clients, `epochs` of
             batches need this, because the number of rounds follows from these numbers.
@@ -155,6 +169,9 @@ def train(
         batch_rate=batch_rate,
         local=local,
         warmup=warmup,
+        lr_schedule=lr_schedule,
+        server_optimizer=server_optimizer,
+        averaging=averaging,
         privacy=privacy,
         public_sizes=public_sizes,
         participation=participation,
@@ -210,11 +227,16 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     if privacy is not None and counted:
         privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
+    optimizer = server_optimizer_of(options.server_optimizer)
     if isinstance(lr, str):
+        if optimizer is not None or options.lr_schedule is not None:
+            raise UsageError(
+                "lr='theory' is for plain steps of one size; leave out the optimizer or schedule, or give lr"
+            )
         sampled = batch_size or batch_rate or options.participation or local
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
-        lr=_scheduled(lr, total) if callable(lr) else lr,
+        lr=_step_sizes(options.lr_schedule, lr, total, warmup),
         rounds=total,
         batch_size=batch_size,
         batch_rate=batch_rate,
@@ -230,6 +252,8 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         precision=compute.precision,
         memory=MemoryTable(None if memory.dtype == problem.x0.dtype else memory.dtype, memory.home),
         local=local,
+        server_optimizer=optimizer,
+        averaging=averaging_of(options.averaging, total, warmup),
     )
     if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
@@ -281,7 +305,16 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     return loop
 
 
-def _scheduled(lr: Schedule, rounds: int) -> tuple[float, ...]:
+def _step_sizes(
+    schedule: str | LRSchedule | SchedulerFactory | None, lr: float | Schedule, rounds: int, warmup: int
+) -> float | tuple[float, ...] | ScheduledLR:
+    """Return the step sizes of a plan."""
+    if schedule is not None:
+        return scheduled(schedule, lr, rounds, warmup)
+    return _tabulated(lr, rounds) if callable(lr) else lr
+
+
+def _tabulated(lr: Schedule, rounds: int) -> tuple[float, ...]:
     """Return the step sizes of all rounds, before any data are read: x may depend on the data by messages only."""
     sizes = tuple(float(lr(k)) for k in range(rounds))
     for k, size in enumerate(sizes):
@@ -491,6 +524,11 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
         notes.append(
             f"the user's own rule {type(plan.participation).__name__} decides which clients take part; "
             "nothing checks that it does not use the clients' data"
+        )
+    if plan.server_optimizer is not None and not plan.server_optimizer.known:
+        notes.append(
+            f"the caller's own optimizer {plan.server_optimizer.name} moves the model; nothing checks that it does not "
+            "look at the clients' data"
         )
     return tuple(notes)
 
