@@ -19,6 +19,7 @@ from normec.training.train import prepare, ready
 from ..support.runs import problem, same
 
 PRIVATE = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="seeded")
+WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 LINEAR = (12, 3)  # sizes of the linear problem's tensors
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -32,6 +33,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "drawn": (NormEC(0.1, 0.3), {"participation": FixedSize(3)}),
     "drawn, forgetting": (NormEC(0.1, 0.3, decay=0.1), {"participation": FixedSize(3)}),
     "private": (NormEC(0.1, 0.3), {"privacy": PRIVATE}),
+    "weighted": (NormEC(0.1, 0.3), {"weights": WEIGHTS}),
+    "weighted, drawn, local": (
+        DPSGD(Clip(0.5)),
+        {"weights": WEIGHTS, "privacy": replace(PRIVATE, trust="local"), "participation": FixedSize(3)},
+    ),
     "private, local": (Clip21(0.5), {"privacy": replace(PRIVATE, trust="local"), "participation": FixedSize(3)}),
 }
 ABLE = {name for name in CASES if name != "drawn, forgetting"}
@@ -63,14 +69,14 @@ def compare(name: str, device: str, kind: str = "linear") -> None:
     plain.graphed.able = False
     closed.graphed.able = name in ABLE  # as it is on a GPU
     count = 0
-    close = closed.graphed.close
+    run = closed.graphed.run
 
     def counted(*given: Any) -> None:
         nonlocal count
         count += 1
-        close(*given)
+        run(*given)
 
-    closed.graphed.close = counted  # type: ignore[method-assign]
+    closed.graphed.run = counted  # type: ignore[method-assign]
     same(ended(plain), ended(closed))
     # Of 23 rounds the five with a row are not.
     assert count == (18 if name in ABLE else 0), count

@@ -48,6 +48,7 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
         "epsilon": build.target_epsilon(config),
         "lr": _step_size(config, known.lr),
         "rounds": rounds,
+        "weights": config.weights or "equal",
         "diagnostics": config.diagnostics or not config.private,
         "memory_dtype": config.memory_dtype or config.dtype,
         "device": known.device or config.device,

@@ -2,7 +2,7 @@
 
     mechanism.pay(k)                      pays for one release of round k, each time; raises `BudgetSpent`
     sent = mechanism.send(messages, …)    what the memory may take: the message itself, or what was sent
-    mechanism.outgoing(sums, share, m)    what leaves this process: its part of the sum, with its part of the noise
+    mechanism.outgoing(sums, share, v)    what leaves this process: its part of the sum, with its part of the noise
     mechanism.received(whole)             the sum the server sees
 
 Under "local" trust every message gets its own noise, drawn for its client, so that it does not matter where the
@@ -208,20 +208,25 @@ class Mechanism:
         """The rank that keeps the ledger has paid for `round`."""
         self._paid, self._attempt, self._sum, self._recalled = round, attempt, None, False
 
-    def send(self, messages: Tensor, clients: Tensor) -> Tensor:
-        """Messages ``[c, d]`` on their way to the server; returns what the clients' memories may take."""
+    def send(self, messages: Tensor, clients: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Messages ``[c, d]`` on their way to the server; returns what the clients' memories may take.
+
+        `weights`: n·w_i of these clients, ``[c]``, where they are not equal. A sum takes weighted messages, and its
+        noise covers the heaviest; under local trust the server weights what it received.
+        """
         self._check_paid()
         if self._recalled:
             return messages
         if self.privacy.trust != "local":
+            weighted = messages if weights is None else messages * weights[:, None]
             if isinstance(self._source, GridNoise):
                 step = grid_step(self.release.sum_sigma(self.sigma))
-                self._add(snap(messages, step, self.release.bound).sum(0))
+                self._add(snap(weighted, step, self.release.bound * self.release.heaviest).sum(0))
             else:
-                self._add(messages.sum(0))
+                self._add(weighted.sum(0))
             return messages
         sent = self.noisy(messages, clients)
-        self._add(sent.sum(0))
+        self._add((sent if weights is None else sent * weights[:, None]).sum(0))
         return sent if self.keeps_noise else messages
 
     def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
@@ -231,28 +236,32 @@ class Mechanism:
         draws = [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]
         return messages + torch.stack(draws)
 
-    def outgoing(self, sums: Tensor, share: float = 1.0, messages: int = 0) -> Tensor:
+    def outgoing(self, sums: Tensor, share: float = 1.0, variance: float = 0) -> Tensor:
         """Σ of what clients here send in the round that was paid for last; `sums`: Σ of messages not passed to `send`.
 
-        `share`: of all clients, those that live here; their part of the variance is added. `messages`: how many were
-        not passed to `send`, in all processes; for local trust. On the grid: integers.
+        `share`: of all clients, those that live here; their part of the variance is added. `variance`: for local trust,
+        the variance in units of σ² of the noise of all messages that were not passed to `send`, in all processes: how
+        many they are, or the sum of their squared weights. On the grid: integers.
         """
         self._check_paid()
         sigma = self.release.sum_sigma(self.sigma)
-        if self.privacy.trust == "local" and not messages:
+        if self.privacy.trust == "local" and not variance:
             return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise):
             scale = math.sqrt(share) * sigma / grid_step(sigma)
             noise = torch.from_numpy(self._source.integers(len(sums), scale))
             return (noise if self._sum is None else self._sum.cpu() + noise).to(sums.device)
-        noise = share * self.noise_of_sum(sums, messages)
+        noise = share * self.noise_of_sum(sums, variance)
         return sums + noise if self._sum is None else self._sum + noise
 
-    def noise_of_sum(self, like: Tensor, messages: int) -> Tensor:
-        """All the noise of the round that was paid for last, where `takes_sums`; under local trust that of messages."""
+    def noise_of_sum(self, like: Tensor, variance: float) -> Tensor:
+        """All the noise of the round that was paid for last, where `takes_sums`.
+
+        Under local trust it is that of the messages of the round, with `variance` in units of σ².
+        """
         self._check_paid()
         local = self.privacy.trust == "local"
-        sigma = self.sigma * math.sqrt(messages) if local else self.release.sum_sigma(self.sigma)
+        sigma = self.sigma * math.sqrt(variance) if local else self.release.sum_sigma(self.sigma)
         return self._draw(like, sigma, "sum")
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:

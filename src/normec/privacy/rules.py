@@ -11,6 +11,15 @@ R1 client, replace: both messages lie in the ball of radius b, Δ = 2b.  R2 clie
 R3 record without a clip per record: one record can turn the normalised vector round, Δ = 2b in both relations.
 R4 record with a clip per record and a fixed normaliser: Δ_k of `records`.
 
+W  weights w_i: with ω_i = n·w_i public, the server uses Σ ω_i m_j / n, so that equal weights are ω_i = 1. A sum that is
+   seen (T2, T3) is Σ (ω_j m_j) with the noise of T2 or T3: the noise is not weighted, and σ is that of equal weights.
+   A client i moves it by ω_i times what its message moves by, so Δ = max_i ω_i Δ_i, where Δ_i is that of R1 to R4 for
+   client i. With R4 and ω_i = n·n_i/N a record moves the sum by n·LC/N whichever client holds it. Where e_k > 0, cap,
+   shift and drift of `records` are each taken at their largest over the clients. Under T1 the observer sees m_i + z_i
+   whatever its weight: Δ = max_i Δ_i, and the weighted mean has noise of variance σ² Σ w_i². S1 holds with
+   Δ = b·max_i ω_i: its proof is about one client's vector of length at most Δ. The weights must be public: they, and
+   the Δ that follows from them, are not covered by the noise.
+
 T1 local: the observer sees m_i + z_i; σ_eff = σ.
 T2 secure-sum: it sees Σ(m_j + z_j) and may know all but `honest` of the z_j; σ_eff = σ√honest. Every client adds
    its noise in every round, drawn or not; a "zero-out" client sends noise only.
@@ -38,6 +47,8 @@ from __future__ import annotations
 
 import math
 from typing import NoReturn
+
+import numpy as np
 
 from .record_sensitivity import Sensitivity
 from .release import Release
@@ -73,6 +84,7 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         sensitivity, rate = _client(facts, privacy, setting)
     else:
         sensitivity, rate = _record(facts, privacy, setting)
+    heaviest = setting.heaviest if privacy.trust != "local" else 1.0
     if not math.isfinite(sensitivity.cap) and not sensitivity.by_distance:
         _refuse(f"{facts.name} sends messages without a bound; use SmoothedNorm or Clip as its operator")
     drawn = 1.0 if privacy.trust == "local" else math.sqrt(setting.clients)
@@ -85,6 +97,7 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         rounds=setting.rounds,
         surcharge=_surcharge(privacy, setting, sensitivity, drawn),
         bound=facts.bound,
+        heaviest=heaviest,
         dimension=setting.dimension,
         notes=_notes(privacy, setting),
     )
@@ -112,8 +125,9 @@ def _refuse_leaks(facts: Facts, privacy: Privacy, setting: Setting) -> None:
 
 
 def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
-    """R1, R2, S1."""
+    """R1, R2, S1, W."""
     cap = facts.bound if privacy.relation == "zero-out" else 2 * facts.bound
+    cap *= setting.heaviest if privacy.trust != "local" else 1.0
     sampling = setting.sampling
     if not sampling.claims:
         return Sensitivity(cap), 1.0
@@ -128,7 +142,7 @@ def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
 
 
 def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
-    """R3, R4, S2."""
+    """R3, R4, S2, W."""
     cure = "; batch_size claims no gain, and every round counts in full"
     if setting.sampling.claims:
         _refuse("no valid gain at record level from sampling clients; without the claim every round counts in full")
@@ -148,15 +162,22 @@ def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
 
 
 def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden: bool) -> Sensitivity:
-    cap = 2 * facts.bound
+    """The largest sensitivity over the clients, each with its own weight and its own number of records."""
+    weights = np.array(setting.weights if setting.weights and privacy.trust != "local" else (1.0,))
+    each = 2 * facts.bound  # how far one client's message can move
+    cap = float(each * weights.max())
     if privacy.record_clip is None:
         return Sensitivity(cap)
     if setting.records is None or setting.batch.normaliser == "count":
         _refuse("a mean over a private number of records has no fixed sensitivity; divide by a public number, records=")
     if not math.isfinite(facts.lipschitz):
         return Sensitivity(cap)
-    shift = privacy.record_clip / setting.records * (1 if privacy.relation == "zero-out" else 2)
+    shifts = privacy.record_clip / np.array(setting.divisors) * (1 if privacy.relation == "zero-out" else 2)
+    shift = float((weights * shifts).max())
+    moved = float((weights * np.minimum(each, facts.lipschitz * shifts)).max())
     if not hidden:
+        if moved < (1 - 1e-12) * min(cap, facts.lipschitz * shift):  # the largest ω_i s_i is that of a capped client
+            shift = moved / facts.lipschitz
         return Sensitivity(cap, facts.lipschitz, shift)
     keep = 1 - facts.decay
     if facts.beta * facts.lipschitz > 2 * keep:
@@ -164,7 +185,7 @@ def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden
         _refuse(
             f"the record rule needs beta <= {limit:g} here, got {facts.beta:g}; lower beta or leave out record_clip"
         )
-    return Sensitivity(cap, facts.lipschitz, shift, facts.beta * min(facts.lipschitz * shift, cap), keep)
+    return Sensitivity(cap, facts.lipschitz, shift, facts.beta * moved, keep)
 
 
 def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, drawn: float) -> float:

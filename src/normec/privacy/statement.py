@@ -32,6 +32,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "memory": ("clean", "noisy"),
 }
 SIMULATION = "Simulation: seeded noise protects nobody. The same run with secure noise would make this promise."
+_BY_SIZES = {  # what follows from the clients' numbers of records, and what to give instead
+    "rounds": ("epochs of batches make the number of rounds, and with it the noise,", "give rounds"),
+    "weights": ("weights by records make the sum, and with it the noise,", "give weights that are public"),
+}
 _READINGS = ("per-coordinate", "total-norm", "variance")
 
 
@@ -120,20 +124,21 @@ class Privacy:
         """
         return self if self.noise is not None else dataclasses.replace(self, noise=default)
 
-    def refuse_private_sizes(self, public_sizes: bool) -> None:
-        """Refuse a number of rounds, and with it a noise, that follows from how many records protected clients hold.
+    def refuse_private_sizes(self, public_sizes: bool, what: Literal["rounds", "weights"] = "rounds") -> None:
+        """Refuse rounds or weights, and with them a noise, that follow from how many records protected clients hold.
 
         Args:
             public_sizes: Whether the caller declares the numbers of records public.
+            what: What follows from these numbers: the "rounds" of some epochs, or the clients' "weights".
 
         Raises:
             UsageError: They are not public, and the statement protects whole clients.
         """
         if self.unit == "client" and not public_sizes:
+            source, cure = _BY_SIZES[what]
             raise UsageError(
-                "epochs of batches make the number of rounds, and with it the noise, a function of how many records "
-                "the clients hold, which unit='client' protects; give rounds, or declare these numbers public with "
-                "public_sizes=True"
+                f"{source} a function of how many records the clients hold, which unit='client' protects; {cure}, or "
+                "declare these numbers public with public_sizes=True"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -294,6 +294,14 @@ class RunConfig(BaseModel):
     sample_count: int | None = setting(
         None, "Clients that take part in a round, instead of sample_rate", "training", unset="every client takes part"
     )
+    weights: str | None = setting(
+        None,
+        "Weights of the clients: {values} (each client's share of all records), or their numbers, as 0.5,0.3,0.2",
+        "training",
+        unset="equal",
+        federated=True,
+        values=("equal", "records"),
+    )
     initial_memory: Literal["zero", "gradient"] = setting("zero", "First memories of the clients: {values}", "training")
     seed: int | None = setting(
         None,

@@ -79,7 +79,10 @@ class TrainingLoop:
         one_by_one = mechanism is not None and not works_by_rows(method)
         self.method_steps = Steps(method, problem.x0, one_by_one)
         self.faults = Faults(self.own, problem.x0.device)
-        self.update = ClientUpdate(method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults)
+        self.weights = plan.weights[self.own.start : self.own.stop].to(problem.x0) if plan.weights is not None else None
+        self.update = ClientUpdate(
+            method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults, self.weights
+        )
         self.observer = Observer(
             problem,
             self.update,
@@ -90,6 +93,7 @@ class TrainingLoop:
             callbacks,
             mechanism,
             communicator,
+            self.weights,
         )
         self.watch = Stopwatch()
         self.budget = (
@@ -235,7 +239,7 @@ class TrainingLoop:
         total = torch.zeros_like(state.x) if total is None else total
         if drawn is not None:
             self.update.idle(state, self._local_rows(drawn))
-        total = self._whole(total, state, count, looked_at=row is not None)
+        total = self._whole(total, state, drawn, looked_at=row is not None)
         if (row is not None or self._on_host or self.recording) and (self.communicator.size == 1 or self.faulty):
             self._check(state)
         self._record_release(k, total)
@@ -273,8 +277,8 @@ class TrainingLoop:
         if mechanism is not None and self.recording and round not in self.recorded:
             self.communicator.on_rank_zero(lambda: self.storage.releases.append(round, mechanism.attempt, total))
 
-    def _whole(self, total: Tensor, state: State, count: int, looked_at: bool) -> Tensor:
-        """Σ of all `count` clients' messages, noise included, from the sum over those that live here.
+    def _whole(self, total: Tensor, state: State, drawn: Tensor | None, looked_at: bool) -> Tensor:
+        """Σ of all drawn clients' messages, noise included, from the sum over those that live here.
 
         Ranks say in the same breath whether anything here is broken, whether somebody wants to stop, and, by rank 0's
         clock, whether a checkpoint is due. On a GPU that is heard in rounds that are looked at.
@@ -284,8 +288,9 @@ class TrainingLoop:
             known = self.communicator.rank == 0
             total = self.storage.releases.read(k, state.x) if known else torch.zeros_like(state.x)
         elif self.mechanism is not None:
-            share, summed = len(self.own) / self.problem.clients, count if self.update.fused else 0
-            total = self.mechanism.outgoing(total, share, summed)
+            n = self.problem.clients
+            variance = self.plan.noise_variance(drawn, n) if self.update.fused else 0
+            total = self.mechanism.outgoing(total, len(self.own) / n, variance)
         self.faults.note_sum(total, k)
         if self.communicator.size == 1:
             return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
@@ -414,7 +419,14 @@ class TrainingLoop:
 
         plan, folder = self.plan, self.storage.out
         state = initial_state(
-            self.problem, self.method_steps, plan.memory, plan.initial_memory, noted(), folder, self.communicator
+            self.problem,
+            self.method_steps,
+            plan.memory,
+            plan.initial_memory,
+            noted(),
+            folder,
+            self.communicator,
+            self.weights,
         )
         self._check(state)
         return state

@@ -20,23 +20,35 @@ ROUNDING = 1e-5  # relative: what arithmetic in single precision may add to a me
 class Meter:
     """Sums, block by block: the mean loss, the mean gradient and how far clients are from it, the memory error
     mean ‖∇f_i − g_i‖, and the messages' norms.
+
+    With weights all means are weighted, but for those of the messages' norms.
     """
 
-    def __init__(self, x: Tensor) -> None:
-        self._grad = torch.zeros_like(x)
+    def __init__(self, x: Tensor, weights: Tensor | None = None) -> None:
+        """`weights`: n·w_i of the clients that live here; None where all clients have equal weights."""
+        self._grad, self._weights = torch.zeros_like(x), weights
         self._loss, self._square, self._error, self._sent, self._longest = x.new_zeros(5)
-        self._count = self._messages = 0
+        self._count: float = 0  # of clients; with weights, the sum of theirs
+        self._messages = 0
 
     def add(self, block: Block) -> None:
         """Before anything uses up the block's gradients."""
+        if self._weights is not None:
+            weights = self._weights[block.rows]
+            self._count += float(weights.sum())
+            self._loss += weights @ block.losses
+            self._grad += weights @ block.grads
+            self._square += weights @ norms(block.grads)[:, 0].square()
+            return
         self._count += len(block.losses)
         self._loss += block.losses.sum()
         self._grad += block.grads.sum(0)
         self._square += norms(block.grads).square().sum()
 
-    def add_distances(self, distances: Tensor) -> None:
-        """‖∇f_i − g_i‖ of the block's clients, with the memories as they are before this round."""
-        self._error += distances.sum()
+    def add_distances(self, block: Block, distances: Tensor) -> None:
+        """‖∇f_i − g_i‖ ``[c, 1]`` of the block's clients, with the memories as they are before this round."""
+        weighted = distances if self._weights is None else self._weights[block.rows, None] * distances
+        self._error += weighted.sum()
 
     def add_messages(self, lengths: Tensor) -> None:
         """‖m_i‖ of the block's clients, before any noise."""
@@ -53,7 +65,8 @@ class Meter:
         whole = communicator.sum(torch.cat([self._grad, torch.stack(scalars), counts]))
         self._grad = whole[:-6]
         self._loss, self._square, self._error, self._sent = whole[-6:-2]
-        self._count, self._messages = map(int, whole[-2:].tolist())
+        self._count, messages = whole[-2:].tolist()
+        self._messages = int(messages)
         self._longest = communicator.max(self._longest.clone())
 
     def read(self, *, exact: bool, feedback: bool) -> dict[str, Any]:

@@ -47,9 +47,11 @@ class Observer:
         callbacks: Sequence[Callback],
         mechanism: Mechanism | None,
         communicator: Communicator,
+        weights: Tensor | None = None,
     ) -> None:
+        """`weights`: n·w_i of the clients that live here; None where all clients have equal weights."""
         self._problem, self._update, self._steps, self._plan, self._engine = problem, update, steps, plan, engine
-        self._communicator = communicator
+        self._communicator, self._weights = communicator, weights
         self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
         self._own = communicator.local_clients(problem.clients)
         self._payload = steps.method.payload(len(problem.x0), problem.x0.element_size())
@@ -71,11 +73,11 @@ class Observer:
             "bytes": self._payload * messages / self._problem.clients,
         }
         if self._plan.diagnostics and self._plan.full_gradient and not self._exact(drawn):
-            meter = Meter(state.x)
+            meter = Meter(state.x, self._weights)
             for block in self._blocks(state, None, full=True):
                 meter.add(block)
                 if self._steps.has_memory:
-                    meter.add_distances(distances(block, state.memory))
+                    meter.add_distances(block, distances(block, state.memory))
             meter.merge(self._communicator)
             row |= meter.read(exact=True, feedback=self._steps.has_memory)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
@@ -103,7 +105,7 @@ class Observer:
 
     def meter(self, state: State) -> Meter | None:
         """What a round measures of its clients for a row; None where the run records nothing without noise."""
-        return Meter(state.x) if self._plan.diagnostics else None
+        return Meter(state.x, self._weights) if self._plan.diagnostics else None
 
     def record(self, row: Row, meter: Meter | None, drawn: Tensor | None, write: bool) -> None:
         """Put a row into the history; `write`: and on disk."""

@@ -55,7 +55,7 @@ class State:
 
     @property
     def estimate(self) -> Tensor:
-        """The server's estimate ĝ, ``[d]``, of a method that has one. With error feedback, ĝ = mean g_i."""
+        """The server's estimate ĝ, ``[d]``, of a method that has one. With error feedback, ĝ = Σ w_i g_i."""
         return self.server[ESTIMATE]
 
 
@@ -127,6 +127,7 @@ class Plan:
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
     secret: int | None = field(default=None, repr=False)
+    weights: Tensor | None = None  # n·w_i of every client (`client_weights`); None: equal weights
 
     @property
     def privacy_seed(self) -> int:
@@ -155,9 +156,17 @@ class Plan:
             raise UsageError(f"lr must be >= 0 and finite, got {lr} in round {k}")
         return lr
 
+    def noise_variance(self, drawn: Tensor | None, clients: int) -> float:
+        """The variance, in units of σ², of the noise in a sum of messages that carry their own: Σ (n·w_i)²."""
+        if self.weights is None:
+            return clients if drawn is None else len(drawn)
+        return float((self.weights if drawn is None else self.weights[drawn]).square().sum())
+
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
-        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics")}
+        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics", "weights")}
+        if self.weights is not None:
+            facts["weights"] = checksum(self.weights)
         if self.secret is not None:
             facts["seed"] = None
         if callable(self.lr):

@@ -26,8 +26,12 @@ def initial_state(
     first: Iterator[Block],
     folder: Path | None,
     communicator: Communicator,
+    weights: Tensor | None = None,
 ) -> State:
-    """Round 0. `first` are the gradients at x0 of all clients here, looked at only where memories start from them."""
+    """Round 0. `first` are the gradients at x0 of all clients here, looked at only where memories start from them.
+
+    `weights`: n·w_i of the clients that live here; None where all clients have equal weights.
+    """
     n, d = problem.clients, len(problem.x0)
     x, own = problem.x0.clone(), communicator.local_clients(n)
     server = {name: value.clone() for name, value in steps.initial_server_state.items()}
@@ -48,7 +52,8 @@ def initial_state(
         for block in first:
             for held in started:
                 held[block.row_numbers.to(held.device)] = block.grads.to(held)
-    server[ESTIMATE] = communicator.sum(state.memory.sum(0, dtype=x.dtype).to(x.device)) / n
+    memory = state.memory if weights is None else state.memory.to(x) * weights[:, None]
+    server[ESTIMATE] = communicator.sum(memory.sum(0, dtype=x.dtype).to(x.device)) / n
     return state
 
 

@@ -26,6 +26,7 @@ from ..storage.checkpoint import SECRET
 from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
+from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
@@ -70,6 +71,7 @@ def train(
     privacy: Privacy | None = None,
     public_sizes: bool = False,
     participation: Participation | None = None,
+    weights: Weights = "equal",
     seed: int | None = None,
     device: str | torch.device | None = None,
     out: str | Path | None = None,
@@ -108,9 +110,11 @@ def train(
         warmup: In this many first rounds lr is 0: memories approach the gradients, and x does not move.
         privacy: Who is protected, from whom, and how well; None for a run without noise.
         public_sizes: Declare public how many records each client holds. With `privacy` of whole clients, `epochs` of
-            batches need this, because the number of rounds follows from these numbers.
+            batches and weights by records need this, because the rounds or the weights follow from these numbers.
         participation: Which clients take part in a round: `Everyone`, `Poisson` or `FixedSize` (default: everyone, or
             the sampling that `privacy` claims).
+        weights: The weights w_i of f(x) = Σ w_i f_i(x): "equal" (1/n), "records" (a client's share of all records), or
+            n positive numbers with the sum 1. They are public; the messages' sum and its noise follow from them.
         seed: The seed of everything random (default: 0). A private run without a given seed draws its noise, and who
             takes part, from a fresh secret that only its folder keeps.
         device: Where to compute, such as "cuda" (default: where the model is).
@@ -150,6 +154,7 @@ def train(
         privacy=privacy,
         public_sizes=public_sizes,
         participation=participation,
+        weights=weights,
         seed=seed,
         device=device,
         out=out,
@@ -193,8 +198,13 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     if privacy is not None and counted:
         privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
+    weights = relative_weights(options.weights, problem, privacy, options.public_sizes)
     if isinstance(lr, str):
         sampled = batch_size or batch_rate or options.participation
+        if weights is not None:
+            raise UsageError(
+                "lr='theory' is for equal weights, which the theorems assume; drop the weights, or give lr"
+            )
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
         lr=lr,
@@ -212,6 +222,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         diagnostics=logging.diagnostics or privacy is None,
         precision=compute.precision,
         memory=MemoryTable(None if memory.dtype == problem.x0.dtype else memory.dtype, memory.home),
+        weights=weights,
     )
     if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
@@ -386,15 +397,19 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         case _:
             clients = FULL
     divisors = problem.sizes if batches is None else batches.expected
+    records: float | tuple[float, ...] | None = float(divisors.min()) if divisors is not None else None
+    if divisors is not None and plan.weights is not None:
+        records = tuple(divisors.tolist())
     setting = Setting(
         clients=problem.clients,
         rounds=plan.rounds,
         sampling=clients,
         batch=Sampling(plan.batch_rate) if plan.batch_rate is not None else FULL,
-        records=float(divisors.min()) if divisors is not None else None,
+        records=records,
         dimension=len(problem.x0),
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
+        weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
     )
     return Mechanism(privacy, method, setting, plan.privacy_seed, noise_name(method, privacy, plan, setting), notes)
 
@@ -417,6 +432,8 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
         notes.append("the given initial memory is taken as public")
     if counted and privacy.unit == "client":
         notes.append("how many records the clients hold is taken as public: the rounds follow from it")
+    if plan.weights is not None:
+        notes.append("the clients' weights are taken as public: the sum and its noise follow from them")
     if plan.diagnostics:
         notes.append(RECORDED)
     if isinstance(problem, Problem) and problem.shown:
