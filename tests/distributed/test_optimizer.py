@@ -19,7 +19,7 @@ from normec.distributed.optimizer import POSITION
 from normec.errors import UsageError
 
 from .cases import data
-from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, RANKS, RESUMED, ROUNDS, SEED, model
+from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, RANKS, RESUMED, ROUNDS, SEED, WEIGHTS, model
 from .torchrun import torchrun
 
 N = RANKS * HOSTED
@@ -41,7 +41,13 @@ def facts(done: Path) -> list[dict[str, Any]]:
 def by_rounds(name: str) -> torch.Tensor:
     problem = Problem(model(), F.cross_entropy, [data(9 + 2 * i, i) for i in range(N)])
     return normec.train(
-        problem, DEFINITIONS[name], lr=LR, rounds=ROUNDS, seed=SEED, compute=normec.Compute(dtype=torch.float64)
+        problem,
+        DEFINITIONS[name],
+        lr=LR,
+        rounds=ROUNDS,
+        seed=SEED,
+        weights=WEIGHTS if name == "normec-weighted" else "equal",
+        compute=normec.Compute(dtype=torch.float64),
     ).x
 
 
@@ -132,3 +138,19 @@ def test_all_hosted_clients_must_have_their_gradient() -> None:
     with pytest.raises(UsageError, match="hosts 2 clients, and all have their gradients"):
         optimizer.add_client()
     optimizer.step()
+
+
+@pytest.mark.parametrize(("trust", "factor"), [("secure-sum", 1.6), ("local", 1.0)])
+def test_the_noise_of_a_weighted_sum_covers_the_heaviest_client(trust: Any, factor: float) -> None:
+    """4 clients of weights 0.4 to 0.1: the sum moves by 4 · 0.4 times a message at most."""
+    privacy = normec.Privacy(epsilon=4, trust=trust, noise="seeded")
+    sigmas = []
+    for weights in (None, WEIGHTS):
+        net = model()
+        optimizer = cluster.NormEC(
+            net.parameters(), LR, 0.1, 0.3, clients=4, privacy=privacy, rounds=3, weights=weights
+        )
+        sigmas.append(optimizer.spent().sigma)
+    assert sigmas[1] == pytest.approx(factor * sigmas[0], rel=1e-6)
+    with pytest.raises(UsageError, match="sum 1"):
+        cluster.NormEC(model().parameters(), LR, 0.1, 0.3, clients=4, weights=(1, 1, 1, 1))

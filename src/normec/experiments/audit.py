@@ -21,7 +21,7 @@ to the sum instead; that sum is audited too, and held against the noise of all m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from ..privacy.mechanism import Mechanism, facts_of
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Buffers
 from ..storage.run_folder import RunStorage
+from ..training.client_weights import checked_weights
 from ..training.loop import TrainingLoop
 from ..training.run import Plan
 
@@ -54,6 +55,7 @@ def audit_method(
     trials: int = 1000,
     confidence: float = 0.999,
     seed: int = 0,
+    weights: Sequence[float] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Audit:
     """Run `method` under `privacy` `trials` times each way and try to refute the ε of that many rounds.
@@ -67,6 +69,8 @@ def audit_method(
         trials: Runs with the canary, and as many without; at least 192. A half of them is judged.
         confidence: A true mechanism is refuted with probability 1 − confidence at most.
         seed: Of the canary's direction and, for seeded noise, of the noise.
+        weights: The clients' weights, with the sum 1 (default: equal). They are sorted, so that the first client is the
+            heaviest.
         progress: Is told how many of the runs are done.
 
     Returns:
@@ -78,14 +82,17 @@ def audit_method(
     if privacy.unit != "client" or privacy.sampling is not None:
         raise UsageError("the audit has canaries at client level, without sampling; leave out sampling and unit")
     privacy = privacy.with_noise("seeded")
-    setting = Setting(clients, rounds, dimension=dimension)
+    relative = checked_weights(sorted(weights, reverse=True), clients) if weights else None
+    setting = Setting(
+        clients, rounds, dimension=dimension, weights=tuple(relative.tolist()) if relative is not None else ()
+    )
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
     fixed = replace(privacy, epsilon=None, sigma=claim.sigma, replay=None)
     direction = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, dimension)))
     direction /= direction.norm(dim=1, keepdim=True)
     observers = [(True, claim.epsilon)] if privacy.trust == "local" else [(False, claim.epsilon)]
-    if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean":
+    if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean" and relative is None:
         together = replace(composed, gain=math.sqrt(clients))  # what the sum of all messages may lose
         observers.append((False, together.epsilon(claim.sigma, privacy.delta)))
     views, done = [], 0
@@ -93,7 +100,8 @@ def audit_method(
         found = []
         for canary in (0, clients - 1):
             scenario = [
-                _Scenario(method, privacy.relation, clients, canary, direction, present) for present in (True, False)
+                _Scenario(method, privacy.relation, clients, canary, direction, present, relative)
+                for present in (True, False)
             ]
             seen = []
             for case, one in enumerate(scenario):
@@ -108,7 +116,9 @@ def audit_method(
             with_canary, without = (np.array(one.expected(rounds, per_message)) for one in scenario)
             found.append(View(f"canary is client {canary}", seen[0], seen[1], with_canary, without, epsilon))
         name = "single messages" if per_message else "the sum"
-        views += [_pooled(found, name), *(replace(one, name=f"{name}, {one.name}") for one in found)]
+        if relative is None:  # else the two canaries move the sum by different lengths
+            views.append(_pooled(found, name))
+        views += [replace(one, name=f"{name}, {one.name}") for one in found]
     return audit_releases(views, privacy.delta, confidence)
 
 
@@ -141,6 +151,7 @@ class _Scenario:
     canary: int
     directions: Tensor
     present: bool
+    weights: Tensor | None = None  # n·w_i, unless all are equal
 
     @property
     def opponent(self) -> int:
@@ -180,7 +191,8 @@ class _Scenario:
             sent[drawn], draft = steps.message(grads[drawn], {name: rows[drawn] for name, rows in before.items()}, None)
             for name, rows in steps.commit(draft, sent[drawn]).items():
                 state[name][drawn] = rows
-            seen += list(self.by_role(sent).numpy()) if per_message else [sent.sum(0).numpy()]
+            weighted = sent if self.weights is None else sent * self.weights[:, None]
+            seen += list(self.by_role(sent).numpy()) if per_message else [weighted.sum(0).numpy()]
         return seen
 
 
@@ -260,6 +272,7 @@ def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setti
         log_every=setting.rounds,
         evaluate_every=setting.rounds,
         full_gradient=False,
+        weights=scenario.weights,
     )
     rounds = TrainingLoop(problem, method, plan, _ScenarioEngine(scenario), RunStorage(None, {}), 0.0, (), mechanism)
     state = rounds.initial()

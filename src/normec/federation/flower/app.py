@@ -27,6 +27,7 @@ from ...problems.problem import Problem
 from ...sampling.participation import Everyone
 from ...settings.config import RunConfig, to_toml
 from ...system.files import write_atomic
+from ...training.client_weights import checked_weights
 from ...training.run import Plan, default_evaluate_every
 from ..protocol.coordinator import Coordinator, disk_failure
 from ..protocol.gradient_oracle import GradientOracle, ProblemOracle
@@ -173,6 +174,9 @@ def _plan(config: RunConfig) -> Plan:
     if rounds is None or isinstance(lr, str):
         raise UsageError("a federation needs rounds and lr as numbers")
     at_least(1, rounds=rounds)
+    weights = build.weights(config.weights)
+    if weights == "records":
+        raise UsageError("the server does not know how many records the parties hold; give their weights as numbers")
     return Plan(
         lr=lr,
         rounds=rounds,
@@ -186,6 +190,7 @@ def _plan(config: RunConfig) -> Plan:
         evaluate_every=config.evaluate_every if config.evaluate_every is not None else default_evaluate_every(rounds),
         full_gradient=False,
         diagnostics=config.diagnostics or not config.private,
+        weights=None if isinstance(weights, str) else checked_weights(weights, config.clients or 1),
     )
 
 

@@ -7,7 +7,8 @@
 
 A reply counts once the checkpoint of its round is on the disk; parties hear of it in the next request, and send the
 same message again until then. So a server killed at any instant goes on with nothing lost and nothing counted twice.
-A party that is away keeps its row g_i, and the sum is always divided by n: ĝ = mean g_i whoever answers.
+A party that is away keeps its row g_i, and the sum is always divided by n: ĝ = Σ w_i g_i whoever answers, with the
+weights w_i of the plan (1/n unless given).
 
 Under local trust the server's ledger pays for a round before anybody is asked, and ε is that of the party that may have
 released the most messages: those accepted, dropped or lost with a disk, and one under way.
@@ -101,6 +102,8 @@ class Coordinator:
         check_names(run, parties)
         if not 1 <= minimum <= len(parties):
             raise UsageError(f"minimum must lie between 1 and the {len(parties)} parties, got {minimum}")
+        if plan.weights is not None and len(plan.weights) != len(parties):
+            raise UsageError(f"weights must be one number for each of the {len(parties)} parties")
         if plan.batch_rate is not None or plan.initial_memory != "zero":
             raise UsageError("a federation takes batch_size or full gradients, and starts with memories of zero")
         self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
@@ -119,7 +122,12 @@ class Coordinator:
         self._terms = (
             MethodTerms.of(method),
             PrivacyTerms.of(privacy, sigma, method),
-            PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds),
+            PlanTerms(
+                plan.seed,
+                plan.batch_size or 0,
+                plan.rounds,
+                float(plan.weights.max()) if plan.weights is not None else None,
+            ),
         )
         self._local = privacy is not None and privacy.trust == "local"
         limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
@@ -289,7 +297,8 @@ class Coordinator:
 
     def _sum(self, messages: Tensor, numbers: list[int]) -> Tensor | None:
         """Σ of what was taken, paid for in the server's ledger, with a central sum's noise; None: no budget left."""
-        total = messages.sum(0)
+        weights = self.plan.weights[numbers].to(messages) if self.plan.weights is not None else None
+        total = messages.sum(0) if weights is None else (messages * weights[:, None]).sum(0)
         if self.mechanism is None:
             return total
         if not self._pay_for_round():
@@ -297,7 +306,7 @@ class Coordinator:
         if self._local:
             return total
         if numbers:
-            self.mechanism.send(messages, torch.tensor(numbers))
+            self.mechanism.send(messages, torch.tensor(numbers), weights)
         noisy = self.mechanism.outgoing(torch.zeros_like(total))
         return self.mechanism.received(noisy, total)
 
@@ -409,7 +418,9 @@ class Coordinator:
         return row.copy() if row is not None else None
 
     def _observed(self, taken: Mapping[str, Reply]) -> Row:
-        row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
+        relative = self.plan.weights.tolist() if self.plan.weights is not None else [1.0] * len(self.parties)
+        weights = dict(zip(self.parties, relative, strict=True))
+        row = observed(self.method, self.state.run, taken.values(), weights, noisy=self._local)
         evaluates = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
         if self._evaluate is not None and evaluates:
             row |= self._evaluate(self.state.run.x)

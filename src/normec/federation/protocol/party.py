@@ -125,7 +125,9 @@ class Party:
             return None
         if request.privacy.bound != method.bound:
             raise UsageError(f"the request claims a bound of {request.privacy.bound:g}, it is {method.bound:g}")
-        setting = Setting(clients=request.parties, rounds=request.plan.rounds, dimension=len(request.x))
+        plan, dimension = request.plan, len(request.x)
+        weights = (plan.heaviest,) if plan.heaviest is not None else ()
+        setting = Setting(clients=request.parties, rounds=plan.rounds, dimension=dimension, weights=weights)
         release = released(facts_of(method, len(request.x)), privacy, setting)
         verdict = self.policy.check_noise(request, release)
         if verdict is not None:

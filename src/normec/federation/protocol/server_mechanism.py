@@ -24,5 +24,6 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
     if privacy.record_clip is not None:
         raise UsageError("record_clip is not for federations yet; leave it out, a record then counts as a whole client")
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
-    setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension)
+    weights = tuple(plan.weights.tolist()) if plan.weights is not None else ()
+    setting = Setting(parties, plan.rounds, sampling=drawn, dimension=dimension, weights=weights)
     return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting))

@@ -143,8 +143,13 @@ class PrivacyTerms:
 
 @dataclass(frozen=True)
 class PlanTerms:
-    """What a client's computation depends on beside x. `batch_size` 0: full local gradients."""
+    """What a client's computation and its account depend on beside x. `batch_size` 0: full local gradients.
+
+    `heaviest`: the largest n·w_i of the server's weights, which the noise of a central sum must cover; None where all
+    parties have equal weights.
+    """
 
     seed: int
     batch_size: int
     rounds: int
+    heaviest: float | None = None

@@ -47,6 +47,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "privacy.delta": (0.0, 1.0),
     "plan.batch_size": (0, 2**31),
     "plan.rounds": (1, MOST_ROUNDS),
+    "plan.heaviest": (1.0, 2**20),
     "record.lost": (0, MOST_ROUNDS),
     "step": (1, MOST_ROUNDS),
 }
@@ -99,13 +100,12 @@ class Request:
     def cover(self) -> str:
         """What covers a message made for this request, as one word.
 
-        Noise of another kind or size, another bound, or another number of parties to share a central sum's noise is
-        another cover.
+        Noise of another kind or size, another bound, another number of parties to share a central sum's noise, or
+        another weight that it must cover is another cover.
         """
-        noise, method = self.privacy, self.method
-        return "/".join(
-            map(str, (noise.noise, noise.trust, noise.sigma, method.name, method.code, noise.bound, self.parties))
-        )
+        noise, method, heaviest = self.privacy, self.method, self.plan.heaviest
+        stated = (noise.noise, noise.trust, noise.sigma, method.name, method.code, noise.bound, self.parties)
+        return "/".join(map(str, stated if heaviest is None else (*stated, heaviest)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +226,8 @@ def _check_request(request: Request) -> None:
         raise WireError("index must be below parties")
     if not request.round < request.plan.rounds:
         raise WireError("round must be below plan.rounds")
+    if request.plan.heaviest is not None and not request.plan.heaviest <= request.parties:
+        raise WireError("plan.heaviest must not be above parties")
     if not record.accepted <= record.since <= request.round:
         raise WireError("record.accepted and record.since must not pass the rounds there were")
     if request.privacy.noise != "none" and request.privacy.sigma < LEAST_SIGMA:
