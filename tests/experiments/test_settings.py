@@ -48,6 +48,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "theory": {**SMALL, "private": False, "lr": "theory"},
     "epochs": {"clients": 4, "seed": 3, "private": False, "epochs": 1, "batch_size": 50, "memory_dtype": "bfloat16"},
     "column": {"split": "column", "column": 3, "rounds": 4, "private": False, "method": "gd"},
+    "weighted": {**SMALL, "split": "dirichlet", "weights": "records", "public_sizes": True},
+    "weights given": {**SMALL, "private": False, "weights": "0.4,0.3,0.2,0.1"},
+    "records": {**SMALL, "unit": "record", "trust": "local", "record_clip": "auto", "record_clip_by": "layer"},
     "own": {**SMALL, "method": "mine.py:Mine", "lr": 0.1, "tau": 0.25},
 }
 
@@ -91,11 +94,38 @@ def test_every_setting_is_described() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "digest"),
-    [({}, "73cf7f0f"), ({"method": "clip21", "lr": 0.1, "private": False}, "f8b8a185")],
+    [
+        ({}, "73cf7f0f"),
+        ({"method": "clip21", "lr": 0.1, "private": False}, "f8b8a185"),
+        ({"trust": "local"}, "586bd212"),
+        ({"trust": "local", "memory": "noisy"}, "73e14a40"),
+        ({"unit": "record"}, "c1a5710b"),
+        ({"unit": "record", "trust": "local", "memory": "clean", "record_clip": 1.0}, "7650187c"),
+    ],
 )
 def test_runs_keep_their_names(settings: dict[str, Any], digest: str) -> None:
     """Folders of sweeps and committed records are known by these digests; they were taken before the declaration."""
     assert make(settings).digest() == digest
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
+def test_memories_take_what_the_statement_takes(unit: Any, trust: Any) -> None:
+    """The default is the statement's own; a run that it changes has another name than with clean memories."""
+    asked = make({"unit": unit, "trust": trust})
+    assert resolved(asked).memory == n.Privacy(epsilon=1, unit=unit, trust=trust).memory
+    clean = make({"unit": unit, "trust": trust, "memory": "clean"})
+    assert (asked.digest() == clean.digest()) is ((unit, trust) != ("record", "local"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [("records", "public_sizes"), ("0.5,much", "equal, records, or numbers"), ("0.5,0.5", "each of the 4 clients")],
+)
+def test_weights_that_cannot_be_used_are_refused(here: Path, weights: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        runs.execute(make({**SMALL, "weights": weights}), here / "run")
+    assert not (here / "run/config.toml").exists()
 
 
 @pytest.mark.parametrize("name", RUNS)

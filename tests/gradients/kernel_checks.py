@@ -90,7 +90,7 @@ def check_update(device: str) -> None:
                     else:
                         messages_sum = messages.sum(0)
                     near(sent.total, messages_sum, 1e-5 if dtype == torch.float32 else 1e-3, ("sum", *what))
-                    check_weights(method, clients, grads, table.to(dtype), memory)
+                    check_weights(method, clients, grads, before.to(dtype), memory)
                     near(sent.lengths, messages.norm(dim=1, keepdim=True), 1e-5, ("lengths", *what))
                     others = torch.ones(2 * count, dtype=torch.bool, device=device)
                     others[rows] = False

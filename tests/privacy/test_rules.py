@@ -92,7 +92,7 @@ def test_sampling_clients() -> None:
     assert any("every client adds its noise" in note for note in plain.notes)
 
 
-RECORD = Privacy(sigma=1.0, unit="record", noise="seeded")
+RECORD = Privacy(sigma=1.0, unit="record", noise="seeded", memory="clean")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_record_rule_holds_on_trajectories(
     psi = (lambda v: smoothed(v, size)) if kind == "norm" else (lambda v: clipped(v, size))
     beta = part * (1 - decay) / lipschitz
     facts = Facts(kind, bound, True, lipschitz, beta, decay)
-    privacy = Privacy(sigma=1.0, unit="record", record_clip=shift, noise="seeded")
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=shift, noise="seeded", memory="clean")
     claimed = release(facts, privacy, Setting(clients=1, rounds=60, records=1)).sensitivity.at(np.arange(60.0))
     rng = np.random.default_rng(seed)
     pairs, dimension = 40, 3

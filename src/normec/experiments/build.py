@@ -170,8 +170,9 @@ def privacy(config: RunConfig) -> Privacy | None:
 
     if not config.private:
         defaults = RunConfig()
+        usual = {"memory": defaults.memory_used}  # which the record of a run without noise may hold
         for name in PRIVATE_SETTINGS:
-            if getattr(config, name) != getattr(defaults, name):
+            if getattr(config, name) not in (getattr(defaults, name), usual.get(name)):
                 raise UsageError(f"{name} is for private runs, but private = false; drop one of the two")
         return None
     return Privacy(
@@ -184,10 +185,11 @@ def privacy(config: RunConfig) -> Privacy | None:
         sampling=config.sample_rate if _sampling_gains(config) else None,
         honest=config.honest,
         noise=config.noise,
-        memory=config.memory,
+        memory=config.memory_used,
         sigma=config.sigma,
         replay=config.replay,
         record_clip=config.record_clip,
+        record_clip_by=config.record_clip_by or "record",
     )
 
 

@@ -49,6 +49,8 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
         "lr": _step_size(config, known.lr),
         "rounds": rounds,
         "weights": config.weights or "equal",
+        "memory": config.memory_used,
+        "record_clip_by": config.record_clip_by or ("record" if config.record_clip is not None else None),
         "diagnostics": config.diagnostics or not config.private,
         "memory_dtype": config.memory_dtype or config.dtype,
         "device": known.device or config.device,

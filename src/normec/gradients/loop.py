@@ -1,6 +1,6 @@
 """The reference: one client after the other, by plain autograd.
 
-With `record_clip`, every record's share is clipped: (1/B) Σ Clip_C(∇ℓ_r(x)), with a fixed, public B.
+With `record_clip`, every record's share is bounded: (1/B) Σ Clip_C(∇ℓ_r(x)), with a fixed, public B (`RecordClip`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from ..algorithms.operators import Clip
 from ..errors import UsageError
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
@@ -19,6 +18,7 @@ from ..sampling.batches import BatchSource
 from ..sampling.random_streams import Stream, derive_seed, seed_generators
 from .engine import Block
 from .precision import Precision, autocast
+from .record_clip import RecordClip
 
 _BLOCK_FLOATS = 2**24  # a block of gradients holds at most this many numbers, so 64 MiB in float32
 
@@ -36,7 +36,7 @@ class LoopEngine:
         problem: Objective,
         batches: BatchSource | None,
         seed: int,
-        record_clip: float | None = None,
+        record_clip: RecordClip | None = None,
         precision: Precision = "tf32",
     ) -> None:
         self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
@@ -107,9 +107,9 @@ class LoopEngine:
 
 
 def clipped_gradient(
-    problem: Problem, x: Tensor, client: int, rows: Tensor | None, clip: float, divisor: float
+    problem: Problem, x: Tensor, client: int, rows: Tensor | None, clip: RecordClip, divisor: float
 ) -> tuple[Tensor, Tensor]:
-    """(loss, gradient) of a client on its records `rows` (None: all), each clipped to `clip`, summed, over `divisor`.
+    """(loss, gradient) of a client on its records `rows` (None: all), each bounded by `clip`, summed, over `divisor`.
 
     The penalty depends on no record: its gradient is added whole. The loss is for the history; no guarantee covers it.
     """
@@ -118,7 +118,7 @@ def clipped_gradient(
     total, losses = torch.zeros_like(x), x.new_zeros(())
     for start in range(0, len(inputs), size := max(1, _CHUNK_FLOATS // len(x))):
         grads, values = record_gradients(problem, x, inputs[start : start + size], targets[start : start + size])
-        total += Clip(clip)(grads).sum(0)
+        total += clip(grads, problem.tensor_sizes).sum(0)
         losses += values.sum()
     total /= divisor
     loss = losses / divisor

@@ -9,7 +9,9 @@ shown, β plays no part.
 
 R1 client, replace: both messages lie in the ball of radius b, Δ = 2b.  R2 client, zero-out: one of them is 0, Δ = b.
 R3 record without a clip per record: one record can turn the normalised vector round, Δ = 2b in both relations.
-R4 record with a clip per record and a fixed normaliser: Δ_k of `records`.
+R4 record with a clip per record and a fixed normaliser: Δ_k of `records`. C is the largest norm of what one record adds
+   to its client's sum: that of the clip; 1 for record_clip="auto", because ‖g/(‖g‖ + γ)‖ < 1; and with L layers that
+   are bounded alone by C/√L, √(Σ_l C²/L) = C again.
 
 W  weights w_i: with ω_i = n·w_i public, the server uses Σ ω_i m_j / n, so that equal weights are ω_i = 1. A sum that is
    seen (T2, T3) is Σ (ω_j m_j) with the noise of T2 or T3: the noise is not weighted, and σ is that of equal weights.
@@ -166,13 +168,13 @@ def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden
     weights = np.array(setting.weights if setting.weights and privacy.trust != "local" else (1.0,))
     each = 2 * facts.bound  # how far one client's message can move
     cap = float(each * weights.max())
-    if privacy.record_clip is None:
+    if privacy.record_bound is None:
         return Sensitivity(cap)
     if setting.records is None or setting.batch.normaliser == "count":
         _refuse("a mean over a private number of records has no fixed sensitivity; divide by a public number, records=")
     if not math.isfinite(facts.lipschitz):
         return Sensitivity(cap)
-    shifts = privacy.record_clip / np.array(setting.divisors) * (1 if privacy.relation == "zero-out" else 2)
+    shifts = privacy.record_bound / np.array(setting.divisors) * (1 if privacy.relation == "zero-out" else 2)
     shift = float((weights * shifts).max())
     moved = float((weights * np.minimum(each, facts.lipschitz * shifts)).max())
     if not hidden:
@@ -212,7 +214,10 @@ def _notes(privacy: Privacy, setting: Setting) -> tuple[str, ...]:
     if setting.sampling.rate < 1 and privacy.trust == "secure-sum":
         notes.append("every client adds its noise in every round, drawn or not")
     if privacy.unit == "record" and privacy.record_clip is None:
-        notes.append("without a clip per record a record is protected no better than a whole client that is replaced")
+        notes.append(
+            "without a clip per record a record is protected no better than a whole client that is replaced; give"
+            " record_clip, or record_clip='auto', which has no threshold to choose"
+        )
     if not privacy.is_target:
         notes.append("the noise was given, not derived from a target: epsilon is what it amounts to, not a promise")
     return tuple(notes)

@@ -30,6 +30,7 @@ from ..algorithms.method import Method, Steps, rows_like
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..gradients.loop import LoopEngine, record_gradients
+from ..gradients.record_clip import RecordClip
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords, length
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
@@ -44,13 +45,13 @@ Part = TypeVar("Part")
 Some = TypeVar("Some", bound=Objective)
 
 
-def refuse_coupled_clients(problem: Objective, seed: int, record_clip: float | None) -> None:
+def refuse_coupled_clients(problem: Objective, seed: int, record_clip: RecordClip | None) -> None:
     """Refuse a problem in which one client's gradient depends on another client's data, or does not repeat.
 
     Args:
         problem: the clients and what they minimise; it is not changed.
         seed: the run's seed, which decides what dropout and random transforms draw.
-        record_clip: the norm that every record's gradient is clipped to; then records are checked as well.
+        record_clip: how every record's gradient is bounded; then records are checked as well.
 
     Raises:
         UsageError: a gradient changed with another client's data, or from one time to the next.
@@ -130,7 +131,7 @@ def _triples(clients: int) -> list[tuple[int, int, int]]:
     return [(0, 1, last if last > 1 else 0), (last, 0, clients // 2)]
 
 
-def _compare_clients(problem: Objective, seed: int, clip: float | None, mine: int, other: int, third: int) -> None:
+def _compare_clients(problem: Objective, seed: int, clip: RecordClip | None, mine: int, other: int, third: int) -> None:
     what = f"the gradient of client {mine} changes when client {other} is computed before it"
     if not isinstance(problem, FunctionProblem | Problem):
         found = []
@@ -203,7 +204,7 @@ class _Beginning(Dataset[Any]):
         return self._dataset[record]
 
 
-def _after(before: Sequence[Objective], pair: Objective, seed: int, clip: float | None) -> Tensor:
+def _after(before: Sequence[Objective], pair: Objective, seed: int, clip: RecordClip | None) -> Tensor:
     """Loss and gradient of client 0, with parts in fresh state that computed client 1 of those `before` first."""
     pair = _with_parts(pair, pair, _fresh)
     for other in before:
@@ -229,7 +230,7 @@ def _fresh(part: Part) -> Part:
         return part
 
 
-def _gradient(problem: Objective, client: int, seed: int, clip: float | None) -> Tensor:
+def _gradient(problem: Objective, client: int, seed: int, clip: RecordClip | None) -> Tensor:
     """The client's loss and gradient at the start, on all its records."""
     loop = LoopEngine(problem, None, seed, clip)
     (block,) = loop.blocks(problem.x0, problem.initial_buffers(), 0, torch.tensor([client]))

@@ -36,7 +36,7 @@ from .interleaved import run_to_end
 from .metrics import Faults, Meter
 from .observer import Observer, broken_rows, copied
 from .repeatability import computation_digest, machine_facts, sums_in_fixed_order
-from .run import ClientTable, Plan, Run, State, batches_of
+from .run import ClientTable, Plan, Run, State, batches_of, record_clip_of
 from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_state
 from .stopwatch import Stopwatch
 
@@ -67,7 +67,7 @@ class TrainingLoop:
         communicator = communicator or SingleProcess()
         self.problem, self.method, self.plan, self.storage = problem, method, plan, storage
         self.mechanism = mechanism
-        clip = mechanism.privacy.record_clip if mechanism is not None else None
+        clip = record_clip_of(mechanism.privacy) if mechanism is not None else None
         batches = batches_of(problem, plan)
         private = mechanism is not None
         self.engine = choose_engine(

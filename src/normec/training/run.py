@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..algorithms.method import ESTIMATE, MEMORY, Method, Tables
 from ..errors import UsageError
 from ..gradients.precision import Precision
+from ..gradients.record_clip import RecordClip
 from ..problems.client_data import checksum
 from ..problems.objective import Buffers, Objective
 from ..sampling.batches import Batches, BatchSource, PoissonBatches
@@ -23,6 +24,7 @@ from .memory_table import MemoryTable
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Spent
+    from ..privacy.statement import Privacy
 
 LOGGING_SETTINGS = (
     "log_every",
@@ -187,6 +189,11 @@ def default_log_every(rounds: int) -> int:
 def default_evaluate_every(rounds: int) -> int:
     """Rounds between two evaluations, unless given: about 20 in all."""
     return max(1, rounds // 20)
+
+
+def record_clip_of(privacy: Privacy) -> RecordClip | None:
+    """How a statement bounds every record's gradient; None where it does not."""
+    return RecordClip(privacy.record_clip, privacy.by_layer) if privacy.record_clip is not None else None
 
 
 def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:

@@ -42,6 +42,7 @@ from .run import (
     batches_of,
     default_evaluate_every,
     default_log_every,
+    record_clip_of,
 )
 from .settings_used import settings_used
 
@@ -244,7 +245,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
             _refuse_shared_records(problem, privacy, plan.diagnostics)
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
-        refuse_coupled_clients(problem, plan.seed, privacy.record_clip)
+        refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
     kept, identity = out is not None, {}
     if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
         identity = {

@@ -126,9 +126,9 @@ class PrivacyTerms:
         bound = method.bound
         stated: dict[str, Any] = {"bound": float(bound) if math.isfinite(bound) else 0.0}
         if privacy is None:
-            names = ("unit", "relation", "trust", "memory")
+            names = ("unit", "relation", "trust")
             stated |= {name: Privacy.__dataclass_fields__[name].default for name in names}
-            return PrivacyTerms(noise="none", sigma=0.0, delta=0.0, **stated)
+            return PrivacyTerms(noise="none", sigma=0.0, delta=0.0, memory="clean", **stated)
         decided = privacy.with_noise("secure")  # real parties: noise that nobody can repeat, unless it was asked for
         stated |= {name: getattr(decided, name) for name in ("noise", "delta", "unit", "relation", "trust", "memory")}
         return PrivacyTerms(sigma=float(sigma), **stated)
