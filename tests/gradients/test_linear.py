@@ -10,6 +10,7 @@ from normec import DPSGD, Clip, Compute, NormEC, train
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.gradients.choice import choose_engine
+from normec.gradients.record_clip import RecordClip
 from normec.problems.problem import Problem
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
 from normec.settings import config
@@ -29,17 +30,17 @@ def batches(kind: str, of: Problem) -> BatchSource | None:
     return {"all": None, "shuffled": Batches(of.sizes, 6, 0), "poisson": PoissonBatches(of.sizes, 0.3, 0)}[kind]
 
 
-def everything(engine: str, of: Problem, kind: str, clip: float | None, **options: object) -> list[Tensor]:
+def everything(engine: str, of: Problem, kind: str, clip: RecordClip | None, **options: object) -> list[Tensor]:
     torch.manual_seed(0)
     x = torch.randn_like(of.x0)
     found = list(choose_engine(engine, of, batches(kind, of), 0, clip).blocks(x, {}, 5, **options))  # type: ignore[arg-type]
     return [torch.cat([getattr(block, name) for block in found]) for name in ("clients", "grads", "losses")]
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("clip", [None, RecordClip(0.5), RecordClip("auto"), RecordClip(0.5, by_layer=True)])
 @pytest.mark.parametrize("kind", ["all", "shuffled", "poisson"])
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_gradients_and_losses_are_the_loop_s(name: str, kind: str, clip: float | None) -> None:
+def test_gradients_and_losses_are_the_loop_s(name: str, kind: str, clip: RecordClip | None) -> None:
     of = problem(name)
     for options in ({}, {"clients": torch.tensor([1, 4, 5])}):
         for found, expected in zip(
@@ -54,7 +55,7 @@ def test_every_record_s_share_is_clipped() -> None:
     of.penalty = None
     torch.manual_seed(0)
     x = torch.randn_like(of.x0)
-    (block,) = choose_engine("linear", of, None, 0, 0.3).blocks(x, {}, 0)
+    (block,) = choose_engine("linear", of, None, 0, RecordClip(0.3)).blocks(x, {}, 0)
     inputs, targets = of.records.batch(2, None)
     total = torch.zeros_like(x)
     for item, target in zip(inputs, targets, strict=True):
