@@ -171,6 +171,22 @@ def test_adambc_takes_the_noise_of_the_optimizers_own_steps() -> None:
         assert float(held) == pytest.approx(variance, rel=1e-12)
 
 
+@pytest.mark.parametrize(("trust", "squares"), [("local", 0.4**2 + 0.3**2 + 0.2**2 + 0.1**2), ("secure-sum", 1 / 4)])
+def test_adambc_knows_the_noise_of_weighted_clients(trust: Any, squares: float) -> None:
+    """The mean of 4 messages has noise of variance σ² Σ w_i² if each has its own, and σ²/4 if the sum has it."""
+    net = model()
+    privacy = normec.Privacy(sigma=0.5, delta=1e-5, relation="zero-out", trust=trust, noise="seeded")
+    how: dict[str, Any] = {"privacy": privacy, "rounds": 2, "seed": 1, "server_optimizer": "adambc"}
+    optimizer = cluster.DPSGD(net.parameters(), 0.01, normec.Clip(1.0), clients=4, weights=WEIGHTS, **how)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        optimizer.add_client()
+    optimizer.step()
+    held = optimizer.state_dict()["normec"]["optimizer"]["noise_variance"]
+    assert float(held) == pytest.approx(0.5**2 * squares, rel=1e-12)
+
+
 @pytest.mark.parametrize(("trust", "factor"), [("secure-sum", 1.6), ("local", 1.0)])
 def test_the_noise_of_a_weighted_sum_covers_the_heaviest_client(trust: Any, factor: float) -> None:
     """4 clients of weights 0.4 to 0.1: the sum moves by 4 · 0.4 times a message at most."""

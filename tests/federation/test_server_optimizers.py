@@ -12,6 +12,7 @@ import torch
 from normec import Averaging, Clip21, Compute, Logging, LRSchedule, NormEC, Privacy, ServerOptimizer, UsageError, train
 from normec.algorithms.lr_schedule import scheduled
 from normec.federation.flower import settings
+from normec.training.client_weights import checked_weights
 
 from .in_process import OPEN, InProcessFederation, plan, softmax, whole
 
@@ -59,10 +60,12 @@ def test_the_same_trajectory_also_after_a_restart(tmp_path: Path, restart: int |
     federation.server.close()
 
 
-def test_adambc_knows_the_noise_of_the_parties(tmp_path: Path) -> None:
-    """Five parties with σ each, of which one is away in round 1."""
+@pytest.mark.parametrize("weights", [(0.2, 0.2, 0.2, 0.2, 0.2), (0.4, 0.3, 0.15, 0.1, 0.05)])
+def test_adambc_knows_the_noise_of_the_parties(tmp_path: Path, weights: tuple[float, ...]) -> None:
+    """Five parties with σ each, of which one is away in round 1: σ² Σ w_i² over those that answer."""
     privacy = Privacy(sigma=0.5, delta=1e-5, unit="client", relation="zero-out", trust="local", memory="clean")
-    planned = plan(3, lr=0.01, server_optimizer=ServerOptimizer("adambc", floor=1e-4))
+    relative = checked_weights(weights, 5)
+    planned = plan(3, lr=0.01, server_optimizer=ServerOptimizer("adambc", floor=1e-4), weights=relative)
     policy = OPEN.model_copy(update={"epsilon": 1e6, "delta": 1e-5})
     federation = InProcessFederation(tmp_path, Clip21(0.2, decay=0.1), planned, privacy=privacy, policy=policy)
     federation.round()
@@ -70,7 +73,8 @@ def test_adambc_knows_the_noise_of_the_parties(tmp_path: Path) -> None:
     for node in list(requests)[1:]:
         federation.server.receive(node, federation.ask(node, requests[node]))
     federation.server.close_round()
-    variance = 0.9**2 * (5 * 0.5**2 / 25) + 4 * 0.5**2 / 25
+    squares = [weight**2 for weight in weights]
+    variance = 0.5**2 * (0.9**2 * sum(squares) + sum(squares[1:]))
     assert float(federation.server.state.run.optimizer["noise_variance"]) == pytest.approx(variance, rel=1e-12)
     federation.server.close()
 

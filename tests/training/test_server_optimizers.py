@@ -281,6 +281,41 @@ def test_the_variance_is_that_of_the_direction_where_all_of_it_is_noise(case: st
     assert max(variance for _, variance in seen) > 0
 
 
+@pytest.mark.parametrize("participation", [Everyone(), FixedSize(2)])
+@pytest.mark.parametrize("trust", ["local", "secure-sum"])
+def test_adambc_knows_the_noise_of_weighted_messages(trust: Any, participation: Participation) -> None:
+    """σ² Σ w_i² over the senders under local trust, σ²/n for a sum; the direction shows it to one part in a hundred."""
+    d, weights, seen = 20_000, (0.6, 0.2, 0.15, 0.05), []
+    of = Problem.from_functions([lambda x: 0 * x.sum()] * 4, torch.zeros(d, dtype=torch.float64))
+
+    class Watched(AdamBC):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            group = self.param_groups[0]
+            if len(group["params"][0]) == d:
+                seen.append((group["params"][0].grad.square().mean().item(), group["noise_variance"]))
+            super().step(closure)
+
+    train(
+        of,
+        DPSGD(Clip(0.5)),
+        lr=0.0,
+        rounds=6,
+        seed=SEED,
+        privacy=replace(PRIVATE, trust=trust),
+        participation=participation,
+        weights=weights,
+        server_optimizer=lambda params: Watched(params),
+        logging=Logging(every=3),
+    )
+    drawn = participants(participation, 4)
+    expected = [
+        PRIVATE.sigma**2 * (sum(weights[i] ** 2 for i in drawn(k)) if trust == "local" else 1 / 4)  # type: ignore[operator]
+        for k in range(6)
+    ]
+    assert [variance for _, variance in seen] == pytest.approx(expected, rel=1e-12)
+    assert [found for found, _ in seen] == pytest.approx(expected, rel=6 * math.sqrt(2 / d))
+
+
 def test_plain_sgd_is_no_optimizer_to_the_bit() -> None:
     how: dict[str, Any] = {"lr": 0.2, "rounds": 15, "seed": SEED, "privacy": PRIVATE, "batch_size": 4}
     alone = train(problem(), NormEC(0.1, 0.3), **how)
