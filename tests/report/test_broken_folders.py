@@ -309,7 +309,7 @@ def test_commands_refuse_in_one_line_that_names_the_path(kind: str, tmp_path: Pa
     put(tmp_path / "run" / "summary.json", DAMAGE[kind])
     shown = normec("results", "run", cwd=tmp_path)
     assert shown.returncode == 2
-    assert "run/summary.json" in shown.stderr or "run is half-written" in shown.stderr
+    assert "run/summary.json" in shown.stderr or "run is incomplete" in shown.stderr
     assert "Traceback" not in shown.stderr
     put(tmp_path / "comparison.json", lambda path: path.write_text("[" * 100_000))
     report = normec("report", ".", cwd=tmp_path)
