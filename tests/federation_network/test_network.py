@@ -186,7 +186,7 @@ def test_malformed_messages_of_every_kind_change_nothing_and_hold_nobody_up(netw
         "three hundred arrays",
         "many fields",
     ):  # refused by size or count, before it was read
-        assert "that a message may have" in dropped[who[kind]] or "bytes that it may have" in dropped[who[kind]]
+        assert "that a message may have" in dropped[who[kind]] or "the most that is allowed" in dropped[who[kind]]
     assert {line["party"] for line in journal if line["event"] == "suspended"} == set(who.values())
     assert len(facts["seats"][who["handshake after handshake"]]["tokens"]) <= TOKENS
 
