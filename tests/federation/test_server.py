@@ -89,7 +89,7 @@ def test_a_killed_server_goes_on(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_run_and_one_in_use(tmp_path: Path) -> None:
     found = federation(tmp_path)
-    with pytest.raises(UsageError, match="another process is training"):
+    with pytest.raises(UsageError, match="another process writes to"):
         Coordinator(**found.arguments)
     found.server.close()
     with pytest.raises(UsageError, match="parties is"):
