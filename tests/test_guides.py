@@ -21,7 +21,8 @@ def run(command: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("name", ["own-method.md"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own-method.md", "server-step.md"])
 def test_every_block_of_a_guide_runs(name: str, tmp_path: Path) -> None:
     program = []
     for language, file, text in BLOCK.findall((DOCS / name).read_text(encoding="utf-8")):

@@ -10,11 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .algorithms.adaptive_clip import AdaptiveClip
+    from .algorithms.averaging import Averaging
     from .algorithms.client_momentum import EF21SGDM, Clip21SGD2M, MomentumNormEC
     from .algorithms.direct import DPSGD, GD
     from .algorithms.error_feedback import EF21, Clip21, ErrorFeedback, NormEC
+    from .algorithms.local_steps import LocalSteps
+    from .algorithms.lr_schedule import LRSchedule
     from .algorithms.method import Method
     from .algorithms.operators import Clip, Identity, RandK, SmoothedNorm, TopK
+    from .algorithms.scaffold import Scaffold
+    from .algorithms.server_optimizer import ServerOptimizer
     from .errors import BudgetSpent, Diverged, UsageError
     from .privacy import Privacy
     from .problems.problem import Problem
@@ -28,11 +34,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "algorithms.adaptive_clip": ("AdaptiveClip",),
+    "algorithms.averaging": ("Averaging",),
     "algorithms.client_momentum": ("Clip21SGD2M", "EF21SGDM", "MomentumNormEC"),
     "algorithms.direct": ("DPSGD", "GD"),
     "algorithms.error_feedback": ("Clip21", "EF21", "ErrorFeedback", "NormEC"),
+    "algorithms.local_steps": ("LocalSteps",),
+    "algorithms.lr_schedule": ("LRSchedule",),
     "algorithms.method": ("Method",),
     "algorithms.operators": ("Clip", "Identity", "RandK", "SmoothedNorm", "TopK"),
+    "algorithms.scaffold": ("Scaffold",),
+    "algorithms.server_optimizer": ("ServerOptimizer",),
     "errors": ("BudgetSpent", "Diverged", "UsageError"),
     "privacy": ("Privacy",),
     "problems.problem": ("Problem",),
@@ -51,6 +63,8 @@ __all__ = [
     "EF21",
     "EF21SGDM",
     "GD",
+    "AdaptiveClip",
+    "Averaging",
     "BudgetSpent",
     "Callback",
     "Clip",
@@ -63,6 +77,8 @@ __all__ = [
     "FixedSize",
     "History",
     "Identity",
+    "LRSchedule",
+    "LocalSteps",
     "Logging",
     "Memory",
     "Method",
@@ -73,6 +89,8 @@ __all__ = [
     "Problem",
     "RandK",
     "Run",
+    "Scaffold",
+    "ServerOptimizer",
     "SmoothedNorm",
     "Storage",
     "TopK",

@@ -20,6 +20,7 @@ from normec import (
     Compute,
     ErrorFeedback,
     FixedSize,
+    LocalSteps,
     Logging,
     Memory,
     Method,
@@ -28,6 +29,7 @@ from normec import (
     Problem,
     RandK,
     Run,
+    ServerOptimizer,
     TopK,
 )
 from normec.algorithms.operators import SmoothedNorm
@@ -98,9 +100,27 @@ CASES = {
     "a method of one's own, private": Case(Clip21SGDM(), how={"privacy": SEEDED}),
     "private, sums": Case(NormEC(0.1, 0.3), how={"privacy": SEEDED}),
     "private, sums of sparse messages": Case(ErrorFeedback(Clip(0.5)), how={"privacy": SEEDED}),
+    "adam on a schedule, averaged": Case(
+        NormEC(0.1, 0.3),
+        "mlp",
+        {"lr": 0.02, "server_optimizer": "adam", "lr_schedule": "cosine", "averaging": "polyak"},
+    ),
+    "adambc, private": Case(
+        Clip21(0.5, decay=0.1),
+        how={"privacy": SEEDED, "lr": 0.02, "server_optimizer": ServerOptimizer("adambc", floor=0.01)},
+    ),
     "private, each alone": Case(
         NormEC(0.1, 0.3),
         how={"privacy": Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="local")},
+    ),
+    "local steps": Case(NormEC(0.1, 0.3), "mlp", {"local": LocalSteps(steps=3, lr=0.1), "batch_size": 4}),
+    "local epochs, sampled": Case(
+        DPSGD(Clip(0.5)),
+        how={
+            "local": LocalSteps(epochs=2, lr=0.1, prox=0.2, scale="difference"),
+            "batch_size": 4,
+            "participation": FixedSize(3),
+        },
     ),
     "private, sampled": Case(
         DPSGD(Clip(0.5)),

@@ -29,9 +29,11 @@ SECURE = Privacy(sigma=1e-3, delta=1e-5, unit="client", relation="zero-out", tru
 
 
 def tensors(run: Run, communicator: Communicator) -> dict[str, torch.Tensor]:
-    """x, the server's states, and on rank 0 the states of all clients."""
+    """x, the server's states and its optimizer's, and on rank 0 the states of all clients."""
     tables = {name: communicator.gather_rows(rows, CLIENTS) for name, rows in run.state.clients.items()}
-    return {"x": run.x, **run.state.server, **{name: rows for name, rows in tables.items() if rows is not None}}
+    optimizer = {f"optimizer.{name}": value for name, value in run.state.optimizer.items()}
+    server = {"x": run.x, "last x": run.state.x, **run.state.server, **optimizer}
+    return {**server, **{name: rows for name, rows in tables.items() if rows is not None}}
 
 
 def trajectories(communicator: Communicator, folder: Path) -> None:
@@ -42,7 +44,7 @@ def trajectories(communicator: Communicator, folder: Path) -> None:
         assert len(run.history)
         assert run.n == CLIENTS
         if communicator.rank == 0:
-            save_file({key: value.contiguous() for key, value in held.items()}, folder / f"{name}.safetensors")
+            save_file({key: value.clone().contiguous() for key, value in held.items()}, folder / f"{name}.safetensors")
             facts = {"rows": run.history.rows, "clients": run.clients, "messages": run.state.messages}
             facts["privacy"] = run.privacy.to_dict() if run.privacy else None
             (folder / f"{name}.json").write_text(json.dumps(facts))

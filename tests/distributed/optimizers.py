@@ -30,8 +30,14 @@ METHODS: dict[str, Callable[..., ClientOptimizer]] = {
     "dpsgd-clip": lambda net, **how: cluster.DPSGD(net.parameters(), LR, Clip(0.5), **how),
     "dpsgd-momentum": lambda net, **how: cluster.DPSGD(net.parameters(), LR, Clip(0.5), momentum=0.8, **how),
     "gd": lambda net, **how: cluster.GD(net.parameters(), LR, **how),
+    "clip21-adam": lambda net, **how: cluster.Clip21(net.parameters(), LR, 0.5, server_optimizer="adam", **how),
 }
-RESUMED = ("normec", "dpsgd-momentum")  # of which ĝ is state, with memories and without
+OPTIMIZERS = {"clip21-adam": "adam"}  # the server optimizers of those that have one
+RESUMED = (
+    "normec",
+    "dpsgd-momentum",
+    "clip21-adam",
+)  # of which ĝ is state, with memories and without, and Adam's state
 DEFINITIONS: dict[str, Method] = {
     "normec": NormEC(0.1, 0.3),
     "normec-plain": NormEC(0.1, 0.3, server_norm=False),
@@ -43,4 +49,5 @@ DEFINITIONS: dict[str, Method] = {
     "dpsgd-clip": DPSGD(Clip(0.5)),
     "dpsgd-momentum": DPSGD(Clip(0.5), momentum=0.8),
     "gd": GD(),
+    "clip21-adam": Clip21(0.5),
 }

@@ -19,7 +19,7 @@ from normec.distributed.optimizer import POSITION
 from normec.errors import UsageError
 
 from .cases import data
-from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, RANKS, RESUMED, ROUNDS, SEED, model
+from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, OPTIMIZERS, RANKS, RESUMED, ROUNDS, SEED, model
 from .torchrun import torchrun
 
 N = RANKS * HOSTED
@@ -41,7 +41,13 @@ def facts(done: Path) -> list[dict[str, Any]]:
 def by_rounds(name: str) -> torch.Tensor:
     problem = Problem(model(), F.cross_entropy, [data(9 + 2 * i, i) for i in range(N)])
     return normec.train(
-        problem, DEFINITIONS[name], lr=LR, rounds=ROUNDS, seed=SEED, compute=normec.Compute(dtype=torch.float64)
+        problem,
+        DEFINITIONS[name],
+        lr=LR,
+        rounds=ROUNDS,
+        seed=SEED,
+        server_optimizer=OPTIMIZERS.get(name),
+        compute=normec.Compute(dtype=torch.float64),
     ).x
 
 
@@ -132,3 +138,33 @@ def test_all_hosted_clients_must_have_their_gradient() -> None:
     with pytest.raises(UsageError, match="has 2 clients, and all have their gradients"):
         optimizer.add_client()
     optimizer.step()
+
+
+def test_a_server_optimizer_moves_all_parameters_alike() -> None:
+    net = nn.Linear(4, 3)
+    groups = [{"params": [net.weight]}, {"params": [net.bias], "lr": 0.2}]
+    with pytest.raises(UsageError, match="server_optimizer takes one lr for all parameter groups"):
+        cluster.GD(groups, 0.1, server_optimizer="adam")
+
+
+def test_a_state_of_another_server_optimizer_is_refused() -> None:
+    net = nn.Linear(4, 3)
+    saved = cluster.GD(net.parameters(), 0.1, server_optimizer="adam").state_dict()
+    with pytest.raises(UsageError, match="cannot go on from this state: server_optimizer is Adam"):
+        cluster.GD(net.parameters(), 0.1).load_state_dict(saved)
+
+
+def test_adambc_takes_the_noise_of_the_optimizers_own_steps() -> None:
+    """Against the recursion s² ← κ² s² + β² ν² with one client and its σ."""
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    privacy = normec.Privacy(sigma=0.5, delta=1e-5, unit="client", relation="zero-out", trust="central", noise="seeded")
+    how: dict[str, Any] = {"privacy": privacy, "rounds": 5, "seed": 1, "server_optimizer": "adambc"}
+    optimizer = cluster.Clip21([parameter], 0.01, 1.0, decay=0.2, **how)
+    variance = 0.0
+    for _ in range(5):
+        optimizer.zero_grad()
+        parameter.square().sum().backward()
+        optimizer.step()
+        variance = 0.8**2 * variance + 0.5**2
+        held = optimizer.state_dict()["normec"]["optimizer"]["noise_variance"]
+        assert float(held) == pytest.approx(variance, rel=1e-12)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from normec import LocalSteps
 from normec.errors import UsageError
-from normec.experiments import compare
+from normec.experiments import compare, methods
 from normec.settings.config import load
 from normec.training.callbacks import Callback
 
@@ -105,3 +106,17 @@ def test_a_diverging_step_size_is_recorded_and_passed_over(tmp_path: Path) -> No
     assert outcome.tried[1e30] is None
     assert outcome.best is not None
     assert outcome.best.summary["config"]["lr"] == 0.1
+
+
+def test_settings_of_local_steps_go_to_the_methods_that_make_them() -> None:
+    entries = compare.candidates(["normec", "fedavg", "fed-normec:local_lr=0.5"], {"local_lr": 0.2, "private": False})
+    assert [entry.cells[0].local_lr for entry in entries] == [None, 0.2, 0.5]
+    everyone = compare.candidates(["normec", "fedavg"], {"local_steps": 3, "local_lr": 0.2})
+    assert [methods.local_steps(entry.cells[0]) for entry in everyone] == [
+        LocalSteps(steps=3, lr=0.2),
+        LocalSteps(steps=3, lr=0.2, scale="difference"),
+    ]
+    with pytest.raises(UsageError, match="local_lr is for local steps"):
+        compare.candidates(["normec", "clip21"], {"local_lr": 0.2})
+    with pytest.raises(UsageError, match="local_lr must be given: clip21"):
+        compare.candidates(["clip21"], {"local_steps": 2})

@@ -48,6 +48,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "theory": {**SMALL, "private": False, "lr": "theory"},
     "epochs": {"clients": 4, "seed": 3, "private": False, "epochs": 1, "batch_size": 50, "memory_dtype": "bfloat16"},
     "column": {"split": "column", "column": 3, "rounds": 4, "private": False, "method": "gd"},
+    "local steps": {**SMALL, "method": "fed-normec", "prox": 0.2},
+    "local epochs": {**SMALL, "private": False, "method": "fedavg", "local_epochs": 2, "batch_size": 100},
+    "optimizer": {
+        **SMALL,
+        "server_optimizer": "adam",
+        "server_optimizer_settings": "betas=[0.9,0.99],eps=1e-6",
+        "averaging": "polyak",
+    },
+    "schedule": {**SMALL, "server_optimizer": "nesterov", "lr_schedule": "step", "lr_schedule_settings": "ramp_up=2"},
+    "epochs, averaged": {"clients": 4, "private": False, "epochs": 1, "batch_size": 50, "averaging": "ema"},
     "own": {**SMALL, "method": "mine.py:Mine", "lr": 0.1, "tau": 0.25},
 }
 
@@ -106,7 +116,8 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
     held = tomllib.loads((here / "run/config.toml").read_text())
     assert summary["config"] == held
     known = identity(here / "run")
-    for key in ("lr", "log_every", "evaluate_every", "full_gradient", "warmup", "precision", "batch_size", "clients"):
+    assert held["lr"] == known["lr"] or (name == "schedule" and known["lr"].startswith("a schedule"))
+    for key in ("log_every", "evaluate_every", "full_gradient", "warmup", "precision", "batch_size", "clients"):
         assert held.get(key) == known[key], key
     assert held.get("rounds", known["rounds"]) == known["rounds"]
     assert ("rounds" in held) != ("epochs" in held)
@@ -129,8 +140,20 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
             "witness",
         ),
         *("rounds", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "seed", "method_settings"),
+        *("server_optimizer", "server_optimizer_settings", "lr_schedule", "lr_schedule_settings"),
+        *("averaging", "averaging_decay", "averaging_start"),
         *methods.SETTINGS,
+        *methods.LOCAL,
     }
+    local = {key: held.get(key) for key in methods.LOCAL}
+    assert known.get("local", dict.fromkeys(methods.LOCAL)) == local
+    assert held.get("server_optimizer_settings") == {
+        "optimizer": "betas=[0.9, 0.99],eps=1e-06,weight_decay=0",
+        "schedule": "dampening=0,momentum=0.9,nesterov=true,weight_decay=0",
+    }.get(name)
+    assert held.get("lr_schedule_settings") == {"schedule": "every=1,factor=0.1,ramp_up=2"}.get(name)
+    averages = {"optimizer": (None, 3), "epochs, averaged": (0.99, 0)}
+    assert (held.get("averaging_decay"), held.get("averaging_start")) == averages.get(name, (None, None))
     if name == "own":
         assert held["method_settings"] == 'name_of_it="mine",tau=0.25'
         assert '"tau": 0.25' in known["method"]

@@ -68,6 +68,7 @@ def plan(rounds: int, lr: float = 0.5, batch_size: int | None = None, **changes:
         log_every=1,
         evaluate_every=1,
         full_gradient=False,
+        **changes,
     )
 
 

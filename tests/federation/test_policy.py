@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, GD, Clip21, Method, NormEC, Privacy, SmoothedNorm, UsageError
+from normec import DPSGD, GD, Clip21, LocalSteps, Method, NormEC, Privacy, SmoothedNorm, UsageError
 from normec.federation.protocol.account import FILE, read_releases
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.gradient_oracle import GradientOracle
@@ -32,10 +32,15 @@ SECURE = Privacy(sigma=2.0, noise="secure", memory="noisy")
 CAREFUL = Policy(epsilon=8.0)
 
 
-def server(method: Method, privacy: Privacy | None, run: str = "trial", rounds: int = 1000) -> Coordinator:
-    return Coordinator(
-        method, torch.zeros(DIMENSION, dtype=torch.float64), ["a"], plan(rounds), run=run, privacy=privacy
-    )
+def server(
+    method: Method,
+    privacy: Privacy | None,
+    run: str = "trial",
+    rounds: int = 1000,
+    local: LocalSteps | None = None,
+) -> Coordinator:
+    x0 = torch.zeros(DIMENSION, dtype=torch.float64)
+    return Coordinator(method, x0, ["a"], plan(rounds, local=local), run=run, privacy=privacy)
 
 
 def asked(party: Party, coordinator: Coordinator) -> Reply | Refusal:
@@ -115,6 +120,46 @@ def test_what_is_refused_and_what_the_server_hears(name: str, tmp_path: Path) ->
     (line,) = [line for line in read_journal(tmp_path / "events.jsonl") if line["event"] == "refused"]
     assert len(line["exact"]) > 10
     assert read_releases(tmp_path).count() == 0
+
+
+def test_a_party_bounds_the_local_steps_of_a_round(tmp_path: Path) -> None:
+    party = Party(tmp_path, CAREFUL.model_copy(update={"most_local_steps": 4}), Quadratic(), node="a")
+    few, many = (server(NormEC(0.1, 0.5), SECURE, local=LocalSteps(steps=steps, lr=0.1)) for steps in (4, 5))
+    assert isinstance(asked(party, few), Reply)
+    answer = asked(party, many)
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "terms"
+    assert "5 local steps are more than most_local_steps = 4" in (tmp_path / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"), [({"optimizer": "lion"}, "unknown local_optimizer"), ({"momentum": 1.0}, "local_momentum must")]
+)
+def test_a_party_refuses_local_steps_that_it_cannot_make(change: dict[str, Any], word: str, tmp_path: Path) -> None:
+    party = Party(tmp_path, CAREFUL, Quadratic(), node="a")
+    request = server(NormEC(0.1, 0.5), SECURE, local=LocalSteps(steps=2, lr=0.1)).requests()["a"]
+    assert request.plan.local is not None
+    local = dataclasses.replace(request.plan.local, **change)
+    changed = dataclasses.replace(request, plan=dataclasses.replace(request.plan, local=local))
+    answer = party.answer(to_fields(changed))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "terms"
+    assert word in (tmp_path / "events.jsonl").read_text()
+
+
+def test_local_steps_are_refused_at_record_level_by_server_and_party(tmp_path: Path) -> None:
+    by_record = Privacy(sigma=2.0, noise="secure", unit="record", memory="noisy")
+    with pytest.raises(UsageError, match="local steps have no rule at record level"):
+        server(NormEC(0.1, 0.5), by_record, local=LocalSteps(steps=2, lr=0.1))
+    party = Party(tmp_path, CAREFUL.model_copy(update={"unit": "record"}), Quadratic(), node="a")
+    plain, local = (
+        server(NormEC(0.1, 0.5), privacy, local=work).requests()["a"]
+        for privacy, work in ((by_record, None), (SECURE, LocalSteps(steps=2, lr=0.1)))
+    )
+    answer = party.answer(to_fields(dataclasses.replace(plain, plan=local.plan)))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "terms"
+    assert "local steps have no rule at record level" in (tmp_path / "events.jsonl").read_text()
 
 
 def test_the_floor_is_met_exactly(tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from normec import (
     Clip21,
     Compute,
     FixedSize,
+    LocalSteps,
     Logging,
     Method,
     NormEC,
     RandK,
     SmoothedNorm,
     TopK,
+    UsageError,
     train,
 )
 
@@ -78,6 +80,24 @@ def test_logistic_regression(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["normec", "clip21", "ef21 topk"])
 def test_a_small_cnn_on_batches(name: str, tmp_path: Path) -> None:
     compared(tmp_path, METHODS[name], convolution, batch_size=8, rounds=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [
+        ("normec", LocalSteps(steps=3, lr=0.1)),
+        ("dpsgd clip", LocalSteps(steps=3, lr=0.1, momentum=0.5, prox=0.2, scale="difference")),
+        ("gd", LocalSteps(steps=3, lr=0.01, optimizer="adam")),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [None, 8])
+def test_local_steps(name: str, local: LocalSteps, batch_size: int | None, tmp_path: Path) -> None:
+    compared(tmp_path, METHODS[name], softmax, local=local, batch_size=batch_size)
+
+
+def test_local_epochs_would_show_how_many_records_a_party_holds(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a federation takes local steps, not local epochs"):
+        InProcessFederation(tmp_path, METHODS["normec"], plan(2, local=LocalSteps(epochs=1, lr=0.1)))
 
 
 def test_sampled_parties_with_forgetting(tmp_path: Path) -> None:

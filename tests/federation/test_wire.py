@@ -18,7 +18,7 @@ from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, Privacy, RandK
 from normec.algorithms.registry import BUILT_IN
 from normec.federation.protocol.journal import read_journal
 from normec.federation.protocol.screening import Limits
-from normec.federation.protocol.terms import MethodTerms, PlanTerms, PrivacyTerms
+from normec.federation.protocol.terms import LocalTerms, MethodTerms, PlanTerms, PrivacyTerms
 from normec.federation.protocol.wire import (
     REASONS,
     Record,
@@ -46,6 +46,9 @@ METHODS: list[Method] = [
 
 RUN = "run-1~0123456789abcdef"
 EVERY_METHOD = tuple(BUILT_IN)
+
+
+WITH_LOCAL_STEPS = PlanTerms(7, 32, 10, LocalTerms(5, 0.1, "sgd", 0.5, 0.25, "difference"))
 
 
 def request(**changes: Any) -> Request:
@@ -81,6 +84,7 @@ def test_a_method_comes_out_as_it_went_in(method: Method) -> None:
     [
         request(),
         request(record=Record()),
+        request(plan=WITH_LOCAL_STEPS),
         Reply(RUN, "a", 3, 2, "1" * 64, np.ones(3, np.float32), 0.5),
         Reply(RUN, "a", 0, 1, "1" * 64, np.ones(3)),
         *(Refusal(RUN, "a", 1, reason, "e" * 32) for reason in REASONS),
@@ -125,7 +129,9 @@ def broken_fields(good: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "good", [request(), Reply(RUN, "a", 3, 2, "1" * 64, np.ones(3), 0.5)], ids=["request", "reply"]
+    "good",
+    [request(), request(plan=WITH_LOCAL_STEPS), Reply(RUN, "a", 3, 2, "1" * 64, np.ones(3), 0.5)],
+    ids=["request", "local steps", "reply"],
 )
 def test_every_broken_field_is_named_and_not_echoed(good: Any) -> None:
     fields = dict(to_fields(good))

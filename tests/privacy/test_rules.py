@@ -110,6 +110,7 @@ RECORD = Privacy(sigma=1.0, unit="record", noise="seeded")
         (NORMEC, but(GIVEN, trust="central", memory="noisy"), TEN, "uncovers the sum"),
         (NORMEC, RECORD, but(TEN, batch=Sampling(0.1)), "remembers"),
         (NORMEC, but(RECORD, trust="central"), but(TEN, sampling=Sampling(0.5)), "record level"),
+        (NORMEC, RECORD, but(TEN, local_steps=True), "local steps have no rule at record level"),
         (DPSGD, but(RECORD, relation="replace"), but(TEN, batch=Sampling(0.1)), "'replace'"),
         (DPSGD, RECORD, but(TEN, batch=Sampling(0.1, "fixed")), "fixed size"),
         (DPSGD, but(RECORD, record_clip=1.0), TEN, "public number"),

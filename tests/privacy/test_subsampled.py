@@ -105,6 +105,7 @@ def test_hard_cases_stay_small(z: float, rate: float, rounds: int) -> None:
     assert peak_bytes(lambda: epsilon_of([Event(z, rate, rounds)], 1e-5)) < 50e6
 
 
+@pytest.mark.slow
 @given(st.floats(0.5, 20), st.floats(1.02, 2), st.floats(0.005, 0.5), st.floats(1.05, 2), st.integers(1, 2000))
 @settings(max_examples=12, deadline=None)
 def test_monotone_in_every_argument(z: float, more: float, rate: float, oftener: float, rounds: int) -> None:

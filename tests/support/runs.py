@@ -60,8 +60,9 @@ def alike(a: Run, b: Run) -> None:
 
 
 def states(run: Run) -> dict[str, torch.Tensor]:
-    """x, and the states of clients and server by name."""
-    return {"x": run.x, **run.state.clients, **run.state.server}
+    """x, and the states of clients, server and the server's optimizer by name."""
+    optimizer = {f"optimizer.{name}": value for name, value in run.state.optimizer.items()}
+    return {"x": run.x, "last x": run.state.x, **run.state.clients, **run.state.server, **optimizer}
 
 
 def same(a: Run, b: Run) -> None:

@@ -10,7 +10,21 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import DPSGD, GD, Clip, Clip21, Compute, Diverged, FixedSize, Logging, NormEC, Privacy, Problem, Run
+from normec import (
+    DPSGD,
+    GD,
+    Clip,
+    Clip21,
+    Compute,
+    Diverged,
+    FixedSize,
+    Logging,
+    LRSchedule,
+    NormEC,
+    Privacy,
+    Problem,
+    Run,
+)
 from normec.algorithms.tensor_norm import TensorNormEC
 from normec.training.loop import TrainingLoop
 from normec.training.options import Options
@@ -31,6 +45,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "by tensor": (TensorNormEC(0.1, 0.3, sizes=LINEAR, in_place=True), {"warmup": 2}),
     "drawn": (NormEC(0.1, 0.3), {"participation": FixedSize(3)}),
     "drawn, forgetting": (NormEC(0.1, 0.3, decay=0.1), {"participation": FixedSize(3)}),
+    "adam, averaged": (NormEC(0.1, 0.3), {"lr": 0.02, "server_optimizer": "adam", "averaging": "ema"}),
+    "averaged": (Clip21(0.5), {"averaging": "polyak", "warmup": 2}),
+    "momentum, on a schedule": (
+        DPSGD(Clip(0.5)),
+        {"server_optimizer": "momentum", "lr_schedule": LRSchedule("cosine", ramp_up=3), "warmup": 2},
+    ),
+    "adambc, private": (Clip21(0.5, decay=0.1), {"lr": 0.02, "privacy": PRIVATE, "server_optimizer": "adambc"}),
     "private": (NormEC(0.1, 0.3), {"privacy": PRIVATE}),
     "private, local": (Clip21(0.5), {"privacy": replace(PRIVATE, trust="local"), "participation": FixedSize(3)}),
 }
@@ -65,10 +86,10 @@ def compare(name: str, device: str, kind: str = "linear") -> None:
     count = 0
     run = closed.graphed.run
 
-    def counted(*given: Any) -> None:
+    def counted(*given: Any) -> torch.Tensor | None:
         nonlocal count
         count += 1
-        run(*given)
+        return run(*given)
 
     closed.graphed.run = counted  # type: ignore[method-assign]
     same(ended(plain), ended(closed))

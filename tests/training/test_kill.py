@@ -71,6 +71,7 @@ def kill_after(folder: Path, rounds: int, later: float) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_instants_ends_in_the_same_bits(tmp_path: Path) -> None:
     alone = train(problem("batchnorm"), Clip21(0.3), **OPTIONS)
     chance, rounds = random.Random(3), [0]

@@ -130,6 +130,7 @@ def test_a_run_does_not_go_on_in_another_precision(tmp_path: Path) -> None:
         run(Clip21(0.3), out=tmp_path / "run", memory=Memory(dtype=torch.bfloat16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [NormEC(0.1, 0.1), Clip21(0.2), EF21(TopK(12))], ids=lambda m: m.name)
 def test_a_bfloat16_run_ends_near_the_float32_one(method: Any) -> None:
     options: dict[str, Any] = {"rounds": 150, "batch_size": None, "lr": 0.01}
@@ -143,7 +144,7 @@ def test_a_bfloat16_run_ends_near_the_float32_one(method: Any) -> None:
 @pytest.mark.parametrize("method", [NormEC(0.1, 0.3), Clip21(0.2), EF21(TopK(12))], ids=lambda m: m.name)
 def test_the_estimate_stays_the_mean_of_rounded_memories(method: Any, sampled: Any) -> None:
     """What a memory takes is what is sent: roundings do not add up between the two."""
-    found = run(method, rounds=400, lr=0.05, participation=sampled, memory=Memory(dtype=torch.bfloat16)).state
+    found = run(method, rounds=120, lr=0.05, participation=sampled, memory=Memory(dtype=torch.bfloat16)).state
     away = float((found.memory.float().mean(0) - found.estimate).norm())
     assert away < 1e-4 * float(found.estimate.norm())
 

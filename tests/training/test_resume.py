@@ -17,6 +17,7 @@ from normec import (
     Clip21,
     Compute,
     FixedSize,
+    LocalSteps,
     Logging,
     Memory,
     NormEC,
@@ -26,6 +27,7 @@ from normec import (
     SmoothedNorm,
     Storage,
     TopK,
+    UsageError,
     train,
 )
 
@@ -49,6 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sampled": {"participation": Poisson(0.4)},
     "rare": {"participation": Poisson(0.05), "batch_size": 3},
     "fixed": {"participation": FixedSize(3), "batch_size": 4, "logging": Logging(full_gradient=True)},
+    "local steps": {"local": LocalSteps(steps=3, lr=0.1, momentum=0.5), "batch_size": 4},
+    "local epochs": {"local": LocalSteps(epochs=2, lr=0.1, optimizer="adam"), "batch_size": 4},
     "gradient": {"memory": Memory(initial="gradient")},
     "given": {"memory": Memory(initial=torch.full((15,), 0.1))},
     "schedule": {"lr": lambda k: 0.3 / (1 + k)},
@@ -87,6 +91,20 @@ def test_every_setting_goes_on_to_the_same_bits(tmp_path: Path, options: dict[st
 @pytest.mark.parametrize("kind", ["linear", "batchnorm", "dropout"])
 def test_stopping_after_many_rounds_of_few(tmp_path: Path, kind: str) -> None:
     check(tmp_path, kind, Clip21(0.3), stops=[1, 2, 3, 7, 12], participation=FixedSize(2), batch_size=4)
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", "dropout"])
+def test_local_steps_of_models_with_buffers_and_dropout_go_on(tmp_path: Path, kind: str) -> None:
+    local = LocalSteps(steps=3, lr=0.1, prox=0.2)
+    check(tmp_path, kind, NormEC(0.1, 0.3), stops=[2, 9], local=local, participation=FixedSize(2), batch_size=4)
+
+
+def test_a_folder_belongs_to_its_local_steps(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"lr": 0.2, "rounds": 3, "out": tmp_path / "run"}
+    train(problem(), NormEC(0.1, 0.3), local=LocalSteps(steps=3, lr=0.1), **how)
+    for other in (None, LocalSteps(steps=4, lr=0.1), LocalSteps(steps=3, lr=0.1, prox=0.1)):
+        with pytest.raises(UsageError, match="local"):
+            train(problem(), NormEC(0.1, 0.3), local=other, **how)
 
 
 def test_stopping_after_the_last_round_is_finishing(tmp_path: Path) -> None:

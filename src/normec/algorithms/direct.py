@@ -3,8 +3,9 @@
     client i:  m_i = Ψ(∇f_i(x))
     server:    ĝ ← p ĝ + (β/n) Σ m_i,   x ← x − γ ĝ
 
-with ``momentum`` p at the server (0 in the paper's eq. (2)). Momentum is defined as in PyTorch: a step of γ continues
-as γp, γp², …, which is γ/(1−p) in total. It acts on what was released, so it costs no privacy.
+with ``momentum`` p at the server (0 in the paper's eq. (2)). Momentum is PyTorch's: a step of γ goes on as γp, γp², …,
+γ/(1−p) in all. It acts on what was released, so it costs no privacy. The server optimizer "momentum" takes the same
+steps, for every method; here the momentum is part of the method, of its name and of its seeded noise.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class DirectScheme(OperatorMethod):
     @property
     def recordable(self) -> bool:  # type: ignore[override]
         return supports_cuda_graphs(self.operator)
+
+    @property
+    def noise_response(self) -> tuple[float, float] | None:  # type: ignore[override]
+        return self.momentum, self.beta
 
     def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
         """m_i = Ψ(∇f_i(x))."""

@@ -57,6 +57,10 @@ class ErrorFeedbackScheme(OperatorMethod):
     def recordable(self) -> bool:  # type: ignore[override]
         return supports_cuda_graphs(self.operator)
 
+    @property
+    def noise_response(self) -> tuple[float, float] | None:  # type: ignore[override]
+        return None if self.server_norm else (1 - self.decay, self.beta)
+
     def client_init(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
 

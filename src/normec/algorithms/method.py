@@ -6,8 +6,10 @@ One round, for the clients that take part:
     commit       (draft, what was sent) → client state         after the message was paid for and has been sent
     server_step  (mean message, server state) → (direction, server state);   then x ← x − lr · direction
 
-Clients that do not take part apply `absent`. `update` is the client's gradient at x. The mean is over all clients;
-absent clients count as zero, so that a sum of messages has the same meaning in every round.
+A message has as many numbers as the model, unless `message_length` says otherwise. Numbers that the server makes public
+with x, such as a threshold, come from `broadcast`. Clients that do not take part apply `absent`. `update` is the
+client's gradient at x. The mean is over all clients; those that are absent count as zero, so that a sum of messages
+means the same in every round.
 
 All functions are pure: they return new tensors and change none. Client functions work row by row on tensors ``[c, …]``
 of any number c of clients; server functions work on one vector ``[d]``. A state is a tensor, or a dictionary of named
@@ -39,8 +41,8 @@ from .operators import OPERATORS, Operator
 State = Any  # a tensor, or a mapping of named tensors
 Tables = dict[str, Tensor]
 MEMORY, ESTIMATE = "memory", "estimate"  # the names given to states that are single tensors
-CLIENT_FUNCTIONS = ("client_init", "message", "commit", "absent")
-SERVER_FUNCTIONS = ("server_init", "server_step")
+CLIENT_FUNCTIONS = ("client_init", "message", "commit", "absent", "local_correction")
+SERVER_FUNCTIONS = ("server_init", "server_step", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ class Method:
     sent_between: ClassVar[Callable[..., Tensor] | None] = None
     """(memory before, memory after) → message: the message behind the change of a rounded memory (`memory_dtype`)."""
 
+    noise_response: tuple[float, float] | None = None
+    """(κ, β) where noise z in the mean message is noise e ← κ e + β z in the direction; None claims nothing.
+
+    A server optimizer that corrects for the noise needs it.
+    """
+
     initial_memory_sets: ClassVar[tuple[str, ...]] = (MEMORY,)
     """The client states that `initial_memory` sets."""
 
@@ -110,6 +118,8 @@ class Method:
     def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
         """Return the clients' messages and the drafts of their new states, named and shaped like the states.
 
+        A method that overrides `broadcast` takes a fourth argument, ``public``: a dictionary of named tensors.
+
         Args:
             update: The clients' gradients, ``[c, d]``.
             state: The clients' states, each tensor ``[c, …]``.
@@ -124,6 +134,27 @@ class Method:
     def absent(self, state: State, rounds: int = 1) -> State:  # noqa: ARG002
         """Return the states of clients after `rounds` rounds in which they did not take part."""
         return state
+
+    def local_correction(self, state: State, public: dict[str, Tensor]) -> Tensor:
+        """Return what is added to the gradient of every local step, ``[c, d]``; for methods that need local steps.
+
+        Args:
+            state: The clients' states, each tensor ``[c, …]``.
+            public: The numbers that `broadcast` returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define local_correction")
+
+    def message_length(self, dimension: int) -> int:
+        """Return how many numbers a message has, for a model of so many parameters."""
+        return dimension
+
+    def broadcast(self, state: State) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return the public numbers that the server sends to every client beside x, made of the server's state.
+
+        A method that overrides this function has one more argument in `message`: ``public``, these named tensors. They
+        follow from earlier releases, so a client's guarantee holds whatever they are.
+        """
+        return {}
 
     def server_init(self, x: Tensor) -> State:  # noqa: ARG002
         """Return the initial state of the server."""
@@ -172,6 +203,8 @@ def _plain(owner: str, name: str, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return [_plain(owner, name, one) for one in value]
+    if isinstance(value, Method):
+        return {"method": value.name, **value.spec()}
     if hasattr(value, "bound") and not isinstance(value, type):  # an operator
         kind = type(value)
         known = OPERATORS.get(kind.__name__) is kind  # otherwise it is the user's own
@@ -232,6 +265,24 @@ def may_round(method: Method) -> bool:
     return method.sent_between is not None and claim_covers(method, "sent_between", *CLIENT_FUNCTIONS)
 
 
+def noise_response(method: Method, dimension: int) -> tuple[float, float] | None:
+    """How noise reaches the direction, where the method states it and its server's functions bear it out."""
+    claimed = method.noise_response
+    if claimed is None or not claim_covers(method, "noise_response", *SERVER_FUNCTIONS):
+        return None
+    (keep, gain), draw = claimed, torch.Generator().manual_seed(1)
+    means, noise = torch.randn(2, 3, dimension, dtype=torch.float64, generator=draw)
+    found, effect = [], torch.zeros(dimension, dtype=torch.float64)
+    steps = Steps(method, means[0])
+    clean, noisy = steps.initial_server_state, steps.initial_server_state
+    for mean, z in zip(means, noise, strict=True):
+        direction, clean = steps.server_step(mean.clone(), clean)
+        shifted, noisy = steps.server_step(mean + z, noisy)
+        effect = keep * effect + gain * z
+        found.append(torch.allclose(shifted - direction, effect, rtol=1e-9, atol=1e-9))
+    return claimed if all(found) else None
+
+
 class Steps:
     """Calls the functions of a method with named tables, for a model of `len(x)` parameters, and checks their results.
 
@@ -263,6 +314,9 @@ class Steps:
         self.stateful = bool(self.initial_client_state)
         self.has_memory = MEMORY in self.initial_client_state and self.initial_client_state[MEMORY].shape == x.shape
         self.ignores_absence = "absent" not in overrides(method, "absent")
+        self._dimension, self.message_length = len(x), method.message_length(len(x))
+        self.broadcasts = bool(overrides(method, "broadcast"))
+        self.corrects = bool(overrides(method, "local_correction"))
 
     @property
     def _own(self) -> Method:
@@ -277,18 +331,41 @@ class Steps:
                 f"functions on copies ({error}); keep plain settings in its attributes"
             ) from error
 
-    def message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
+    def broadcast(self, state: Tables) -> Tables | None:
+        """The server's public numbers of the next round; None where the method has none."""
+        if not self.broadcasts:
+            return None
+        return self._named(self._own.broadcast(self._as_server(state)), ESTIMATE, "broadcast")
+
+    def local_correction(self, state: Tables, public: Tables | None) -> Tensor:
+        """Return what is added to the gradients of the clients' local steps, ``[c, d]``."""
+        count = len(next(iter(state.values())))
+        if self.one_by_one and count > 1:
+            return torch.cat([self.local_correction(_row(state, i), public) for i in range(count)])
+        said = {name: value.clone() for name, value in (public or {}).items()}
+        given = self._own.local_correction(self._as_client(state), said)
+        if not isinstance(given, Tensor) or given.shape != (count, self._dimension):
+            raise self._wrong("local_correction", f"must return a tensor [{count}, {self._dimension}]")
+        return given
+
+    def message(
+        self, update: Tensor, state: Tables, key: Key | None, public: Tables | None = None
+    ) -> tuple[Tensor, Tables]:
+        if self.broadcasts and public is None:
+            raise TypeError(f"{self.method.name} needs the server's public numbers")
         if not self.one_by_one or len(update) == 1:
-            return self._message(update, state, key)
+            return self._message(update, state, key, public)
         made = []
         for i in range(len(update)):
             own = Key(key.stream, key.step, key.clients[i : i + 1]) if key is not None else None
-            made.append(self._message(update[i : i + 1].clone(), _row(state, i), own))
+            made.append(self._message(update[i : i + 1].clone(), _row(state, i), own, public))
         return torch.cat([message for message, _ in made]), _joined([draft for _, draft in made])
 
-    def _message(self, update: Tensor, state: Tables, key: Key | None) -> tuple[Tensor, Tables]:
-        shape, dtype = update.shape, update.dtype  # the function gets the tensor itself, and might change it
-        given = self._own.message(update, self._as_client(state), key)
+    def _message(self, update: Tensor, state: Tables, key: Key | None, public: Tables | None) -> tuple[Tensor, Tables]:
+        # The function gets the tensor itself, and might change it.
+        shape, dtype = (len(update), self.message_length), update.dtype
+        said = () if public is None else ({name: value.clone() for name, value in public.items()},)
+        given = self._own.message(update, self._as_client(state), key, *said)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("message", "must return a tensor and the draft of the new state")
         if given[0].shape != shape:
@@ -322,18 +399,21 @@ class Steps:
         return self.absent({**state, MEMORY: memory})[MEMORY]
 
     def server_step(self, mean_message: Tensor, state: Tables) -> tuple[Tensor, Tables]:
-        given = self._own.server_step(mean_message, state[ESTIMATE] if self._single_server else state)
+        given = self._own.server_step(mean_message, self._as_server(state))
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("server_step", "must return a direction and the server's new state")
         direction, new = given[0], self._named(given[1], ESTIMATE, "server_step")
-        if direction.shape != mean_message.shape:
-            raise self._wrong("server_step", f"must return a direction of {len(mean_message)} numbers")
+        if direction.shape != (self._dimension,):
+            raise self._wrong("server_step", f"must return a direction of {self._dimension} numbers")
         if new.keys() != state.keys() or any(new[name].shape != state[name].shape for name in state):
             raise self._wrong("server_step", "must return a state named and shaped like server_init's")
         return direction, new
 
     def _as_client(self, state: Tables) -> State:
         return state[MEMORY] if self._single_client else state
+
+    def _as_server(self, state: Tables) -> State:
+        return state[ESTIMATE] if self._single_server else state
 
     def _checked(self, given: State, like: Tables, where: str) -> Tables:
         found = self._named(given, MEMORY, where)
@@ -379,7 +459,7 @@ def fused_form_agrees(method: Method, form: ScaledDifference, dimension: int) ->
         return False
     if steps.has_memory:
         state[MEMORY] = memory.clone()
-    message, draft = steps.message(update.clone(), state, None)
+    message, draft = steps.message(update.clone(), state, None, steps.broadcast(steps.initial_server_state))
     kept, idle = steps.commit(draft, message), steps.absent({name: one.clone() for name, one in state.items()})
     v = update - memory if form.memory else update
     expected = v * form.scale(torch.linalg.vector_norm(v, dim=-1, keepdim=True))

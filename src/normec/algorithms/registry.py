@@ -82,8 +82,8 @@ def build(name: str, spec: Mapping[str, Any]) -> Method:
 
 
 def build_class(kind: type[Method], spec: Mapping[str, Any], name: str) -> Method:
-    """Build a method of class `kind` with the settings in `spec`; `name` appears in error messages."""
-    settings = {key: build_operator(value) for key, value in spec.items()}
+    """The method of a class with the settings of a `spec`; `name` is what errors call the class."""
+    settings = {key: _part(value) for key, value in spec.items()}
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     try:
         return kind(**settings)
@@ -91,8 +91,18 @@ def build_class(kind: type[Method], spec: Mapping[str, Any], name: str) -> Metho
         raise UsageError(f"{name} cannot be built with {', '.join(settings) or 'no settings'}: {error}") from None
 
 
+def _part(value: Any) -> Any:
+    """An operator or a method out of its spec; anything else as it is."""
+    if isinstance(value, Mapping) and "method" in value:
+        return build(str(value["method"]), {key: one for key, one in value.items() if key != "method"})
+    return build_operator(value)
+
+
 def works_by_rows(method: Method) -> bool:
-    """Whether all functions of the method are this package's, which treat every row of a table independently."""
+    """Whether all of a client's functions are this package's, which treat every row of a table alone."""
+    parts = [value for value in vars(method).values() if isinstance(value, Method)]
+    if not all(map(works_by_rows, parts)):
+        return False
     known = type(method) in BUILT_IN.values() and supports_cuda_graphs(getattr(method, "operator", Identity()))
     return known and not vars(method).keys() & {*CLIENT_FUNCTIONS, *SERVER_FUNCTIONS}
 

@@ -18,6 +18,7 @@ SECTIONS = {
     "data": "Data",
     "model": "Model",
     "method": "Method",
+    "local": "Local steps",
     "privacy": "Privacy",
     "training": "Training",
     "logging": "Logging",

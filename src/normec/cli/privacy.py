@@ -149,8 +149,9 @@ def audit(
     found = {}
     for name in names:
         print(f"auditing {name}", file=sys.stderr, flush=True)
-        built = methods.build(configs.make(extra.get(name, {"method": name})), dim=16)
-        found[name] = audit_method(built, privacy, rounds=rounds, trials=trials)
+        config = configs.make(extra.get(name, {"method": name}))
+        built, local = methods.build(config, dim=16), methods.local_steps(config)
+        found[name] = audit_method(built, privacy, rounds=rounds, trials=trials, local=local)
     if as_json:
         facts = {
             name: {

@@ -30,12 +30,14 @@ from torch.optim import Optimizer
 from ..algorithms.method import Method, Steps, Tables, rows_like
 from ..algorithms.operators import norms
 from ..algorithms.registry import identity_of, works_by_rows
+from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
 from ..errors import Diverged, UsageError, at_least, non_negative
 from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
 from ..sampling.random_streams import Key, Stream
 from ..training.communicator import Communicator, SingleProcess, check_agreement
 from ..training.metrics import ROUNDING
+from ..training.model_step import OptimizerStep
 from .flat_parameters import FlatParameters
 from .optimizer_noise import OptimizerNoise
 from .process_group import rank_status
@@ -64,6 +66,8 @@ class ClientOptimizer(Optimizer):
         seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
             secret. With one, a training of the same start and settings has the same noise: give one to repeat a
             simulation, not to compare trainings on other data.
+        server_optimizer: How the server moves the parameters along the direction, as in `normec.train`. All parameter
+            groups then need the same lr. An optimizer sees all parameters as one flat vector.
 
     Raises:
         UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
@@ -90,6 +94,7 @@ class ClientOptimizer(Optimizer):
         ledger: str | Path | None = None,
         witness: str | Path | None = None,
         seed: int | None = None,
+        server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None,
     ) -> None:
         non_negative(lr=lr)
         at_least(1, clients=clients)
@@ -97,6 +102,7 @@ class ClientOptimizer(Optimizer):
         self._ready = False
         super().__init__(params, {"lr": lr})
         self._method, self._seed = method, seed or 0
+        self._declared = server_optimizer_of(server_optimizer)
         self._flat = FlatParameters(self.param_groups)
         device = self._flat.like.device
         self.communicator: Communicator = (
@@ -124,6 +130,11 @@ class ClientOptimizer(Optimizer):
             for p in self._flat.frozen:
                 p.copy_(self._of_rank_0(p.detach().clone()))
         self._noise = self._noise_of(privacy, rounds, seed, ledger, witness) if privacy else None
+        mechanism = self._noise.mechanism if self._noise is not None else None
+        self._optimizer = (
+            OptimizerStep(self._declared, method, self._flat.values(), self.n, mechanism) if self._declared else None
+        )
+        self._optimizer_tables = self._optimizer.initial_tables() if self._optimizer is not None else {}
         self._show_state()
         self._ready = True
 
@@ -140,7 +151,8 @@ class ClientOptimizer(Optimizer):
         ledger: str | Path | None,
         witness: str | Path | None,
     ) -> OptimizerNoise:
-        start = self.communicator.on_rank_zero(lambda: f"{self._flat.checksum()} {self._step_sizes()}")
+        moved = f" {self._declared.spec()}" if self._declared is not None else ""
+        start = self.communicator.on_rank_zero(lambda: f"{self._flat.checksum()} {self._step_sizes()}{moved}")
         d = self._flat.dimension
         return OptimizerNoise(privacy, self.method, self.n, d, rounds, seed, self.communicator, ledger, start, witness)
 
@@ -217,10 +229,19 @@ class ClientOptimizer(Optimizer):
         for held, new in ((self._states, states), (self._server, server)):
             for name, value in new.items():
                 held[name].copy_(value)
-        self._flat.move(direction, self.param_groups)
+        self._move(direction)
         self.round += 1
         for fault in faults:  # last, because a warning filter may turn it into an error
             warnings.warn(f"{fault} in round {self.round - 1}; it sent zero, with noise", stacklevel=2)
+
+    def _move(self, direction: Tensor) -> None:
+        """Move the parameters, by the plain step of each group or by the server's optimizer."""
+        if self._optimizer is None:
+            self._flat.move(direction, self.param_groups)
+            return
+        x, tables = self._flat.values(), self._optimizer_tables
+        self._optimizer_tables = self._optimizer.step(x, direction, tables, self._step_sizes()[0], self.n)
+        self._flat.set(x)
 
     def _messages(self) -> tuple[Tensor, Tables, list[str]]:
         """Return the messages of this rank's clients, the drafts of their states, and the faults.
@@ -231,7 +252,7 @@ class ClientOptimizer(Optimizer):
         self._taken = 0
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
         own = {name: rows.clone() for name, rows in self._states.items()}
-        messages, draft = self._steps.message(self._grads.clone(), own, key)
+        messages, draft = self._steps.message(self._grads.clone(), own, key, self._steps.broadcast(self._server))
         lengths = norms(messages)[:, 0]
         bound = self.method.bound if self._noise is None else self._noise.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
@@ -269,6 +290,8 @@ class ClientOptimizer(Optimizer):
         sizes = [float(group["lr"]) for group in self.param_groups]
         for lr in sizes:
             non_negative(lr=lr)
+        if self._declared is not None and len(set(sizes)) > 1:
+            raise UsageError(f"server_optimizer takes one lr for all parameter groups, got {sizes}")
         return sizes
 
     def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None, ledger: bool) -> None:
@@ -278,6 +301,7 @@ class ClientOptimizer(Optimizer):
             "parameters": self._flat.shapes,
             "dtype": str(self._flat.like.dtype),
             "lr": self._step_sizes(),
+            "server_optimizer": self._declared.spec() if self._declared is not None else None,
             "clients": clients,
             "privacy": privacy.to_dict() if privacy else None,
             "rounds": rounds,
@@ -316,6 +340,7 @@ class ClientOptimizer(Optimizer):
         method = identity_of(self.method)
         facts = {"format": FORMAT, "method": method, "rank": self.communicator.rank, "ranks": self.communicator.size}
         facts |= {"clients": len(self._clients), "parameters": self._flat.shapes}
+        facts |= {"server_optimizer": self._declared.spec() if self._declared is not None else None}
         return {**facts, "private": self._noise is not None}
 
     def spent(self) -> Spent:
@@ -333,6 +358,7 @@ class ClientOptimizer(Optimizer):
         """Return this rank's state with its clients' memories; save one file per rank."""
         privacy = self._noise.state() if self._noise is not None else {}
         own = {**self._facts(), "round": self.round, "privacy": privacy, "states": self._rest()}
+        own["optimizer"] = dict(self._optimizer_tables)
         return {**super().state_dict(), "normec": own}
 
     @torch.no_grad()
@@ -358,6 +384,10 @@ class ClientOptimizer(Optimizer):
             for name, value in rest.items():
                 value.copy_(held["states"][where][name])
         self._show_state()
+        self._optimizer_tables = {
+            name: value.to(self._flat.like.device if value.ndim else value.device, copy=True)
+            for name, value in held.get("optimizer", {}).items()
+        }
         self.round, self._taken = held["round"], 0
 
     def _unlike(self, held: dict[str, Any]) -> str | None:

@@ -83,7 +83,7 @@ class OptimizerNoise:
             )
         public = {"method": identity_of(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
         self._public, self._start = public | {"dimension": dimension, "seed": seed}, start
-        setting = Setting(clients, rounds, dimension=dimension)
+        setting = Setting(clients, rounds, dimension=method.message_length(dimension), parameters=dimension)
         gaps = GAPS if ledger is not None else (*GAPS, FORGETFUL)
         if seed is not None and privacy.noise == "seeded":
             gaps = (*gaps, REPEATED)
@@ -100,6 +100,11 @@ class OptimizerNoise:
         _accounts[self._own] = {self._own: (self._multiplier, 0)}
         communicator.on_rank_zero(self._open)
         self.close = weakref.finalize(self, mechanism.close)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The noise and its account."""
+        return self._mechanism
 
     @property
     def on_grid(self) -> bool:

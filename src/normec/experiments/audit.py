@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import Method, Steps, rows_like
 from ..errors import UsageError, at_least
 from ..gradients.engine import Block
@@ -54,6 +55,7 @@ def audit_method(
     trials: int = 1000,
     confidence: float = 0.999,
     seed: int = 0,
+    local: LocalSteps | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Audit:
     """Try to refute the ε of `method` under `privacy` with `trials` runs with a canary and as many without.
@@ -66,8 +68,9 @@ def audit_method(
         dimension: The dimension of a message.
         trials: Runs with the canary, and as many without; at least 192. Half of them are judged.
         confidence: A true mechanism is refuted with probability 1 − confidence at most.
-        seed: The seed of the canary's direction and of seeded noise.
-        progress: Called with the number of runs that are done.
+        seed: Of the canary's direction and, for seeded noise, of the noise.
+        local: The clients' local steps, by sgd without momentum; None: one gradient in a round.
+        progress: Is told how many of the runs are done.
 
     Returns:
         The bounds for the view that looked worst; `audit_releases` chooses it on runs that it does not judge.
@@ -76,9 +79,17 @@ def audit_method(
     at_least(4, clients=clients)
     at_least(1, rounds=rounds, dimension=dimension)
     if privacy.unit != "client" or privacy.sampling is not None:
-        raise UsageError("the audit works at client level and without sampling; leave out sampling and unit")
+        raise UsageError("the audit has canaries at client level, without sampling; leave out sampling and unit")
+    if local is not None and (local.steps is None or local.optimizer != "sgd" or local.momentum):
+        raise UsageError("the audit knows local steps by sgd without momentum; give local_steps, and leave those out")
     privacy = privacy.with_noise("seeded")
-    setting = Setting(clients, rounds, dimension=dimension)
+    setting = Setting(
+        clients,
+        rounds,
+        dimension=method.message_length(dimension),
+        parameters=dimension,
+        local_steps=local is not None,
+    )
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
     fixed = replace(privacy, epsilon=None, sigma=claim.sigma, replay=None)
@@ -93,7 +104,8 @@ def audit_method(
         found = []
         for canary in (0, clients - 1):
             scenario = [
-                _Scenario(method, privacy.relation, clients, canary, direction, present) for present in (True, False)
+                _Scenario(method, privacy.relation, clients, canary, direction, present, local)
+                for present in (True, False)
             ]
             seen = []
             for case, one in enumerate(scenario):
@@ -141,6 +153,12 @@ class _Scenario:
     canary: int
     directions: Tensor
     present: bool
+    local: LocalSteps | None = None
+
+    @property
+    def steps(self) -> int:
+        """Gradients that a client computes in a round."""
+        return self.local.steps or 1 if self.local is not None else 1
 
     @property
     def opponent(self) -> int:
@@ -162,6 +180,16 @@ class _Scenario:
         grads[self.canary] = sign * HUGE * (1.0 if self.present else absent) * direction
         return grads
 
+    def updates(self, round: int) -> Tensor:
+        """What the clients' messages are made of: the gradients, or where local steps with these gradients lead."""
+        grads, local = self.gradients(round), self.local
+        if local is None:
+            return grads
+        y = torch.zeros_like(grads)  # x is 0 throughout
+        for _ in range(self.steps):
+            y = y - local.lr * (grads + local.prox * y)
+        return -y if local.scale == "difference" else -y / (self.steps * local.lr)
+
     def drawn(self, round: int) -> Tensor:
         """Return the drawn clients: canary and opponent in every round, the others in every second round."""
         chosen = range(self.clients) if round % 2 == 1 else sorted((self.canary, self.opponent))
@@ -171,13 +199,16 @@ class _Scenario:
         """Return what the observer would see without noise, by the definition of the method."""
         steps = Steps(self.method, self.directions[0])
         state = {name: rows_like(start, self.clients).clone() for name, start in steps.initial_client_state.items()}
-        seen = []
+        server, seen = dict(steps.initial_server_state), []
         for k in range(rounds):
-            drawn, grads = self.drawn(k), self.gradients(k)
-            sent = torch.zeros_like(grads)
+            drawn, grads = self.drawn(k), self.updates(k)
+            sent, public = grads.new_zeros(self.clients, steps.message_length), steps.broadcast(server)
             before = {name: rows.clone() for name, rows in state.items()}
             state = {name: rows.clone() for name, rows in steps.absent(before).items()}
-            sent[drawn], draft = steps.message(grads[drawn], {name: rows[drawn] for name, rows in before.items()}, None)
+            own = {name: rows[drawn] for name, rows in before.items()}
+            sent[drawn], draft = steps.message(grads[drawn], own, None, public)
+            if steps.broadcasts:
+                _, server = steps.server_step(sent.sum(0) / self.clients, server)
             for name, rows in steps.commit(draft, sent[drawn]).items():
                 state[name][drawn] = rows
             seen += list(self.by_role(sent).numpy()) if per_message else [sent.sum(0).numpy()]
@@ -203,7 +234,7 @@ class _ScenarioEngine:
         full: bool = False,  # noqa: ARG002
     ) -> Iterator[Block]:
         chosen = torch.arange(self._scenario.clients) if clients is None else clients
-        grads = self._scenario.gradients(round)
+        grads = self._scenario.gradients(round // self._scenario.steps)  # a round of an engine is one local step
         first = chosen < self._scenario.clients // 2
         for part in (chosen[first], chosen[~first]):
             if len(part):
@@ -260,6 +291,7 @@ def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setti
         log_every=setting.rounds,
         evaluate_every=setting.rounds,
         full_gradient=False,
+        local=scenario.local,
     )
     rounds = TrainingLoop(problem, method, plan, _ScenarioEngine(scenario), RunStorage(None, {}), 0.0, (), mechanism)
     state = rounds.initial()
@@ -268,7 +300,7 @@ def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setti
         mechanism.seen.clear()
         rounds.step(state)
         if per_message:
-            nothing = torch.zeros(dimension, dtype=torch.float64)
+            nothing = torch.zeros(method.message_length(dimension), dtype=torch.float64)
             rows = torch.stack([mechanism.seen.get(client, nothing) for client in range(setting.clients)])
             seen += list(scenario.by_role(rows).numpy())
         else:

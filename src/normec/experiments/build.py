@@ -19,7 +19,7 @@ from ..settings.config import RunConfig, in_groups
 from ..training.callbacks import Callback
 from ..training.communicator import Communicator
 from ..training.options import Compute, Logging, Memory, Options, Storage
-from . import methods
+from . import methods, server
 
 if TYPE_CHECKING:
     from ..privacy import Privacy
@@ -131,7 +131,11 @@ def training(
         epochs=config.epochs,
         batch_size=config.batch_size,
         batch_rate=config.batch_rate,
+        local=methods.local_steps(config),
         warmup=config.warmup,
+        lr_schedule=server.schedule(config),
+        server_optimizer=server.optimizer(config),
+        averaging=server.average(config),
         privacy=promised,
         public_sizes=config.public_sizes,
         participation=_participation(config),

@@ -22,7 +22,7 @@ from ..settings.config import RunConfig
 from ..storage.history import History
 from ..system.files import write_atomic
 from ..training.callbacks import Callback
-from . import methods, runs, tuning
+from . import methods, runs, server, tuning
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
 
@@ -55,8 +55,11 @@ def candidates(
     private = settings.get("private", True)
     for spec in specs or ([name for name in PAPER_METHODS if not private or name in PRIVATE_METHODS]):
         name, given = methods.split_name(spec)
+        local = methods.makes_local_steps(name, {**settings, **given})
         shared = {
-            key: value for key, value in settings.items() if key not in methods.SETTINGS or methods.applies(name, key)
+            key: value
+            for key, value in settings.items()
+            if (key not in methods.SETTINGS or methods.applies(name, key)) and (local or key not in methods.LOCAL)
         }
         merged = {**shared, **given, "method": name}
         sizes: Sequence[float | None] = (merged["lr"],) if "lr" in merged else step_sizes or (None,)
@@ -67,12 +70,17 @@ def candidates(
         for cell in cells:
             # Refuse invalid settings before the first run.
             built = methods.build(cell, dim=1 if cell.k is None else cell.k)
+            methods.local_steps(cell)
+            server.check(cell)
             if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
         found.append(Candidate(spec, cells))
     for key in settings.keys() & set(methods.SETTINGS):
         if not any(methods.applies(entry.cells[0].method, key) for entry in found):
             raise UsageError(f"{key} applies to none of the methods compared; leave it out")
+    for key in settings.keys() & set(methods.LOCAL):
+        if not any(getattr(entry.cells[0], key) is not None for entry in found):
+            raise UsageError(f"{key} is for local steps, which none of the methods compared makes; give local_steps")
     labels = [candidate.label for candidate in found]
     if len(set(labels)) < len(labels):
         raise UsageError(f"a method occurs twice in {', '.join(labels)}; give them different settings")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..algorithms import registry
 from ..algorithms.catalogue import CATALOGUE, METHODS, ROUNDS, Entry
 from ..algorithms.error_feedback import usual_kept
+from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import Method
 from ..errors import UsageError, nearest, one_of
 from ..settings.config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
+from . import server
 
 SETTINGS = tuple(name for name in in_groups("method") if name not in ("method", "method_settings"))
+LOCAL = in_groups("local")
+_COUNTS = ("local_steps", "local_epochs")
+_LOCAL_DEFAULTS = {"local_optimizer": "sgd", "local_momentum": 0.0, "prox": 0.0, "local_scale": "gradient"}
 
 
 def applies(method: str, setting: str) -> bool:
@@ -46,7 +51,9 @@ def step_size(config: RunConfig) -> float | Literal["theory"]:
         return config.lr
     if is_own(config.method):
         raise UsageError(f"lr must be given: {config.method} is not one of normec's methods and has no usual step size")
-    return entry(config.method).step_size(settings_used(config), config.private)
+    plain = entry(config.method).step_size(settings_used(config), config.private)
+    optimizer = server.optimizer(config)
+    return plain if optimizer is None else optimizer.usual_lr(plain)
 
 
 def rounds(config: RunConfig) -> int | None:
@@ -66,10 +73,26 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
     if is_own(config.method):
         return _own(config)
     make, own = entry(config.method).make(), settings_used(config, dim)
-    if "sizes" in inspect.signature(make).parameters:
+    takes = inspect.signature(make).parameters
+    if "sizes" in takes:
         own["sizes"] = tuple(sizes or (dim,))
+    if "participation" in takes:
+        own["participation"] = _participation(config)
     method: Method = make(**own)
     return method
+
+
+def _participation(config: RunConfig) -> float:
+    """The share of the clients that take part in a round."""
+    if config.sample_rate is not None:
+        return config.sample_rate
+    if config.sample_count is None:
+        return 1.0
+    if config.clients is None:
+        raise UsageError(
+            f"{config.method} needs the number of clients beside sample_count; give clients or sample_rate"
+        )
+    return config.sample_count / config.clients
 
 
 def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
@@ -81,6 +104,40 @@ def settings_used(config: RunConfig, dim: int | None = None) -> dict[str, Any]:
     if "k" in defaults and dim is not None:
         defaults["k"] = usual_kept(dim)
     return {key: value if getattr(config, key) is None else getattr(config, key) for key, value in defaults.items()}
+
+
+def local_steps(config: RunConfig) -> LocalSteps | None:
+    """The local steps of a configuration; None where clients send one gradient."""
+    used = local_settings_used(config)
+    names = {"prox": "prox"} | {name: name.removeprefix("local_") for name in LOCAL if name != "prox"}
+    return LocalSteps(**{names[name]: value for name, value in used.items()}) if used else None
+
+
+def local_settings_used(config: RunConfig) -> dict[str, Any]:
+    """The settings of local steps with the values that are used; empty where clients send one gradient.
+
+    Raises:
+        UsageError: A setting is given that does not apply, or the step size is missing.
+    """
+    given = {name: getattr(config, name) for name in LOCAL if getattr(config, name) is not None}
+    known = CATALOGUE.get(config.method)
+    usual = known.local_defaults(config.private) if known is not None else {}
+    if given.keys() & set(_COUNTS):
+        usual = {name: value for name, value in usual.items() if name not in _COUNTS}
+    used = {**_LOCAL_DEFAULTS, **usual, **given}
+    if not used.keys() & set(_COUNTS):
+        if given:
+            raise UsageError(f"{next(iter(given))} is for local steps; give local_steps or local_epochs")
+        return {}
+    if "local_lr" not in used:
+        raise UsageError(f"local_lr must be given: {config.method} has no usual step size of local steps")
+    return used
+
+
+def makes_local_steps(method: str, settings: Mapping[str, Any]) -> bool:
+    """Whether clients make local steps by these settings."""
+    known = CATALOGUE.get(method)
+    return any(name in settings for name in _COUNTS) or (known is not None and known.local is not None)
 
 
 def needs_dimension(config: RunConfig) -> bool:

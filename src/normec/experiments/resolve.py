@@ -7,7 +7,7 @@ from typing import Any
 
 from ..settings.config import RunConfig, is_own
 from ..training.run import default_evaluate_every, default_log_every
-from . import build, methods
+from . import build, methods, server
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
     total = known.rounds if rounds is None else rounds
     used: dict[str, Any] = {
         **_of_the_method(config, known),
+        **methods.local_settings_used(config),
+        **server.settings_used(config, total),
         "clients": known.clients if known.clients is not None else build.number_of_clients(config),
         "epsilon": build.target_epsilon(config),
         "lr": _step_size(config, known.lr),

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from .. import __version__, data
+from ..algorithms.lr_schedule import ScheduledLR
 from ..errors import Diverged, UsageError
 from ..privacy.ledger_verification import verified
 from ..problems.problem import Problem
@@ -39,8 +40,8 @@ from ..training.train import prepare, ready
 from . import build, methods
 from .resolve import Measured, resolved
 
-# Settings whose defaults depend on the data, through the number of clients, parameters or rounds.
-DATA_DEPENDENT = ("clients", "k", "log_every", "evaluate_every")
+# Settings whose defaults depend on the data: the number of clients, of parameters, or of rounds.
+DATA_DEPENDENT = ("clients", "k", "log_every", "evaluate_every", "averaging_start")
 HELD_OUT = (
     "the validation records are held out of the training records: no client has them, no noise covers them, and the "
     "guarantee does not protect them"
@@ -157,7 +158,7 @@ def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str
     """Return every setting with the value that is used, as far as it is known; `loop` is the prepared run, if any."""
     if loop is None:
         return resolved(config).record()
-    lr = loop.plan.lr
+    lr = loop.plan.lr.lr if isinstance(loop.plan.lr, ScheduledLR) else loop.plan.lr
     measured = Measured(
         clients=loop.problem.clients,
         dimension=len(loop.problem.x0),

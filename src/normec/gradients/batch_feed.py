@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -43,13 +43,13 @@ class BatchFeed:
         return self._sizes[clients].clamp(max=self._batches.batch_size)
 
     def tables(
-        self, clients: Tensor, round: int, *, everyone: bool, full: bool = False
+        self, clients: Tensor, round: int | Tensor, *, everyone: bool, full: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tables of clients whose batches have equal length.
+        """Of clients whose batches are equally long, in one round or in a round for each client.
 
-        `everyone`: the same group is requested in every round.
+        `everyone`: the same group is asked for every round.
         """
-        if not everyone or full:
+        if isinstance(round, Tensor) or not everyone or full:
             numbers, uniforms = self._drawn(clients, [round], full)
             return numbers[0], uniforms[0] if uniforms is not None else None
         group = (int(clients[0]), len(clients))
@@ -70,7 +70,7 @@ class BatchFeed:
             most = min(most, int(self._batches.steps[clients].min()) * orders)
         return max(1, most)
 
-    def _drawn(self, clients: Tensor, rounds: list[int], full: bool) -> tuple[Tensor, Tensor | None]:
+    def _drawn(self, clients: Tensor, rounds: Sequence[int | Tensor], full: bool) -> tuple[Tensor, Tensor | None]:
         length = int(self.lengths(clients[:1], full=full)[0])
         if self._batches is None or full:
             numbers = self._owned[clients, :length].expand(len(rounds), -1, -1)
@@ -86,7 +86,8 @@ class BatchFeed:
         uniforms = None
         if augment is not None:
             whose = upload(clients.repeat(len(rounds)), self._device)
-            when = upload(torch.tensor(rounds).repeat_interleave(len(clients)), self._device)
-            drawn = self._stream.uniform(whose, when, length * augment.draws)
+            first = rounds[0]
+            when = first if isinstance(first, Tensor) else torch.tensor(rounds).repeat_interleave(len(clients))
+            drawn = self._stream.uniform(whose, upload(when, self._device), length * augment.draws)
             uniforms = drawn.view(len(rounds), len(clients), length, augment.draws)
         return upload(numbers, self._device), uniforms

@@ -1,8 +1,11 @@
-"""All clients at once with `torch.func`, for small models with a layer for which the shared pass has no rule."""
+"""All clients at once by `torch.func`: for small models with a layer that the shared pass has no rule for.
+
+It also computes gradients at a point for each client, for local steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +20,7 @@ from .engine import Block
 from .precision import Precision, autocast
 
 _BLOCK_FLOATS = 2**22
+_LOCAL_BLOCK_FLOATS = {"cpu": 2**22, "cuda": 2**26}  # numbers in a table of the clients' own models
 
 
 class BatchedEngine:
@@ -31,11 +35,17 @@ class BatchedEngine:
         batches: Batches | None,
         seed: int,
         precision: Precision = "tf32",
+        *,
+        local: bool = False,
     ) -> None:
+        """`local`: whether clients make local steps, at points of their own."""
         self._problem, self._records, self._precision = problem, records, precision
         self._feed = BatchFeed(problem, records, batches, seed)
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
-        self._block = max(1, int(_BLOCK_FLOATS // len(problem.x0) * typical))
+        most = _LOCAL_BLOCK_FLOATS.get(problem.x0.device.type, _BLOCK_FLOATS) if local else _BLOCK_FLOATS
+        self._block = max(1, int(most // len(problem.x0) * typical))
+        self.same_records = batches is None and problem.augment is None
+        self.recordable = True
 
     @property
     def variant(self) -> str:
@@ -57,21 +67,43 @@ class BatchedEngine:
         everyone = torch.arange(self._problem.clients) if clients is None else clients
         for group in self._feed.groups(everyone, self._block, full=full) if len(everyone) else ():
             numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
-            inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
-            inputs = self._problem.augmented_by_client(inputs, uniforms)
             block = Block.of(group, x.new_empty(0), x.new_empty(0))
-            own = {name: rows[block.rows].clone() for name, rows in buffers.items()}
-            self._problem.model.train()
-            with autocast(x.device, self._precision):
-                grads, (losses, after) = self._each(x, own, inputs, targets)
-            for name, rows in buffers.items():
-                rows[block.rows] = after[name]
-            yield Block(block.clients, grads, losses.to(x.dtype), block.rows)
+            losses, grads = self._gradients(x, buffers, block.rows, numbers, uniforms)
+            yield Block(block.clients, grads, losses, block.rows)
+
+    def groups(self, clients: Tensor) -> Sequence[Tensor]:
+        """The clients in groups that are computed together."""
+        return tuple(self._feed.groups(clients, self._block, full=False))
+
+    def batch(self, clients: Tensor, step: int | Tensor, *, everyone: bool) -> Sequence[Tensor]:
+        """What clients of one group draw for a step: record numbers, and the augmentation's uniforms."""
+        numbers, uniforms = self._feed.tables(clients, step, everyone=everyone)
+        return (numbers,) if uniforms is None else (numbers, uniforms)
+
+    def gradients_at(
+        self, points: Tensor, buffers: Buffers, rows: Tensor | slice, batch: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Losses ``[c]`` and gradients ``[c, d]`` at the clients' points ``[c, d]``; updates `buffers` at `rows`."""
+        return self._gradients(points, buffers, rows, batch[0], batch[1] if len(batch) > 1 else None)
+
+    def _gradients(
+        self, x: Tensor, buffers: Buffers, rows: Tensor | slice, numbers: Tensor, uniforms: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Losses and gradients at x, ``[d]`` for all or ``[c, d]``."""
+        inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
+        inputs = self._problem.augmented_by_client(inputs, uniforms)
+        own = {name: table[rows].clone() for name, table in buffers.items()}
+        self._problem.model.train()
+        with autocast(x.device, self._precision):
+            grads, (losses, after) = self._each(x, own, inputs, targets)
+        for name, table in buffers.items():
+            table[rows] = after[name]
+        return losses.to(x.dtype), grads
 
     def _each(
         self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
-        problem = self._problem
+        problem, shared = self._problem, x.ndim == 1
 
         def one(point: Tensor, own: Buffers, item: Tensor, target: Tensor) -> tuple[Tensor, Buffers]:
             if problem.transform is not None:
@@ -84,7 +116,6 @@ class BatchedEngine:
             return value + problem.penalty(point) if problem.penalty is not None else value, held
 
         gradient = grad_and_value(one, has_aux=True)
-        grads, (losses, after) = vmap(gradient, in_dims=(None, 0, 0, 0), randomness="error")(
-            x, buffers, inputs, targets
-        )
+        dimensions = (None if shared else 0, 0, 0, 0)
+        grads, (losses, after) = vmap(gradient, in_dims=dimensions, randomness="error")(x, buffers, inputs, targets)
         return grads, (losses, after)

@@ -7,15 +7,17 @@ from typing import Literal, cast
 
 from torch import nn
 
+from ..algorithms.local_steps import LocalSteps
 from ..errors import UsageError, one_of
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.batches import Batches, BatchSource
 from .batched import BatchedEngine
-from .compiled import CompiledEngine, pays_back
+from .compiled import CompiledEngine, operations, pays_back
 from .engine import Engine
 from .linear import LinearEngine, fits
+from .local_steps import LocalEngine, LocalLoop, OneByOne, steps_of
 from .loop import LoopEngine
 from .precision import Precision
 from .shared.engine import SharedEngine
@@ -26,6 +28,8 @@ ENGINES = ("auto", "loop", "compiled", "batched", "shared", "linear")
 
 # Parameters × records per batch above which the convolutions of one client keep a CPU busy.
 _HEAVY = 3e6
+# Operations of a client's gradient above which convolutions with weights of their own do so.
+_HEAVY_LOCAL = 1e8
 
 
 Kind = Literal["compiled", "batched", "shared", "linear"]
@@ -40,26 +44,33 @@ def choose_engine(
     precision: Precision = "tf32",
     rounds: int = 1,
     private: bool = False,
+    local: LocalSteps | None = None,
 ) -> Engine:
     """Return the engine of that name; "auto" is the fastest that suits the problem. A custom engine is used unchanged.
 
-    With `private` the choice depends on types and sizes alone, never on the clients' data, and the user's own code
-    never sees the records of several clients together.
+    With `local` the engine yields updates by local steps, with the gradients of the engine of that name.
+
+    With `private` the choice depends on types and sizes alone, never on the clients' data, and no code of the caller's
+    own sees the records of several clients together.
     """
     if not isinstance(name, str):
         if record_clip is not None:
-            raise UsageError(
-                "record_clip needs one of the built-in engines, given by name; a custom engine may not clip"
-            )
-        return name
+            raise UsageError("record_clip needs an engine of ours, by name; an engine of one's own may not clip")
+        if local is None:
+            return name
+        return LocalEngine(OneByOne(name, len(problem.x0)), local, steps_of(local, problem, batches))
     one_of(ENGINES, engine=name)
-    loop = LoopEngine(problem, batches, seed, record_clip, precision)
+    gradients = LoopEngine(problem, batches, seed, record_clip, precision)
+    steps = steps_of(local, problem, batches) if local is not None else None
+    loop = LocalLoop(gradients, problem, local, steps) if local is not None and steps is not None else gradients
     if name == "loop":
         return loop
     if not isinstance(problem, Problem) or not isinstance(problem.records, ResidentRecords):
         return _fall_back(name, loop, "it needs a model, and records in tensors")
     if private and type(problem) is not Problem:
         return _fall_back(name, loop, f"{type(problem).__name__} may override what the engines compute")
+    if local is not None and name == "shared":
+        return _fall_back(name, loop, "after the first local step every client has a model of its own")
     kinds: tuple[Kind, ...]
     if name in ("auto", "linear") and fits(problem):
         kinds = ("linear",)
@@ -71,9 +82,11 @@ def choose_engine(
         return _fall_back(name, loop, "Poisson batches differ in length from client to client")
     elif name != "auto":
         kinds = (cast(Kind, name),)
-    elif problem.x0.is_cuda or _light(problem, loop):
-        kinds = ("shared", "batched")
-    elif pays_back(problem, float(loop.divisors.mean()), rounds):
+    elif problem.x0.is_cuda or _light(problem, gradients, local is not None):
+        kinds = ("shared", "batched") if local is None else ("batched",)
+    elif pays_back(
+        problem, float(loop.divisors.mean()), rounds if steps is None else rounds * int(steps.double().mean())
+    ):
         kinds = ("compiled",)
     else:
         return loop
@@ -81,12 +94,17 @@ def choose_engine(
     for kind in kinds:
 
         def make(of: Problem, precision: Precision, kind: Kind = kind) -> FastEngine:
-            compiling = of is problem  # only the run's own engine compiles; compiling twice takes twice the time
-            return _fast(kind, of, batches, seed, record_clip, precision, private, compiling)
+            compiling = of is problem  # what is compiled is checked as it is, for compiling twice takes twice the time
+            fast = _fast(kind, of, batches, seed, record_clip, precision, private, compiling, local is not None)
+            if local is None or steps is None:
+                return fast
+            points = fast if isinstance(fast, BatchedEngine | LinearEngine) else OneByOne(fast, len(of.x0))
+            return LocalEngine(points, local, steps)
 
         try:
             drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
-            return VerifiedEngine(problem, make, loop, (kind, precision, record_clip, drawn, private), private)
+            known = (kind, precision, record_clip, drawn, private, local)
+            return VerifiedEngine(problem, make, loop, known, private)
         except NoRule as reason:
             why = str(reason)
     return _fall_back(name, loop, why)
@@ -101,8 +119,9 @@ def _fast(
     precision: Precision,
     private: bool,
     compiling: bool,
-) -> FastEngine:
-    """Return the engine of that kind, for the run's problem or for a copy on which engines are compared."""
+    local: bool,
+) -> LinearEngine | SharedEngine | BatchedEngine | CompiledEngine:
+    """The engine of that kind for the run's problem, or for a copy to compare engines on."""
     records = problem.records
     if not isinstance(records, ResidentRecords):
         raise TypeError("resident records stay resident in every precision")
@@ -114,18 +133,24 @@ def _fast(
         case "shared":
             return SharedEngine(problem, records, batches, seed, precision, private=private)
         case "batched":
-            return BatchedEngine(problem, records, batches, seed, precision)
+            return BatchedEngine(problem, records, batches, seed, precision, local=local)
         case _:
             return CompiledEngine(problem, records, batches, seed, precision, compiling=compiling)
 
 
-def _light(problem: Problem, loop: LoopEngine) -> bool:
-    """Whether a client's gradient is so little work that a CPU gains by computing many at once."""
-    convolves = any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in problem.model.modules())
-    return not convolves or len(problem.x0) * float(loop.divisors.mean()) < _HEAVY
+def _light(problem: Problem, loop: LoopEngine, local: bool) -> bool:
+    """Whether a client's gradient is so little work that a CPU gains by doing many at once.
+
+    Clients with models of their own (`local`) share no convolution: for them the operations count.
+    """
+    if not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in problem.model.modules()):
+        return True
+    if local:
+        return operations(problem) * float(loop.divisors.mean()) < _HEAVY_LOCAL
+    return len(problem.x0) * float(loop.divisors.mean()) < _HEAVY
 
 
-def _fall_back(name: str, loop: LoopEngine, reason: str) -> LoopEngine:
+def _fall_back(name: str, loop: LoopEngine | LocalLoop, reason: str) -> Engine:
     if name != "auto":
         logging.getLogger("normec").warning("engine %s is not used; the loop runs instead: %s", name, reason)
     return loop

@@ -111,14 +111,19 @@ class CompiledEngine:
 
 
 def pays_back(problem: Problem, records: float, rounds: int) -> bool:
-    """Whether compiling saves more time than it takes; the operations of a gradient are counted, not timed."""
+    """Whether compiling saves more time than it takes: by the operations of a gradient, counted, not timed."""
+    seconds = operations(problem) * records * problem.clients * rounds / _RATE
+    return bool(seconds * _SAVED > _COMPILING)
+
+
+def operations(problem: Problem) -> int:
+    """Floating-point operations of one record's gradient, counted on no client's data."""
     from torch.utils.flop_counter import FlopCounterMode
 
     if not isinstance(problem.records, ResidentRecords):
-        return False
-    inputs = torch.zeros_like(problem.records.inputs[:1])  # no client's data are used to count operations
+        return 0
+    inputs = torch.zeros_like(problem.records.inputs[:1])
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         problem.model.eval()
         problem.outputs(problem.x0, inputs)
-    seconds = 3 * counter.get_total_flops() * records * problem.clients * rounds / _RATE
-    return bool(seconds * _SAVED > _COMPILING)
+    return 3 * int(counter.get_total_flops())

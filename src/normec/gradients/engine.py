@@ -16,10 +16,12 @@ from ..problems.objective import Buffers
 class Block:
     """The gradients ``[c, d]`` and losses ``[c]`` of some clients (their numbers, sorted, on the host).
 
-    A block is valid until the next one is requested: engines reuse its memory, and the caller may overwrite its
-    gradients. `rows` index the clients' rows in a table of all clients, on the device. They are a slice if the clients
-    are consecutive, so that indexing gives a view and not a copy. `relative_to` adapts them to a table that begins
-    with another client than 0.
+    A block lives until the next one is asked for: engines use its memory again, and whoever takes a block may
+    overwrite its gradients. `rows` are the clients' rows in a table of all, for indexing on the device: a slice where
+    they are neighbours, so that they are a view and not a copy; where the table begins with another client than 0,
+    `within` says so.
+
+    Where clients make local steps, `grads` are their updates, and `start_grads` are their gradients at x.
     """
 
     clients: Tensor
@@ -27,6 +29,7 @@ class Block:
     losses: Tensor
     rows: Tensor | slice
     first: int = 0
+    start_grads: Tensor | None = None
 
     @staticmethod
     def of(clients: Tensor, grads: Tensor, losses: Tensor) -> Block:
@@ -44,7 +47,12 @@ class Block:
             if isinstance(self.rows, slice)
             else self.rows - first
         )
-        return Block(self.clients, self.grads, self.losses, moved, first)
+        return Block(self.clients, self.grads, self.losses, moved, first, self.start_grads)
+
+    @property
+    def gradients(self) -> Tensor:
+        """The clients' gradients at x, ``[c, d]``."""
+        return self.grads if self.start_grads is None else self.start_grads
 
     @property
     def row_numbers(self) -> Tensor:
@@ -75,7 +83,8 @@ class Engine(Protocol):
     ) -> Iterator[Block]:
         """Yield the gradients of `clients` (sorted, on the host; None: all) on their batches of `round`.
 
-        With `full`, the gradients use all records. Buffers are updated in place, row by row; pass a copy to keep them
-        unchanged.
+        Engines of clients with local steps yield updates in place of gradients, but for `full`.
+
+        Buffers are updated in place, row by row; pass a clone to look without touching.
         """
         ...

@@ -7,12 +7,12 @@ block of clients are one product over padded records [c, B, features]. A record'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from ..algorithms.operators import smallest_reliable_norm
@@ -37,6 +37,7 @@ class LinearEngine:
     """Computes the closed form in blocks of clients."""
 
     name = "linear"
+    recordable = False
 
     def __init__(
         self, problem: Problem, records: ResidentRecords, batches: BatchSource | None, clip: float | None
@@ -50,6 +51,7 @@ class LinearEngine:
         self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
         self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
         self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of a block of clients, padded
+        self.same_records = batches is None
 
     def shrink(self) -> bool:
         """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
@@ -92,6 +94,31 @@ class LinearEngine:
             losses, grads = self._gradients(x, *padded)
             yield Block.of(chunk, grads if slope is None else grads.add_(slope), losses + base)
 
+    def groups(self, clients: Tensor) -> Sequence[Tensor]:
+        """The clients in groups that are computed together."""
+        return tuple(clients.split(self._block))
+
+    def batch(self, clients: Tensor, step: int | Tensor, *, everyone: bool) -> Sequence[Tensor]:  # noqa: ARG002
+        """The records of clients of one group in a step, padded."""
+        if self._batches is None:
+            return self._padded(clients, None, self._sizes[clients].double())
+        return self._padded(clients, self._batches.padded(clients, step), self._divisors[clients])
+
+    def gradients_at(
+        self,
+        points: Tensor,
+        buffers: Buffers,  # noqa: ARG002
+        rows: Tensor | slice,  # noqa: ARG002
+        batch: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Losses ``[c]`` and gradients ``[c, d]`` at the clients' points ``[c, d]``."""
+        inputs, targets, weights = batch
+        losses, grads = self._gradients(points, inputs, targets, weights)
+        if self._problem.penalty is None:
+            return losses, grads
+        penalties, slopes = vmap(grad_and_value(self._problem.penalty))(points)[::-1]
+        return losses + penalties, grads.add_(slopes)
+
     def _padded(
         self, clients: Tensor, rows: tuple[Tensor, Tensor] | None, divisors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,14 +157,16 @@ class LinearEngine:
         return held
 
     def _gradients(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and gradients at x, ``[d]`` for all or ``[c, d]``."""
         features = inputs.shape[-1]
         if self._binary:
-            logits = inputs @ x
+            logits = inputs @ x if x.ndim == 1 else (inputs @ x[..., None])[..., 0]
             values = F.softplus(logits) - logits * targets
             slopes = (torch.sigmoid(logits) - targets)[..., None]
         else:
-            classes = len(x) // (features + 1)
-            logits = inputs @ x[: classes * features].view(classes, features).T + x[classes * features :]
+            classes = x.shape[-1] // (features + 1)
+            matrix = x[..., : classes * features].unflatten(-1, (classes, features))
+            logits = inputs @ matrix.mT + x[..., None, classes * features :]
             logs = F.log_softmax(logits, dim=-1)
             values = -logs.gather(-1, targets[..., None])[..., 0]
             slopes = logs.exp() - F.one_hot(targets, classes)

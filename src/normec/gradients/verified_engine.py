@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +20,6 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from .engine import Block, Engine
-from .loop import LoopEngine
 from .precision import Precision
 
 _COMPARED = 3  # clients whose gradients are compared
@@ -47,6 +46,18 @@ class FastEngine(Engine, Protocol):
     def shrink(self) -> bool: ...
 
 
+class ReferenceEngine(Engine, Protocol):
+    """The plain loop, or local steps by it."""
+
+    precision: Precision
+    divisors: Tensor  # the number of records that each client's gradient is divided by
+
+    @property
+    def variant(self) -> str: ...
+
+    def of(self, problem: Problem, precision: Precision = "tf32") -> ReferenceEngine: ...
+
+
 class VerifiedEngine:
     """The fast engine if it reproduces the loop's gradients; the loop if it does not, fails, or runs out of memory."""
 
@@ -54,7 +65,7 @@ class VerifiedEngine:
         self,
         problem: Problem,
         make: Callable[[Problem, Precision], FastEngine],
-        reference: LoopEngine,
+        reference: ReferenceEngine,
         kind: Hashable,
         private: bool = False,
     ) -> None:
@@ -67,7 +78,7 @@ class VerifiedEngine:
         self._private = private
         self._fast = make(problem, reference.precision)
         self._checked = self._compared = self._proven = False
-        self._engine: FastEngine | LoopEngine = self._fast
+        self._engine: FastEngine | ReferenceEngine = self._fast
 
     @property
     def name(self) -> str:
@@ -82,8 +93,16 @@ class VerifiedEngine:
         return self._engine.threads
 
     def blocks(
-        self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
+        self,
+        x: Tensor,
+        buffers: Buffers,
+        round: int,
+        clients: Tensor | None = None,
+        *,
+        full: bool = False,
+        **local: Any,
     ) -> Iterator[Block]:
+        """Gradients, as every engine yields them; `local` is for engines of local steps."""
         if not self._checked:
             self._checked = True
             known = _verdicts.setdefault(self._problem, {})
@@ -93,14 +112,14 @@ class VerifiedEngine:
             if reason is not None:
                 self._fall_back(reason)
         if self._engine is not self._fast:
-            yield from self._engine.blocks(x, buffers, round, clients, full=full)
+            yield from self._engine.blocks(x, buffers, round, clients, full=full, **local)
             return
         done: list[Tensor] = []
         while True:
             before = None if self._proven else {name: rows.clone() for name, rows in buffers.items()}
             left = _without(clients, done, len(self._reference.divisors))
             try:
-                for block in self._engine.blocks(x, buffers, round, left, full=full):
+                for block in self._engine.blocks(x, buffers, round, left, full=full, **local):
                     yield block
                     done.append(block.clients)
                 self._proven = True
@@ -161,7 +180,7 @@ class VerifiedEngine:
         round: int,
         clients: Tensor,
         drawn: Tensor | None,
-        fine: LoopEngine,
+        fine: ReferenceEngine,
     ) -> str | None:
         """Return why the engine is too inaccurate in the precision in which it will run, or None.
 

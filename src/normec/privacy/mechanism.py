@@ -91,10 +91,11 @@ def _refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> 
     directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
     steps = Steps(method, torch.zeros(dimension, dtype=torch.float64), one_by_one=True)
     key = Key(Stream(0, "operator"), 0, torch.arange(1))
+    public = steps.broadcast(steps.initial_server_state)
 
     def sent(update: Tensor) -> Tensor:
         state = {name: rows_like(start, 1).clone() for name, start in steps.initial_client_state.items()}
-        return steps.message(update[None].clone(), state, key)[0][0]
+        return steps.message(update[None].clone(), state, key, public)[0][0]
 
     for exponent in range(-6, 7, 2):
         one = 10.0**exponent * directions[0]
@@ -135,7 +136,7 @@ class Mechanism:
         """
         privacy = privacy.with_noise("secure")
         self.privacy, self.method, self.setting = privacy, method, setting
-        facts = facts_of(method, setting.dimension or 1)
+        facts = facts_of(method, setting.parameters or setting.dimension or 1)
         self.release = release(facts, privacy, setting)
         if self.release.bound < SHORTEST_BOUND:
             raise UsageError(
@@ -317,6 +318,12 @@ class Mechanism:
         local = self.privacy.trust == "local"
         sigma = self.sigma * math.sqrt(messages) if local else self.release.sum_sigma(self.sigma)
         return self._draw(like, sigma, "sum")
+
+    def variance_of_sum(self, messages: int) -> float:
+        """The variance per coordinate of the noise in a round's sum, to which so many messages were added."""
+        if self.privacy.trust == "local":
+            return self.sigma**2 * messages
+        return self.release.sum_sigma(self.sigma) ** 2
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
         """Convert the sum over all processes to the dtype of `like`."""

@@ -11,6 +11,11 @@ R1 client, replace: both messages lie in the ball of radius b, Δ = 2b.  R2 clie
 R3 record without a clip per record: one record can reverse the normalised vector, Δ = 2b in both relations.
 R4 record with a clip per record and a fixed normaliser: Δ_k of `record_sensitivity`.
 
+Local steps leave R1, R2 and S1 as they are. These rules use one fact of a client's message, ‖m_i‖ <= b, and this holds
+for every update that Ψ is given. A client's local steps read x, its own data and its own coins, and nothing of them is
+shown but the message. So their number, step size and optimizer do not enter Δ, and the number may depend on how many
+records the client holds. Noise is added once, to the message.
+
 T1 local: the observer sees m_i + z_i; σ_eff = σ.
 T2 secure-sum: it sees Σ(m_j + z_j) and may know all but `honest` of the z_j; σ_eff = σ√honest. Every client adds
    its noise in every round, drawn or not; a "zero-out" client sends noise only.
@@ -28,9 +33,11 @@ Refused, because we know no valid rule:
 - amplification by sampling under "local" trust (the server sees who sends), in the "replace" relation (that opposite
   messages are the worst pair is not proved in d dimensions), from sets of fixed size, or at record level from
   sampling clients;
-- amplification at record level with a clean memory: g_i remembers the record in rounds where it is not drawn;
-- memory="noisy" when only the sum is seen: z_j stays in client j's memory and appears again in the next message, so the
-  other clients' messages contain the noise that should hide client i. The "local" account stays valid;
+- record-level gain with clean memory: g_i remembers the record in rounds where it is not drawn;
+- memory="noisy" when only the sum is seen: z_j stays in client j's memory and shows again in the next message, so the
+  other clients' messages carry the noise that was meant to hide client i. The "local" account stays valid;
+- local steps at record level: the record of one step moves every later iterate of its client, so the update is no sum
+  of clipped shares of records, and a clip per record bounds nothing;
 - messages without a bound, BatchNorm buffers, a start from un-noised gradients, normalisers that are private counts.
 """
 
@@ -129,6 +136,11 @@ def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
 
 def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
     """R3, R4, S2."""
+    if setting.local_steps:
+        _refuse(
+            "local steps have no rule at record level: a record moves every later iterate of its client, so its share"
+            " of the update has no fixed bound; use unit='client', or one gradient per round"
+        )
     cure = "; batch_size claims no gain, and every round counts in full"
     if setting.sampling.claims:
         _refuse("no valid gain at record level from sampling clients; without the claim every round counts in full")

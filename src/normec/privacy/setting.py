@@ -104,9 +104,11 @@ class Setting:
         records: The fixed, public number by which a client divides its sum of clipped records; with clients of several
             sizes, the smallest.
         dimension: The dimension of a message.
+        parameters: The number of the model's parameters, if a message has another dimension.
         buffers: Whether the model shares statistics of the data without noise (BatchNorm).
         start: "gradients" if the server's first estimate is computed from the clients' data without noise, and
             otherwise "public".
+        local_steps: Whether a client's update comes from several steps on its own data instead of one gradient.
 
     Raises:
         UsageError: A value is unknown or out of range.
@@ -122,8 +124,10 @@ class Setting:
     batch: Sampling = FULL
     records: float | None = None
     dimension: int | None = None
+    parameters: int | None = None
     buffers: bool = False
     start: Literal["public", "gradients"] = "public"
+    local_steps: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, rounds=self.rounds)

@@ -145,11 +145,11 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
 def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict[str, Any]:
     """Settings that all runs share, unless a label says otherwise; without the method and its step size.
 
-    Settings of methods are shared by those methods that have them.
+    Settings of methods are shared by those methods that have them. So are those of local steps, but for their number.
     """
     own = {label: {part.partition("=")[0].strip() for part in label.partition(":")[2].split(",")} for label in labels}
     held: dict[str, list[Any]] = {}
-    of_methods = config.in_groups("method")
+    of_methods = set(config.in_groups("method", "local")) - {"local_steps", "local_epochs"}
     absent = set[str]()
     implied = () if all("seed" in view.settings for view in views) else ("seed",)  # 0 where nothing is secret
     for view in views:
@@ -159,7 +159,7 @@ def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict
         for key, value in view.settings.items():
             if key not in hidden:
                 held.setdefault(key, []).append(value)
-        absent |= config.SETTINGS.keys() - view.settings.keys() - hidden - set(of_methods)
+        absent |= config.SETTINGS.keys() - view.settings.keys() - hidden - of_methods
     return {
         key: values[0]
         for key, values in held.items()

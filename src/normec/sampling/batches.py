@@ -19,12 +19,12 @@ class BatchSource(Protocol):
         """The number by which each client's gradient is divided, known beforehand; floats, one per client."""
         ...
 
-    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
-        """Return the record numbers of each client's batch in this round."""
+    def draw(self, clients: Tensor, round: int | Tensor) -> list[Tensor]:
+        """Record numbers of each client's batch in this round, which may be another one for each client."""
         ...
 
-    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
-        """Return the same as one table ``[c, longest]`` and the lengths; entries beyond a length are arbitrary."""
+    def padded(self, clients: Tensor, round: int | Tensor) -> tuple[Tensor, Tensor]:
+        """The same as one table ``[c, longest]`` and the batches' lengths; what lies beyond a length is any record."""
         ...
 
 
@@ -44,13 +44,13 @@ class PoissonBatches:
     def expected(self) -> Tensor:
         return self._rate * self._sizes.double()
 
-    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+    def draw(self, clients: Tensor, round: int | Tensor) -> list[Tensor]:
         longest = int(self._sizes.max())
         coins = self._stream.uniform(clients, round, longest) < self._rate
         own = torch.arange(longest) < self._sizes[clients, None]
         return [row.nonzero()[:, 0] for row in coins & own]
 
-    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+    def padded(self, clients: Tensor, round: int | Tensor) -> tuple[Tensor, Tensor]:
         rows = self.draw(clients, round)
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
 
@@ -75,19 +75,20 @@ class Batches:
     def expected(self) -> Tensor:
         return self.sizes.clamp(max=self.batch_size).double()
 
-    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+    def draw(self, clients: Tensor, round: int | Tensor) -> list[Tensor]:
         table, lengths = self.padded(clients, round)
         return [row[:length] for row, length in zip(table, lengths.tolist(), strict=True)]
 
-    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+    def padded(self, clients: Tensor, round: int | Tensor) -> tuple[Tensor, Tensor]:
         return self.table(clients, round), self.sizes[clients].clamp(max=self.batch_size)
 
-    def table(self, clients: Tensor, round: int) -> Tensor:
-        """Return the batches as a table ``[c, B]``; a client with fewer than B records uses its first entries."""
+    def table(self, clients: Tensor, round: int | Tensor) -> Tensor:
+        """The batches as one table ``[c, B]``; of a client with fewer than B records only the first so many count."""
         steps = self.steps[clients]
-        stale = clients[self._pass[clients] != round // steps]
-        if len(stale):
-            self._shuffle(stale, round // self.steps[stale])
+        passes = round // steps
+        stale = self._pass[clients] != passes
+        if stale.any():
+            self._shuffle(clients[stale], passes[stale])
         width = min(self.batch_size, self._order.shape[1])
         columns = (round % steps * self.batch_size)[:, None] + torch.arange(width)
         return self._order[clients[:, None], columns]

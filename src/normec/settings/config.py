@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +22,22 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..algorithms.averaging import USUAL_DECAY
 from ..algorithms.catalogue import CATALOGUE
+from ..algorithms.lr_schedule import SCHEDULES
+from ..algorithms.server_optimizer import OPTIMIZERS
 from ..errors import UsageError, nearest
 from ..system.files import read_toml
 
 Scalar = str | int | float | bool
 METHODS = "normec.methods"  # the entry point group for methods of other packages (`algorithms.registry`)
 
-Group = Literal["data", "model", "method", "privacy", "training", "logging", "compute", "storage"]
+Group = Literal["data", "model", "method", "local", "privacy", "training", "logging", "compute", "storage"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 # Settings on which the defaults of several settings depend.
 _METHOD = ("method", "private")
+_LOCAL = (*_METHOD, "local_steps", "local_epochs")
 _LENGTH = ("rounds", "epochs", "batch_size", "data", "records", "clients", "validation")
 
 
@@ -183,6 +188,30 @@ class RunConfig(BaseModel):
         federated=True,
         follows=_METHOD,
     )
+    quantile: float | None = setting(
+        None,
+        "Share of the lengths below the threshold of adaptive clipping",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
+    )
+    threshold_lr: float | None = setting(
+        None,
+        "Step size of the threshold of adaptive clipping",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
+    )
+    bit_weight: float | None = setting(
+        None,
+        "Weight in a message of the number that adaptive clipping adds",
+        "method",
+        unset="the method's own",
+        federated=True,
+        follows=_METHOD,
+    )
     compressor: Literal["topk", "randk"] | None = setting(
         None,
         "Compressor of EF21 and EF21-SGDM: {values}",
@@ -206,6 +235,60 @@ class RunConfig(BaseModel):
         unset="those of its class",
         federated=True,
         follows=_METHOD,
+    )
+
+    local_steps: int | None = setting(
+        None,
+        "Steps that a client makes on its own data in a round",
+        "local",
+        unset="the method's own; most methods send one gradient",
+        flag=True,
+        federated=True,
+        follows=_LOCAL,
+    )
+    local_epochs: int | None = setting(
+        None,
+        "Passes over its own records that a client makes in a round, instead of local_steps",
+        "local",
+        unset="none",
+        flag=True,
+        follows=_LOCAL,
+    )
+    local_lr: float | None = setting(
+        None,
+        "Step size of a local step",
+        "local",
+        unset="the method's own",
+        flag=True,
+        federated=True,
+        follows=_LOCAL,
+    )
+    local_optimizer: Literal["sgd", "adam"] | None = setting(
+        None,
+        "Optimizer of the local steps, fresh in every round: {values}",
+        "local",
+        unset="sgd",
+        federated=True,
+        follows=_LOCAL,
+    )
+    local_momentum: float | None = setting(
+        None, "Momentum of local steps by sgd", "local", unset="0", federated=True, follows=_LOCAL
+    )
+    prox: float | None = setting(
+        None,
+        "Weight of the proximal term that pulls local steps back towards the server's model",
+        "local",
+        unset="the method's own, or 0",
+        federated=True,
+        follows=_LOCAL,
+    )
+    local_scale: Literal["gradient", "difference"] | None = setting(
+        None,
+        "What local steps amount to: the mean gradient on their path (gradient), or how far they went (difference)",
+        "local",
+        unset="the method's own, or gradient",
+        federated=True,
+        follows=_LOCAL,
     )
 
     private: bool = setting(
@@ -288,9 +371,64 @@ class RunConfig(BaseModel):
     epochs: int | None = setting(
         None, "Passes over the records of the average client, instead of rounds", "training", flag=True
     )
+    lr_schedule: str | None = setting(
+        None,
+        "How the step size changes over the rounds: {values}, or a class of torch.optim.lr_scheduler",
+        "training",
+        unset="a constant step size",
+        federated=True,
+        values=tuple(SCHEDULES),
+    )
+    lr_schedule_settings: str | None = setting(
+        None,
+        "Settings of the schedule, as KEY=VALUE,…, for example ramp_up=10,end=0.1",
+        "training",
+        unset="those of the schedule",
+        federated=True,
+        follows=("lr_schedule",),
+    )
+    server_optimizer: str | None = setting(
+        None,
+        "Optimizer of the server's step: {values}, or a class of torch.optim",
+        "training",
+        unset="x ← x − lr · direction",
+        federated=True,
+        values=tuple(OPTIMIZERS),
+    )
+    server_optimizer_settings: str | None = setting(
+        None,
+        "Settings of the server's optimizer, as KEY=VALUE,…, for example betas=[0.9,0.99]",
+        "training",
+        unset="those of the optimizer",
+        federated=True,
+        follows=("server_optimizer",),
+    )
+    averaging: Literal["ema", "polyak"] | None = setting(
+        None,
+        "Average of the iterates that is evaluated and returned: {values}",
+        "training",
+        unset="the last iterate",
+        federated=True,
+    )
+    averaging_decay: float | None = setting(
+        None,
+        "Factor of an iterate's weight in each later round, with averaging = ema",
+        "training",
+        unset=f"{USUAL_DECAY:g}",
+        federated=True,
+        follows=("averaging",),
+    )
+    averaging_start: int | None = setting(
+        None,
+        "First round whose iterate is part of the average",
+        "training",
+        unset="0; with averaging = polyak, half of the rounds",
+        federated=True,
+        follows=("averaging", *_LENGTH),
+    )
     warmup: int = setting(0, "First rounds in which the memories move and the model does not", "training")
     batch_size: int | None = setting(
-        None, "Examples per gradient", "training", unset="full batch", flag=True, federated=True
+        None, "Examples per gradient or local step", "training", unset="full batch", flag=True, federated=True
     )
     batch_rate: float | None = setting(
         None, "Probability with which an example enters a batch, instead of batch_size", "training", unset="full batch"
@@ -544,8 +682,8 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
 
 
 def parse_assignments(text: str) -> dict[str, Scalar]:
-    """Parse 'key=value,key=value' into a table."""
-    return dict(parse_assignment(part) for part in text.split(",") if part.strip())
+    """'key=value,key=value' as a table; a value may be a list, [1,2], whose commas divide nothing."""
+    return dict(parse_assignment(part) for part in re.split(r",(?![^\[\]]*\])", text) if part.strip())
 
 
 def format_assignments(table: Mapping[str, Scalar]) -> str:

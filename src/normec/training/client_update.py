@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,20 @@ class Drafted:
     block: Block
     messages: Tensor
     draft: Tables
+
+
+def local_correction(steps: Steps, state: State, first: int) -> dict[str, Any]:
+    """The argument of an engine of local steps that corrects gradients, for methods that do; `first`: of this rank."""
+    if not steps.corrects:
+        return {}
+    public = steps.broadcast(state.server)
+
+    def correction(clients: Tensor) -> Tensor:
+        rows = clients - first
+        own = {name: table[rows.to(table.device)].to(state.x.device) for name, table in state.clients.items()}
+        return steps.local_correction(own, public)
+
+    return {"correction": correction}
 
 
 class ClientUpdate:
@@ -69,7 +83,7 @@ class ClientUpdate:
         key = Key(Stream(self._seed, "operator"), state.round, block.clients)
         if meter is not None and self._steps.has_memory:
             meter.add_distances(norms(block.grads - own[MEMORY]))
-        messages, draft = self._steps.message(block.grads, own, key)
+        messages, draft = self._steps.message(block.grads, own, key, self._steps.broadcast(state.server))
         lengths = norms(messages)
         if meter is not None:
             meter.add_messages(lengths)
@@ -96,7 +110,7 @@ class ClientUpdate:
         if self._mechanism is None:
             total = messages.sum(0)
         else:
-            total = torch.zeros_like(state.x)
+            total = state.x.new_zeros(self._steps.message_length)
             if not self._mechanism.simulated and bool(self._faults.broken):
                 return total  # a block after the payment was invalid; the round ends with an error
             messages = self._mechanism.send(messages, block.clients)

@@ -48,15 +48,21 @@ class GraphedRound:
         forgetting = not steps.ignores_absence and not isinstance(plan.participation, Everyone)
         self.able = able and update.fused and x.is_cuda and not real and not forgetting and recordable(steps.method)
         self._round, self._lr = torch.zeros((), dtype=torch.int64, device=x.device), x.new_zeros(())
-        self._known: tuple[int, float] | None = None  # their values
+        # An optimizer of the server steps outside of the recording, which then ends at the direction.
+        self._direction = torch.zeros_like(x) if plan.server_optimizer is not None else None
+        self._known: tuple[int, float] | None = None  # what the two are
 
     def can_run(self, state: State, block: Block, count: int) -> bool:
         """Whether the graph can run a round of `count` clients."""
         fits = all(held.device == state.x.device and held.dtype == state.x.dtype for held in state.clients.values())
         return self.able and fits and len(block.clients) == count
 
-    def run(self, state: State, block: Block) -> None:
-        """Compute the messages of the round, check them, and move x; the release must be paid for before."""
+    def run(self, state: State, block: Block) -> Tensor | None:
+        """The round's messages are made, and all is noted that may be broken; the release was paid for.
+
+        Returns:
+            The direction, or None where x has moved along it.
+        """
         now = state.round, self._plan.step_size(state.round)
         if self._known is None or self._known[0] != now[0]:
             self._round.fill_(now[0])
@@ -76,6 +82,7 @@ class GraphedRound:
             fixed = [state.x, *state.clients.values(), *state.server.values(), block.grads, block.losses]
             self._graphs.run(compute, moving, fixed, str(block.rows) if isinstance(block.rows, slice) else "rows")
         self._known = now[0] + 1, now[1]
+        return self._direction
 
     def _compute(self, state: State, block: Block, rows: Tensor | slice, noise: Tensor | None) -> None:
         block = Block(block.clients, block.grads, block.losses, rows, block.first)
@@ -88,7 +95,10 @@ class GraphedRound:
         total = sent.total if noise is None else sent.total + noise
         self._faults.note_sum(total, self._round)
         direction, server = self._steps.server_step(total / self._n, state.server)
-        state.x -= self._lr * direction
+        if self._direction is None:
+            state.x -= self._lr * direction
+        else:
+            self._direction.copy_(direction)
         for name, new in server.items():
             state.server[name].copy_(new)
         self._round += 1

@@ -91,7 +91,8 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
             if rows.is_floating_point() and rows.shape == disturbance.shape:
                 rows += disturbance
         key = Key(Stream(0, "operator"), 0, torch.arange(len(grads)))
-        message, draft = steps.message(grads.clone(), {name: rows.clone() for name, rows in state.items()}, key)
+        own = {name: rows.clone() for name, rows in state.items()}
+        message, draft = steps.message(grads.clone(), own, key, steps.broadcast(steps.initial_server_state))
         kept = steps.commit(draft, message)
         idle = steps.absent({name: rows.clone() for name, rows in state.items()})
         parts = [message, *kept.values(), *idle.values()]
@@ -106,22 +107,22 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
         steps = Steps(_fresh(method), usual[0, 0])
         for row in gradients.split(1, dim=1):
             first(steps, *row)
-        return _served(steps, usual[0, 0])
+        return _served(steps)
 
     sizes = [served(size * gradients) for gradients in (usual, other) for size in (1.0, 1e-3, 1e3)]
     _refuse_unlike(sizes, f"the server's step of {method.name} changes with gradients that it was not given")
     steps = Steps(_fresh(method), usual[0, 0])
-    _refuse_unlike(
-        [_served(steps, usual[0, 0]) for _ in range(2)], f"the server's step of {method.name} does not repeat"
-    )
+    _refuse_unlike([_served(steps) for _ in range(2)], f"the server's step of {method.name} does not repeat")
 
 
-def _served(steps: Steps, mean_message: Tensor) -> Tensor:
-    """All that a server makes of a mean message, from its first state."""
+def _served(steps: Steps) -> Tensor:
+    """All that a server makes of a made-up mean message, from its first state."""
+    draw = torch.Generator().manual_seed(2)
+    mean_message = torch.randn(steps.message_length, dtype=torch.float64, generator=draw)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # it may draw
         start = {name: value.clone() for name, value in steps.initial_server_state.items()}
-        direction, state = steps.server_step(mean_message.clone(), start)
+        direction, state = steps.server_step(mean_message, start)
     return torch.cat([part.reshape(-1).to(torch.float64) for part in (direction, *state.values())])
 
 

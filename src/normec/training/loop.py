@@ -30,15 +30,16 @@ from ..storage.run_folder import RunStorage
 from ..system.processes import Interrupt
 from .budget import Budget
 from .callbacks import Callback
-from .client_update import ClientUpdate
+from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, SingleProcess, gather_buffers, local_part
 from .graphed_round import GraphedRound
 from .interleaved import run_to_end
 from .metrics import Faults, Meter
+from .model_step import ModelStep
 from .observer import Observer, broken_rows, copied
 from .repeatability import computation_digest, machine_facts, sums_in_fixed_order
 from .run import ClientTable, Plan, Run, State, batches_of
-from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_state
+from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_state, tensor_forms
 from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class TrainingLoop:
         batches = batches_of(problem, plan)
         private = mechanism is not None
         self.engine = choose_engine(
-            engine, problem, batches, plan.model_seed, clip, plan.precision, plan.rounds, private
+            engine, problem, batches, plan.model_seed, clip, plan.precision, plan.rounds, private, plan.local
         )
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.communicator, self.kept, self.own = communicator, kept, communicator.local_clients(problem.clients)
@@ -81,6 +82,7 @@ class TrainingLoop:
         self.method_steps = Steps(method, problem.x0, one_by_one)
         self.faults = Faults(self.own, problem.x0.device)
         self.update = ClientUpdate(method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults)
+        self.model_step = ModelStep(method, plan, problem.x0, problem.clients, mechanism)
         self.observer = Observer(
             problem,
             self.update,
@@ -99,6 +101,7 @@ class TrainingLoop:
         # Noise that cannot be repeated is stored together with the sum that it covers. If memories contain the noise of
         # single messages, a checkpoint in every round stores both.
         simulated = mechanism is not None and mechanism.simulated
+        simulated = simulated and (plan.server_optimizer is None or plan.server_optimizer.known)
         self.computation = computation_digest(problem, method, plan.participation) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
         self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
@@ -191,7 +194,7 @@ class TrainingLoop:
         if state.round == self.plan.rounds and not self.observer.complete:
             self._last_row(state)
         self._save(state)
-        model = self.problem.model_at(state.x, gather_buffers(state.buffers, self.communicator))
+        model = self.problem.model_at(state.result, gather_buffers(state.buffers, self.communicator))
         spent = self.budget.spent() if self.budget is not None else None
         if self.stopped is None and state.round < self.plan.rounds:
             self.stopped = "interrupted"
@@ -225,20 +228,20 @@ class TrainingLoop:
         count = n if drawn is None else len(drawn)
         total: Tensor | None = None
         closed = False
-        for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn)):
+        for block in self.watch.each("gradients", self._blocks(state.x, state.buffers, k, drawn, state)):
             with self.watch.timed("update"):
                 closed = row is None and self.begun and self.graphed.can_run(state, block, count)
                 if closed:
                     self._pay(state)
-                    self.graphed.run(state, block)
+                    self.model_step.move(state, self.graphed.run(state, block), count)
                 else:
                     sent = self._send(state, block, meter)
                     total = sent if total is None else total + sent
         if closed:
             self._count(state, count)
             return
-        self._pay(state)  # noise is released even if no client was drawn
-        total = torch.zeros_like(state.x) if total is None else total
+        self._pay(state)  # noise leaves even where nobody was drawn
+        total = self._no_messages(state) if total is None else total
         if drawn is not None:
             self.update.idle(state, self._local_rows(drawn))
         total = self._whole(total, state, count, looked_at=row is not None)
@@ -251,10 +254,14 @@ class TrainingLoop:
             self.observer.record(row, meter, drawn, self.begun)
         with self.watch.timed("update"):
             direction, server = self.method_steps.server_step(total / n, state.server)
-            state.x -= self.plan.step_size(k) * direction
-            for name, new in server.items():  # CUDA graphs use the addresses of these tensors
+            self.model_step.move(state, direction, count)
+            for name, new in server.items():  # recordings know the places of these tensors
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
         self._count(state, count)
+
+    def _no_messages(self, state: State) -> Tensor:
+        """The sum of no messages."""
+        return state.x.new_zeros(self.method_steps.message_length)
 
     def _send(self, state: State, block: Block, meter: Meter | None) -> Tensor:
         """Pay for the round, return what a block adds to the sum, and update its clients' states."""
@@ -288,7 +295,8 @@ class TrainingLoop:
         k = state.round
         if k in self.recorded:
             known = self.communicator.rank == 0
-            total = self.storage.releases.read(k, state.x) if known else torch.zeros_like(state.x)
+            total = self._no_messages(state)
+            total = self.storage.releases.read(k, total) if known else total
         elif self.mechanism is not None:
             share, summed = len(self.own) / self.problem.clients, count if self.update.fused else 0
             total = self.mechanism.outgoing(total, share, summed)
@@ -371,9 +379,15 @@ class TrainingLoop:
         self._begin(state)
         self.observer.record(row, meter, drawn, self.begun)
 
-    def _blocks(self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None) -> Iterator[Block]:
-        """Yield the gradients of this rank's drawn clients, with rows relative to this rank's tables."""
-        for block in self.engine.blocks(x, buffers, k, local_part(drawn, self.own, self.problem.clients)):
+    def _blocks(
+        self, x: Tensor, buffers: Buffers, k: int, drawn: Tensor | None, state: State | None = None
+    ) -> Iterator[Block]:
+        """Yield the gradients of this rank's drawn clients, with rows relative to this rank's tables.
+
+        Local steps are corrected by the clients' states, where `state` is given and the method does so.
+        """
+        more = local_correction(self.method_steps, state, self.own.start) if state is not None else {}
+        for block in self.engine.blocks(x, buffers, k, local_part(drawn, self.own, self.problem.clients), **more):
             yield block.relative_to(self.own.start)
 
     def _local_rows(self, drawn: Tensor) -> Tensor:
@@ -391,7 +405,7 @@ class TrainingLoop:
             if broken or round != state.round:
                 return broken
             drawn = self.plan.participants(self.problem.clients, round)
-            blocks = self._blocks(state.x, copied(state.buffers), round, drawn)
+            blocks = self._blocks(state.x, copied(state.buffers), round, drawn, state)
             return [int(block.clients[i]) for block in blocks for i in broken_rows(block.grads)]
 
         self.faults.check(blame, self.communicator)
@@ -423,6 +437,7 @@ class TrainingLoop:
             self.problem, self.method_steps, plan.memory, plan.initial_memory, noted(), folder, self.communicator
         )
         self._check(state)
+        self.model_step.begin(state)
         return state
 
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
@@ -448,6 +463,8 @@ class TrainingLoop:
             facts = {"messages": state.messages, "timings": self.watch.seconds}
             if self.clients:
                 facts["clients"] = self.clients
+            if state.optimizer:
+                facts["optimizer"] = tensor_forms(state.optimizer)
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
             tensors = checkpoint_tensors(state, self.problem.clients, self.communicator)

@@ -18,8 +18,11 @@ ROUNDING = 1e-5  # relative: how much single precision may add to the norm of a 
 
 
 class Meter:
-    """Sums metrics block by block: the loss, the mean gradient and the clients' distance from it, the memory error
-    mean ‖∇f_i − g_i‖, and the norms of the messages.
+    """Sums, block by block: the mean loss, the mean gradient and how far clients are from it, the memory error
+    mean ‖∇f_i − g_i‖, and the messages' norms.
+
+    Where clients make local steps, losses and gradients are those at x, on the batches of the first step, and memories
+    are compared with the updates.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -31,8 +34,8 @@ class Meter:
         """Add the losses and gradients of a block; call it before the gradients are overwritten."""
         self._count += len(block.losses)
         self._loss += block.losses.sum()
-        self._grad += block.grads.sum(0)
-        self._square += norms(block.grads).square().sum()
+        self._grad += block.gradients.sum(0)
+        self._square += norms(block.gradients).square().sum()
 
     def add_distances(self, distances: Tensor) -> None:
         """Add ‖∇f_i − g_i‖ of the block's clients, with the memories before this round."""

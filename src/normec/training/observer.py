@@ -17,7 +17,7 @@ from ..problems.objective import Buffers, Objective
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import UNNOISED, History, Row
 from .callbacks import Callback
-from .client_update import ClientUpdate
+from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, gather_buffers, local_part
 from .memory_table import read_rows
 from .metrics import Meter
@@ -55,7 +55,7 @@ class Observer:
         self._communicator = communicator
         self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
         self._own = communicator.local_clients(problem.clients)
-        self._payload = steps.method.payload(len(problem.x0), problem.x0.element_size())
+        self._payload = steps.method.payload(steps.message_length, problem.x0.element_size())
 
     def due(self, k: int) -> bool:
         return k % self._plan.log_every == 0 or k % self._plan.evaluate_every == 0
@@ -75,17 +75,18 @@ class Observer:
         }
         if self._plan.diagnostics and self._plan.full_gradient and not self._exact(drawn):
             meter = Meter(state.x)
+            feedback = self._steps.has_memory and self._plan.local is None  # else memories follow the round's updates
             for block in self._blocks(state, None, full=True):
                 meter.add(block)
-                if self._steps.has_memory:
+                if feedback:
                     meter.add_distances(distances(block, state.memory))
             meter.merge(self._communicator)
-            row |= meter.read(exact=True, feedback=self._steps.has_memory)
+            row |= meter.read(exact=True, feedback=feedback)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
             # For models that draw random numbers during evaluation.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
             buffers = gather_buffers(state.buffers, self._communicator)
-            row |= self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.x, buffers))
+            row |= self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.result, buffers))
         return row
 
     def _messages(self, state: State) -> float:
@@ -101,7 +102,8 @@ class Observer:
     def _blocks(self, state: State, drawn: Tensor | None, *, full: bool = False) -> Iterator[Block]:
         """Yield the gradients of this rank's drawn clients without changing buffers."""
         chosen = local_part(drawn, self._own, self._problem.clients)
-        for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full):
+        more = {} if full else local_correction(self._steps, state, self._own.start)
+        for block in self._engine.blocks(state.x, copied(state.buffers), state.round, chosen, full=full, **more):
             yield block.relative_to(self._own.start)
 
     def meter(self, state: State) -> Meter | None:
@@ -147,7 +149,7 @@ class Observer:
             meter.add(block)
             clients["client"] += block.clients.tolist()
             clients["loss"] += block.losses.tolist()
-            clients["gradient norm"] += norms(block.grads)[:, 0].tolist()
+            clients["gradient norm"] += norms(block.gradients)[:, 0].tolist()
             if self._steps.has_memory:
                 away = distances(block, state.memory)
                 clients["memory error"] += away[:, 0].tolist()
@@ -163,7 +165,7 @@ class Observer:
 
 
 def distances(block: Block, memory: Tensor) -> Tensor:
-    """Return ‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``, without changing anything."""
+    """‖∇f_i − g_i‖ of the block's clients, or of their updates, ``[c, 1]``; nothing is changed."""
     return norms(block.grads - read_rows(memory, block, block.grads))
 
 

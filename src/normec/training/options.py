@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from ..algorithms.averaging import Averaging, Kind
+from ..algorithms.local_steps import LocalSteps
+from ..algorithms.lr_schedule import LRSchedule, SchedulerFactory
+from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.engine import Engine
 from ..gradients.precision import PRECISIONS, Precision
@@ -63,7 +67,8 @@ class Memory:
     """The clients' memories g_i: their first values, and how the table of them is kept.
 
     Args:
-        initial: g_i⁰ is "zero", the first "gradient", or a tensor ``[d]`` or ``[n, d]``. ĝ⁰ is the mean of the g_i⁰.
+        initial: g_i⁰ is "zero", the first "gradient" (with local steps, the first update), or a tensor ``[d]`` or
+            ``[n, d]``. ĝ⁰ is the mean of the g_i⁰.
         dtype: The type of the table: bfloat16, float32 or float64 (default: that of the model).
         home: The table is kept on the "device", in "host" memory, or in a file on "disk". The last two are for tables
             that do not fit on the device.
@@ -149,7 +154,11 @@ class Options:
     epochs: int | None = None
     batch_size: int | None = None
     batch_rate: float | None = None
+    local: LocalSteps | None = None
     warmup: int = 0
+    lr_schedule: str | LRSchedule | SchedulerFactory | None = None
+    server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None
+    averaging: Kind | Averaging | None = None
     privacy: Privacy | None = None
     public_sizes: bool = False
     participation: Participation | None = None
@@ -168,3 +177,5 @@ class Options:
             if not isinstance(given := getattr(self, name), group):
                 fields = ", ".join(f"{field.name}=…" for field in dataclasses.fields(group))
                 raise UsageError(f"{name} must be a normec.{group.__name__}({fields}), got {given!r}")
+        if self.local is not None and not isinstance(self.local, LocalSteps):
+            raise UsageError(f"local must be a normec.LocalSteps(steps=…, lr=…), got {self.local!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
@@ -10,7 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from ..algorithms.averaging import Averaging
+from ..algorithms.local_steps import LocalSteps
+from ..algorithms.lr_schedule import ScheduledLR
 from ..algorithms.method import ESTIMATE, MEMORY, Method, Tables
+from ..algorithms.server_optimizer import ServerOptimizer
 from ..gradients.precision import Precision
 from ..problems.client_data import checksum
 from ..problems.objective import Buffers, Objective
@@ -26,8 +31,10 @@ LOGGING_SETTINGS = (
     "log_every",
     "evaluate_every",
     "full_gradient",
-)  # they decide what is measured, not what is computed
-ClientTable = dict[str, list[Any]]  # columns of equal length with one entry per client
+    "averaging",
+)  # of a plan: what is looked at, not what is computed
+AVERAGE = "average"  # the name of the average of the iterates among the server's optimizer's tensors
+ClientTable = dict[str, list[Any]]  # columns of equal length, one entry a client
 Schedule = Callable[[int], float]
 InitialMemory = Literal["zero", "gradient"] | Tensor
 
@@ -36,7 +43,8 @@ InitialMemory = Literal["zero", "gradient"] | Tensor
 class State:
     """Everything that a round changes: the model, the named states of clients and server, buffers and counts.
 
-    The clients' states are rows of tables ``[n, …]``; on a rank, the tables have the rows of its own clients.
+    A client's states are rows of tables ``[n, …]``; on a rank the tables hold its own clients' rows. `optimizer` holds
+    the tensors of the server's optimizer and the average of the iterates, in runs that have them.
     """
 
     round: int
@@ -45,6 +53,12 @@ class State:
     server: Tables
     buffers: Buffers
     messages: int = 0
+    optimizer: Tables = field(default_factory=dict)
+
+    @property
+    def result(self) -> Tensor:
+        """What is evaluated and returned: the average of the iterates where there is one, and otherwise x."""
+        return self.optimizer.get(AVERAGE, self.x)
 
     @property
     def memory(self) -> Tensor:
@@ -61,7 +75,8 @@ class State:
 class Run:
     """The result of `train`.
 
-    `x` is the final model as a vector, and `finished` says whether all rounds were done.
+    `x` is the final model as a vector, and `finished` says whether all rounds were done. Where iterates are averaged,
+    `x` and `model` are the average, and `state.x` is the last iterate.
 
     Args:
         method: The method that was run.
@@ -99,7 +114,7 @@ class Run:
 
     @property
     def x(self) -> Tensor:
-        return self.state.x
+        return self.state.result
 
     @property
     def finished(self) -> bool:
@@ -110,7 +125,7 @@ class Run:
 class Plan:
     """All settings of a run, with every default filled in."""
 
-    lr: float | tuple[float, ...]  # a schedule has one number for every round
+    lr: float | tuple[float, ...] | ScheduledLR  # a schedule has one number for every round
     rounds: int
     batch_size: int | None
     batch_rate: float | None
@@ -124,7 +139,10 @@ class Plan:
     diagnostics: bool = True  # whether functions of the data without noise are recorded (`history.UNNOISED`)
     precision: Precision = "tf32"
     memory: MemoryTable = field(default_factory=MemoryTable)
+    local: LocalSteps | None = None  # its batch_size is None: the plan's counts
     secret: int | None = field(default=None, repr=False)
+    server_optimizer: ServerOptimizer | None = None  # None: x ← x − lr · direction
+    averaging: Averaging | None = None
 
     @property
     def privacy_seed(self) -> int:
@@ -151,16 +169,27 @@ class Plan:
         """Return γ of round k; 0 in warm-up rounds, in which the memories move towards the gradients and x rests."""
         if k < self.warmup:
             return 0.0
+        if isinstance(self.lr, ScheduledLR):
+            return self.lr(k)
         return self.lr[k] if isinstance(self.lr, tuple) else self.lr
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that the numbers depend on, as JSON; a checkpoint of another plan is refused."""
-        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics")}
+        """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
+        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics", "local")}
+        if self.local is not None:  # a run without local steps keeps the identity that it had before there were any
+            facts["local"] = self.local.settings()
         if self.secret is not None:
             facts["seed"] = None
-        if isinstance(self.lr, tuple):
-            steps = json.dumps(self.lr)
+        if not isinstance(self.lr, float):
+            sizes = self.lr if isinstance(self.lr, tuple) else [self.lr(k) for k in range(self.rounds)]
+            steps = json.dumps(sizes)
             facts["lr"] = f"a schedule, {hashlib.sha256(steps.encode()).hexdigest()[:16]}"
+        # A run without an optimizer or an average keeps the identity that it had before there were any.
+        del facts["server_optimizer"], facts["averaging"]
+        if self.server_optimizer is not None:
+            facts["server_optimizer"] = self.server_optimizer.spec()
+        if self.averaging is not None:
+            facts["averaging"] = dataclasses.asdict(self.averaging)
         facts["participation"] = repr(self.participation)
         facts["memory"] = str(self.memory.dtype)
         if isinstance(self.initial_memory, Tensor):

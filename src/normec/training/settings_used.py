@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..algorithms.lr_schedule import ScheduledLR
 from ..algorithms.method import Method
 from ..algorithms.registry import name_of
 from ..errors import UsageError
@@ -53,11 +54,12 @@ def settings_used(
         "method": _name(method),
         "private": privacy is not None,
         **terms,
-        "lr": plan.lr if isinstance(plan.lr, float) else plan.identity()["lr"],
+        **_steps(plan),
         "rounds": plan.rounds,
         "warmup": plan.warmup,
         "batch_size": plan.batch_size,
         "batch_rate": plan.batch_rate,
+        **(plan.local.settings() if plan.local is not None else {}),
         **_participation(plan),
         "initial_memory": "given" if isinstance(plan.initial_memory, Tensor) else plan.initial_memory,
         "seed": plan.seed if plan.secret is None else None,
@@ -90,6 +92,22 @@ def _name(method: Method) -> str:
         return name_of(method)
     except (UsageError, OSError, TypeError):
         return f"{type(method).__module__}.{type(method).__qualname__}"
+
+
+def _steps(plan: Plan) -> dict[str, Any]:
+    """How x moves and which iterate is returned."""
+    used: dict[str, Any] = {"lr": plan.lr if isinstance(plan.lr, float) else plan.identity()["lr"]}
+    if isinstance(plan.lr, ScheduledLR):
+        schedule = plan.lr.schedule
+        used |= {"lr": plan.lr.lr, "lr_schedule": schedule.name or plan.identity()["lr"]}
+        used["lr_schedule_settings"] = schedule.settings_used(len(plan.lr.sizes))
+    if plan.server_optimizer is not None:
+        used["server_optimizer"] = plan.server_optimizer.name
+        used["server_optimizer_settings"] = plan.server_optimizer.settings
+    if plan.averaging is not None:
+        used |= {"averaging": plan.averaging.kind, "averaging_decay": plan.averaging.decay}
+        used["averaging_start"] = plan.averaging.start
+    return used
 
 
 def _participation(plan: Plan) -> dict[str, Any]:

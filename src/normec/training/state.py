@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms.method import ESTIMATE, Steps
+from ..algorithms.method import ESTIMATE, Steps, Tables
 from ..errors import UsageError, one_of
 from ..gradients.engine import Block
 from ..problems.objective import Objective
@@ -77,7 +77,19 @@ def restored_state(
     }
     server = {name: shared(f"server.{name}", value) for name, value in steps.initial_server_state.items()}
     buffers = {name: shared(f"buffer.{name}", rows) for name, rows in problem.initial_buffers().items()}
-    return State(facts["round"], shared("x", x), clients, server, buffers, facts["messages"])
+    optimizer = {}
+    for name, (dtype, shape, on_host) in facts.get("optimizer", {}).items():
+        held = shared(f"optimizer.{name}", torch.zeros(shape, dtype=getattr(torch, dtype), device=x.device))
+        optimizer[name] = held.cpu() if on_host else held
+    return State(facts["round"], shared("x", x), clients, server, buffers, facts["messages"], optimizer)
+
+
+def tensor_forms(tables: Tables) -> dict[str, tuple[str, list[int], bool]]:
+    """What a checkpoint says of each tensor of an optimizer: its type, its shape, and whether it is in host memory."""
+    return {
+        name: (str(value.dtype).removeprefix("torch."), list(value.shape), value.device.type == "cpu")
+        for name, value in tables.items()
+    }
 
 
 def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -> dict[str, Tensor]:
@@ -86,6 +98,7 @@ def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -
     The same state gives the same file, so that saving a round twice does not invalidate the checksum in latest.json.
     """
     held = {"x": state.x, **{f"server.{name}": value for name, value in state.server.items()}}
+    held |= {f"optimizer.{name}": value for name, value in state.optimizer.items()}
     for name, rows in state.clients.items():
         whole_table = communicator.gather_rows(rows, clients)
         held |= {f"client.{name}": whole_table} if whole_table is not None else {}
@@ -93,7 +106,7 @@ def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -
 
 
 def checkpoint_size(state: State, clients: int) -> int:
-    """Return the approximate size of a checkpoint in bytes."""
-    held = [state.x, *state.server.values()]
+    """About how many bytes a checkpoint takes."""
+    held = [state.x, *state.server.values(), *state.optimizer.values()]
     rows = sum(table[0].numel() * table.element_size() for table in state.clients.values() if len(table))
     return sum(one.numel() * one.element_size() for one in held) + clients * rows

@@ -8,14 +8,19 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..algorithms.method import Method, Steps, may_round
+from ..algorithms.averaging import Averaging, Kind, averaging_of
+from ..algorithms.local_steps import LocalSteps
+from ..algorithms.lr_schedule import LRSchedule, ScheduledLR, SchedulerFactory, scheduled
+from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
+from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.precision import Precision, products
 from ..problems.functions import FunctionProblem
@@ -67,7 +72,11 @@ def train(
     epochs: int | None = None,
     batch_size: int | None = None,
     batch_rate: float | None = None,
+    local: LocalSteps | None = None,
     warmup: int = 0,
+    lr_schedule: str | LRSchedule | SchedulerFactory | None = None,
+    server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None,
+    averaging: Kind | Averaging | None = None,
     privacy: Privacy | None = None,
     public_sizes: bool = False,
     participation: Participation | None = None,
@@ -80,7 +89,7 @@ def train(
     compute: Compute = Compute(),
     storage: Storage = Storage(),
 ) -> Run:
-    """Minimise `problem` by `method`: x ← x − lr · direction, once per round.
+    """Minimise `problem` by `method`: x ← x − lr · direction, once per round, or a step of `server_optimizer`.
 
     In a round every client that takes part sends one message. Give `rounds`, or `epochs`.
 
@@ -107,7 +116,17 @@ def train(
         batch_size: Records per gradient (default: full local gradients).
         batch_rate: The probability with which each record is part of a gradient (Poisson batches), instead of
             `batch_size`.
+        local: Local steps of every client in a round, whose result takes the gradient's place in its message (default:
+            one gradient).
         warmup: In this many first rounds lr is 0: memories approach the gradients, and x does not move.
+        lr_schedule: How lr changes over the rounds: "constant", "cosine", "linear", "step", an `LRSchedule`, or a
+            function from an optimizer to a torch scheduler (default: lr as it is). The first round that moves x is its
+            first.
+        server_optimizer: How the server moves x along the direction: "momentum", "nesterov", "adam", "adamw",
+            "rmsprop", "adambc", another class of `torch.optim` by name, a `ServerOptimizer`, or a function from
+            parameters to a torch optimizer (default: x ← x − lr · direction).
+        averaging: Evaluate and return an average of the iterates: "ema", "polyak", or an `Averaging` (default: the last
+            iterate).
         privacy: Who is protected, from whom, and how well; None for a run without noise.
         public_sizes: Declare public how many records each client holds. With `privacy` of whole clients, `epochs` of
             batches need this, because the number of rounds follows from these numbers.
@@ -148,7 +167,11 @@ def train(
         epochs=epochs,
         batch_size=batch_size,
         batch_rate=batch_rate,
+        local=local,
         warmup=warmup,
+        lr_schedule=lr_schedule,
+        server_optimizer=server_optimizer,
+        averaging=averaging,
         privacy=privacy,
         public_sizes=public_sizes,
         participation=participation,
@@ -170,7 +193,10 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     """Validate the arguments of `train`, and return its loop before the first round."""
     logging, memory, compute, out = options.logging, options.memory, options.compute, options.out
     communicator, witness = compute.communicator or SingleProcess(), options.storage.witness
-    rounds, epochs, batch_size = map(_plain, (options.rounds, options.epochs, options.batch_size))
+    rounds, epochs, batch_size = map(_plain, (options.rounds, options.epochs, _batch_size(options)))
+    local = options.local
+    if local is not None:
+        local = replace(local, steps=_plain(local.steps), epochs=_plain(local.epochs), batch_size=None)
     seed, warmup = map(_plain, (options.seed, options.warmup))
     log_every, evaluate_every = map(_plain, (logging.every, logging.evaluate_every))
     privacy = options.privacy.with_noise("seeded") if options.privacy is not None else None
@@ -189,17 +215,28 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     if rounds is not None and 0 < rounds <= warmup:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
+    if local is not None:
+        _check_local(local, epochs, batch_rate)
+    if overrides(method, "local_correction") and (local is None or local.scale != "gradient"):
+        raise UsageError(
+            f"{method.name} corrects local steps; give local=LocalSteps(steps=…, lr=…) with scale='gradient'"
+        )
     device = torch.device(options.device) if options.device is not None else problem.x0.device
     problem = _moved(problem, device, compute.dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
     if privacy is not None and counted:
         privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
+    optimizer = server_optimizer_of(options.server_optimizer)
     if isinstance(lr, str):
-        sampled = batch_size or batch_rate or options.participation
+        if optimizer is not None or options.lr_schedule is not None:
+            raise UsageError(
+                "lr='theory' is for plain steps of one size; leave out the optimizer or schedule, or give lr"
+            )
+        sampled = batch_size or batch_rate or options.participation or local
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
     plan = Plan(
-        lr=_scheduled(lr, total) if callable(lr) else lr,
+        lr=_step_sizes(options.lr_schedule, lr, total, warmup),
         rounds=total,
         batch_size=batch_size,
         batch_rate=batch_rate,
@@ -214,6 +251,9 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         diagnostics=logging.diagnostics or privacy is None,
         precision=compute.precision,
         memory=MemoryTable(None if memory.dtype == problem.x0.dtype else memory.dtype, memory.home),
+        local=local,
+        server_optimizer=optimizer,
+        averaging=averaging_of(options.averaging, total, warmup),
     )
     if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
@@ -265,7 +305,16 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     return loop
 
 
-def _scheduled(lr: Schedule, rounds: int) -> tuple[float, ...]:
+def _step_sizes(
+    schedule: str | LRSchedule | SchedulerFactory | None, lr: float | Schedule, rounds: int, warmup: int
+) -> float | tuple[float, ...] | ScheduledLR:
+    """Return the step sizes of a plan."""
+    if schedule is not None:
+        return scheduled(schedule, lr, rounds, warmup)
+    return _tabulated(lr, rounds) if callable(lr) else lr
+
+
+def _tabulated(lr: Schedule, rounds: int) -> tuple[float, ...]:
     """Return the step sizes of all rounds, before any data are read: x may depend on the data by messages only."""
     sizes = tuple(float(lr(k)) for k in range(rounds))
     for k, size in enumerate(sizes):
@@ -362,6 +411,21 @@ def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float
         raise UsageError(f"plain functions have no records to take a batch of, got {batch_size or batch_rate}")
 
 
+def _batch_size(options: Options) -> int | None:
+    """Records per gradient; local steps may state it too."""
+    local = options.local.batch_size if options.local is not None else None
+    if local is not None and options.batch_size not in (None, local):
+        raise UsageError(f"batch_size is {options.batch_size} and {local} for local steps; give one of them")
+    return options.batch_size if local is None else local
+
+
+def _check_local(local: LocalSteps, epochs: int | None, batch_rate: float | None) -> None:
+    if epochs is not None:
+        raise UsageError("epochs count one gradient per round; with local steps give rounds")
+    if local.epochs is not None and batch_rate is not None:
+        raise UsageError("local epochs need batches of a fixed size; give batch_size, or local steps")
+
+
 def _participation(given: Participation | None, privacy: Privacy | None) -> Participation:
     """Return the participation rule; the sampling that a privacy statement claims is the sampling that is used."""
     claimed = Poisson(privacy.sampling) if privacy is not None and privacy.sampling is not None else None
@@ -415,9 +479,11 @@ def _mechanism(
         sampling=clients,
         batch=Sampling(plan.batch_rate) if plan.batch_rate is not None else FULL,
         records=float(divisors.min()) if divisors is not None else None,
-        dimension=len(problem.x0),
+        dimension=method.message_length(len(problem.x0)),
+        parameters=len(problem.x0),
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
+        local_steps=plan.local is not None,
     )
     name = noise_name(method, privacy, plan, setting)
     return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness)
@@ -459,6 +525,11 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
             f"the user's own rule {type(plan.participation).__name__} decides which clients take part; "
             "nothing checks that it does not use the clients' data"
         )
+    if plan.server_optimizer is not None and not plan.server_optimizer.known:
+        notes.append(
+            f"the caller's own optimizer {plan.server_optimizer.name} moves the model; nothing checks that it does not "
+            "look at the clients' data"
+        )
     return tuple(notes)
 
 
@@ -476,7 +547,7 @@ def _lr_by_theory(
 
     if sampled is not None:
         raise UsageError(
-            "lr='theory' is for full gradients of all clients; drop the batches or the sampling, or give lr"
+            "lr='theory' is for full gradients of all clients; drop batches, sampling or local steps, or give lr"
         )
     if privacy is not None:
         raise UsageError(

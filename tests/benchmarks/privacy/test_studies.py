@@ -24,6 +24,8 @@ from normec.experiments import build
 from normec.settings.config import make
 from normec.training.train import prepare
 
+pytestmark = pytest.mark.slow  # nothing of the library depends on it
+
 BUDGET = tuning.TuningBudget(2, (0,), (2, 3), rounds=(3, 5))
 WHERE: dict[str, Any] = {"data": "digits", "model": "softmax", "clients": 20}
 TINY = Study("tiny", "softmax regression on digits, 20 clients", WHERE, BUDGET, epsilons=(8.0,), splits=("iid",))

@@ -21,6 +21,8 @@ from publications.alpha_normec.methods import DP_NORMEC, configure
 from ...support.waiting import LIMIT
 from .conftest import ROOT
 
+pytestmark = pytest.mark.slow  # nothing of the library depends on it
+
 BARRED = ("matplotlib", "sklearn", "PIL", "pyarrow", "flwr", "mlflow", "cryptography", "opendp")
 TINY = ["--set", "records=40", "--set", "test_records=12", "--set", "rounds=1", "--set", "short_rounds=1"]
 TINY += ["--set", "clients=3", "--set", "precision=float32", "--set", "device=cpu"]

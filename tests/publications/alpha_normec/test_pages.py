@@ -18,6 +18,8 @@ from publications.alpha_normec.results import Results
 
 from .conftest import ROOT
 
+pytestmark = pytest.mark.slow  # nothing of the library depends on it
+
 COMMITTED = ROOT / "publications" / "alpha_normec"
 
 

@@ -15,6 +15,8 @@ from publications.alpha_normec.plan import Cell
 from publications.alpha_normec.protocol import Protocol
 from publications.alpha_normec.published import TABLES
 
+pytestmark = pytest.mark.slow  # nothing of the library depends on it
+
 
 @pytest.fixture(scope="module")
 def cells(paper: Protocol) -> tuple[Cell, ...]:

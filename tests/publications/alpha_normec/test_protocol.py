@@ -17,6 +17,8 @@ from publications.alpha_normec.methods import NORMEC
 from publications.alpha_normec.results import Results
 from publications.alpha_normec.runner import Folders
 
+pytestmark = pytest.mark.slow  # nothing of the library depends on it
+
 DIGITS: dict[str, Any] = {"data": "digits", "model": "softmax", "private_model": "softmax"}
 
 

@@ -20,6 +20,8 @@ from publications.alpha_normec.protocol import Protocol
 from publications.alpha_normec.records import collect
 from publications.alpha_normec.runner import Folders
 
+pytestmark = pytest.mark.slow  # nothing of the library depends on it
+
 WILD = {"model": "mlp", "lr": 1e30, "precision": "float32"}
 PAIR = ["tables-normec-beta-0.1-seed-42", "private-total-norm-normec-sn-beta-0.1-lr-0.1-seed-42"]
 

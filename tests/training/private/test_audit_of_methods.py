@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, Clip, Clip21, NormEC, Privacy, SmoothedNorm
+from normec import DPSGD, Clip, Clip21, LocalSteps, NormEC, Privacy, SmoothedNorm
 from normec.algorithms.method import Method, ScaledDifference
 from normec.errors import UsageError
 from normec.experiments.audit import audit_method
@@ -57,6 +57,35 @@ def test_true_mechanisms_are_not_refuted_and_the_bound_has_teeth(
     found = audit_method(METHODS[name], privacy, **SMALL)
     assert not found.violated, found
     assert found.epsilon > 0.25 * found.claim
+
+
+LOCAL = {
+    "fedavg": (DPSGD(Clip(0.3)), LocalSteps(steps=5, lr=0.1, scale="difference")),
+    "fed-normec": (NormEC(0.01, 0.1), LocalSteps(steps=5, lr=0.1, prox=0.3)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "trust"), [("fedavg", "secure-sum"), ("fed-normec", "local")])
+def test_local_steps_are_not_refuted_and_the_bound_has_teeth(name: str, trust: Any) -> None:
+    method, local = LOCAL[name]
+    found = audit_method(method, Privacy(epsilon=8, trust=trust, noise="seeded"), local=local, **SMALL)
+    assert not found.violated, found
+    assert found.epsilon > 0.25 * found.claim
+
+
+@pytest.mark.slow
+def test_noise_for_one_of_five_local_steps_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, local = LOCAL["fedavg"]
+    monkeypatch.setattr(Release, "sum_sigma", lambda release, sigma: sigma * release.drawn / 5)
+    privacy = Privacy(epsilon=2, trust="secure-sum", noise="seeded")
+    assert audit_method(method, privacy, local=local, **SMALL).violated
+
+
+def test_the_audit_refuses_local_steps_that_it_cannot_follow() -> None:
+    for local in (LocalSteps(epochs=1, lr=0.1), LocalSteps(steps=2, lr=0.1, optimizer="adam")):
+        with pytest.raises(UsageError, match="by sgd without momentum"):
+            audit_method(NormEC(0.01, 0.1), Privacy(epsilon=8, trust="secure-sum"), local=local)
 
 
 @pytest.mark.slow

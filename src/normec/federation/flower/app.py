@@ -20,8 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from ...algorithms.averaging import averaging_of
+from ...algorithms.lr_schedule import scheduled
+from ...algorithms.server_optimizer import server_optimizer_of
 from ...errors import Diverged, UsageError, at_least
-from ...experiments import build, methods, runs
+from ...experiments import build, methods, runs, server
 from ...experiments.resolve import Measured, resolved
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
@@ -173,8 +176,9 @@ def _plan(config: RunConfig) -> Plan:
     if rounds is None or isinstance(lr, str):
         raise UsageError("a federation needs rounds and lr as numbers")
     at_least(1, rounds=rounds)
+    schedule = server.schedule(config)
     return Plan(
-        lr=lr,
+        lr=lr if schedule is None else scheduled(schedule, lr, rounds, 0),
         rounds=rounds,
         batch_size=config.batch_size,
         batch_rate=None,
@@ -186,6 +190,9 @@ def _plan(config: RunConfig) -> Plan:
         evaluate_every=config.evaluate_every if config.evaluate_every is not None else default_evaluate_every(rounds),
         full_gradient=False,
         diagnostics=config.diagnostics or not config.private,
+        local=methods.local_steps(config),
+        server_optimizer=server_optimizer_of(server.optimizer(config)),
+        averaging=averaging_of(server.average(config), rounds, 0),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...errors import UsageError, at_least, nearest
-from ...experiments import methods
+from ...experiments import methods, server
 from ...settings.config import FEDERATED, RunConfig, make
 from ..protocol.terms import LATER
 
@@ -79,7 +79,9 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
         raise UsageError(LATER)
     run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
     at_least(0, seed=run.public_seed)
-    methods.step_size(run)  # raises if none is given and the method has no default
+    methods.step_size(run)  # raises where a method has no usual one and none is given
+    methods.local_steps(run)  # so does this, for the step size of local steps
+    server.check(run)
     for name in ("rounds", "batch_size", "evaluate_every"):
         if getattr(run, name) is not None:
             at_least(1, **{name: getattr(run, name)})

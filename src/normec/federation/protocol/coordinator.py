@@ -36,15 +36,16 @@ from ...problems.client_data import checksum
 from ...sampling.participation import drawn_clients
 from ...storage.history import UNNOISED, Row
 from ...storage.run_folder import RunStorage
-from ...training.run import Plan, Run
+from ...training.model_step import ModelStep
+from ...training.run import Plan, Run, State
 from .collector import Collector, Outcome
 from .journal import Journal
 from .method_checks import check_client_functions, check_server_functions, restorable
 from .screening import Limits
 from .server_mechanism import mechanism_of
 from .server_metrics import due, observed
-from .server_state import ServerState
-from .terms import MethodTerms, PlanTerms, PrivacyTerms
+from .server_state import OPTIMIZER, ServerState
+from .terms import LocalTerms, MethodTerms, PlanTerms, PrivacyTerms
 from .wire import NAME, Array, Refusal, Reply, Request
 
 JOURNAL = "events.jsonl"
@@ -116,11 +117,12 @@ class Coordinator:
             )
         privacy = privacy.with_noise("secure") if privacy is not None else None
         self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0))
+        self._model_step = ModelStep(method, plan, x0, len(parties), self.mechanism)
         sigma = self.mechanism.sigma if self.mechanism is not None else 0.0
         self._terms = (
             MethodTerms.of(method),
             PrivacyTerms.of(privacy, sigma, method),
-            PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds),
+            PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds, LocalTerms.of(plan.local) if plan.local else None),
         )
         self._local = privacy is not None and privacy.trust == "local"
         limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
@@ -152,6 +154,8 @@ class Coordinator:
         """Create the state or load it from the folder; it is on the disk before any party is asked."""
         steps, parties, saved = self._steps, self.parties, self.storage.load()
         self.state = ServerState.restored(steps, *saved) if saved else ServerState.fresh(steps, x0, parties)
+        if not saved:
+            self._model_step.begin(self.state.run)
         self.collector = Collector(self.run, self.state.parties, limits, self.journal)
         if saved:
             self.timings |= saved[1]["timings"]
@@ -276,13 +280,16 @@ class Coordinator:
         if total is None:
             return
         direction, server = self._steps.server_step(total / len(self.parties), state.server)
-        x = (state.x - self.plan.step_size(k) * direction).to(state.x.dtype)
+        moved = dataclasses.replace(
+            state, x=state.x.clone(), optimizer={name: value.clone() for name, value in state.optimizer.items()}
+        )
+        self._model_step.move(moved, direction, len(numbers))
         server = {name: value.to(state.server[name].dtype) for name, value in server.items()}
-        if not bool(torch.isfinite(x).all()):
+        if not bool(torch.isfinite(moved.x).all()):
             raise Diverged(k, [], "x")
         if row is not None:
             self._record(row)
-        self._move(x, server, messages, numbers)
+        self._move(moved, server, messages, numbers)
         away = sorted(set(self.collector.asked) - taken.keys())
         if away:
             self.journal.note("away", round=k, parties=away)
@@ -355,8 +362,8 @@ class Coordinator:
             facts |= {"is_target": False, "statement": reached.promise(len(self.parties))}
         return dataclasses.replace(spent, **facts, notes=(*spent.notes, note))
 
-    def _move(self, x: Tensor, server: Tables, messages: Tensor, numbers: list[int]) -> None:
-        """Set the state of the next round: rows follow their messages, and other rows change as for absent clients."""
+    def _move(self, moved: State, server: Tables, messages: Tensor, numbers: list[int]) -> None:
+        """The next round's state: rows take their messages, those of parties that are away do as absent clients."""
         state, steps = self.state.run, self._steps
         if state.clients:
             rows = steps.absent_memory(state.memory.clone()).to(state.memory.dtype, copy=True)
@@ -364,7 +371,7 @@ class Coordinator:
             state.clients[MEMORY] = rows
         for i in numbers:
             self.state.parties[self.parties[i]].accept(self.collector.taken[self.parties[i]].digest, self.round)
-        state.x, state.server = x, server
+        state.x, state.optimizer, state.server = moved.x, moved.optimizer, server
         state.messages += len(numbers)
         state.round += 1
 
@@ -415,7 +422,7 @@ class Coordinator:
         row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
         evaluates = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
         if self._evaluate is not None and evaluates:
-            row |= self._evaluate(self.state.run.x)
+            row |= self._evaluate(self.state.run.result)
         if self.plan.diagnostics:
             return row
         return {name: value for name, value in row.items() if name not in UNNOISED}
@@ -438,6 +445,7 @@ class Coordinator:
             facts["ledger"] = self.mechanism.head
         tensors = {"x": state.x, **{f"server.{name}": value for name, value in state.server.items()}}
         tensors |= {f"client.{name}": rows for name, rows in state.clients.items()}
+        tensors |= {f"{OPTIMIZER}{name}": value for name, value in state.optimizer.items()}
         if self.storage.out is not None:
             self._write(tensors, facts)
         self.collector.unsaved = False

@@ -1,8 +1,10 @@
 """The gradient of a party's own data at x, computed as the one-process engine computes it for client i.
 
-A party holds the records of one client and knows its number i among the parties. All random choices (batches,
-augmentation, dropout, a random operator) come from streams with the key (seed, client, round), so a party that acts as
-client i draws the same numbers as client i of `normec.train`.
+Where the plan has local steps, it is the update that they lead to.
+
+A party holds one client's records and knows its number i among the parties. All random choices (batches, augmentation,
+dropout, a random operator) come from streams keyed by (seed, client, round), so a party that is asked as client i
+draws what client i of `normec.train` draws.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
+from ...gradients.engine import Engine
+from ...gradients.local_steps import LocalEngine, OneByOne
 from ...gradients.loop import LoopEngine
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
@@ -24,7 +28,7 @@ _TRIED = 32  # records of the trial gradient
 
 
 class GradientOracle(Protocol):
-    """Computes ∇f_i(x) and f_i(x) on the records of a round.
+    """∇f_i(x), or the update by the plan's local steps, and f_i(x), on the records of a round.
 
     Any behaviour of `gradient` that the server can observe may reveal something about the data. Therefore a private
     message is paid for before `gradient` is called, and if it fails or is not finite, only noise is sent.
@@ -70,9 +74,13 @@ class ProblemOracle(GradientOracle):
         batches = _OwnBatches(objective.sizes, plan.batch_size, plan.seed) if plan.batch_size else None
         buffers = objective.initial_buffers()
         before = {name: rows[index].clone() for name, rows in buffers.items()}
-        loop = LoopEngine(objective, batches, plan.seed)  # type: ignore[arg-type]  # it has all that the loop uses
+        engine: Engine
+        loop = engine = LoopEngine(objective, batches, plan.seed)  # type: ignore[arg-type]  # it has all that the loop uses
+        if plan.local is not None:
+            local = plan.local.build()
+            engine = LocalEngine(OneByOne(loop, len(x)), local, local.counts(objective.clients, None))
         with torch.random.fork_rng(devices=[]):
-            (block,) = loop.blocks(x, buffers, round, torch.tensor([index]))
+            (block,) = engine.blocks(x, buffers, round, torch.tensor([index]))
         for name, row in before.items():
             if not torch.equal(row, buffers[name][index]):
                 raise UsageError(f"the buffer {name} depends on the data and is not sent to the server; remove it")
@@ -109,10 +117,12 @@ class _OwnBatches:
     def expected(self) -> Tensor:
         return self._of_all.expected
 
-    def draw(self, clients: Tensor, round: int) -> list[Tensor]:
+    def draw(self, clients: Tensor, round: int | Tensor) -> list[Tensor]:
         table, lengths = self.padded(clients, round)
         return [row[:length] for row, length in zip(table, lengths.tolist(), strict=True)]
 
-    def padded(self, clients: Tensor, round: int) -> tuple[Tensor, Tensor]:
+    def padded(self, clients: Tensor, round: int | Tensor) -> tuple[Tensor, Tensor]:
         batches = self._of_all
-        return batches.tables(clients, torch.tensor([round]))[0], batches.sizes[clients].clamp(max=batches.batch_size)
+        return batches.tables(clients, torch.as_tensor(round)[None])[0], batches.sizes[clients].clamp(
+            max=batches.batch_size
+        )

@@ -52,12 +52,13 @@ def check_client_functions(steps: Steps, like: Tensor) -> None:
     Raises:
         UsageError: One of them fails, or a message is not finite or longer than the method's bound.
     """
-    method, key = steps.method, Key(Stream(0, "operator"), 0, torch.tensor([0]))
+    method, public = steps.method, steps.broadcast(steps.initial_server_state)
+    key = Key(Stream(0, "operator"), 0, torch.tensor([0]))
     for size in _SIZES:
         update = _made_up(like, size)
         try:
             with torch.random.fork_rng(devices=[]):
-                message, draft = steps.message(update.clone(), as_used(first_state(steps), like), key)
+                message, draft = steps.message(update.clone(), as_used(first_state(steps), like), key, public)
                 kept = as_kept(steps.commit(draft, message), steps)
                 steps.absent(as_used(kept, like), 2)
         except UsageError:
@@ -77,10 +78,15 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
     """Check the functions that only the server relies on, with the initial x.
 
     Raises:
-        UsageError: `client_init` depends on the values of x, `server_step` fails, or `follow` disagrees with the
-            client's own functions about the memory.
+        UsageError: The method sends other numbers than x and messages of x's length, `client_init` depends on the
+            values of x, `server_step` fails, or `follow` disagrees with the client's own functions about the memory.
     """
     name = type(steps.method).__name__
+    if steps.broadcasts or steps.message_length != len(x0):
+        raise UsageError(
+            f"{name} sends other numbers than x and one message of x's length, which a federation does not carry; "
+            "take a method without broadcast and message_length"
+        )
     elsewhere = Steps(steps.method, torch.zeros_like(x0)).initial_client_state
     if not _same(steps.initial_client_state, elsewhere):
         raise UsageError(
@@ -91,8 +97,9 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
         return
     before, update = as_used(first_state(steps), x0), _made_up(x0, 1.0)
     with torch.random.fork_rng(devices=[]):
-        message, draft = steps.message(update, before, Key(Stream(0, "operator"), 0, torch.tensor([0])))
-        sent = message + 0.1 * _made_up(x0, 1.0)  # as if noise had been added
+        key, public = Key(Stream(0, "operator"), 0, torch.tensor([0])), steps.broadcast(steps.initial_server_state)
+        message, draft = steps.message(update, before, key, public)
+        sent = message + 0.1 * _made_up(message[0], 1.0)  # as if noise had been added
         kept = steps.commit(draft, sent)
         followed = steps.follow(before[MEMORY].clone(), sent.clone())
         pairs = [(followed, kept[MEMORY])]

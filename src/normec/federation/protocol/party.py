@@ -103,6 +103,8 @@ class Party:
     def _answer(self, request: Request) -> Reply | Refusal:
         try:
             method = request.method.build(self.policy.methods)
+            if request.plan.local is not None:
+                request.plan.local.build()
             price = self._price(request, method)
             steps = Steps(method, torch.zeros_like(torch.tensor(request.x)))
         except UsageError as error:
@@ -128,7 +130,12 @@ class Party:
             return None
         if request.privacy.bound != method.bound:
             raise UsageError(f"the request claims a bound of {request.privacy.bound:g}, it is {method.bound:g}")
-        setting = Setting(clients=request.parties, rounds=request.plan.rounds, dimension=len(request.x))
+        setting = Setting(
+            clients=request.parties,
+            rounds=request.plan.rounds,
+            dimension=len(request.x),
+            local_steps=request.plan.local is not None,
+        )
         release = released(facts_of(method, len(request.x)), privacy, setting)
         verdict = self.policy.check_noise(request, release)
         if verdict is not None:

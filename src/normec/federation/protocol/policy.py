@@ -9,6 +9,7 @@
     trusts = ["local"]       # add "central" if the server may see messages without noise
     runs = ["any"]           # or the names of the runs to take part in
     largest_model = 10000000
+    most_local_steps = 1000  # of a round: what one request may cost in time
     simulation = false       # true allows noise="seeded", which protects nobody
     allow_without_noise = false
     report_loss = false      # the training loss, which no noise covers
@@ -62,6 +63,7 @@ class Policy(BaseModel):
     trusts: list[Literal["local", "central"]] = Field(default=["local"], min_length=1)
     runs: list[str] = Field(default=["any"], min_length=1)
     largest_model: int = Field(default=10_000_000, ge=1)
+    most_local_steps: int = Field(default=1000, ge=1)
     simulation: bool = False
     allow_without_noise: bool = False
     report_loss: bool = False
@@ -74,6 +76,9 @@ class Policy(BaseModel):
             return Verdict("terms", f"run {run_name(request.run)} is not among runs = {self.runs}")
         if len(request.x) > self.largest_model:
             return Verdict("terms", f"{len(request.x)} parameters are more than largest_model = {self.largest_model}")
+        steps = request.plan.local.steps if request.plan.local is not None else 1
+        if steps > self.most_local_steps:
+            return Verdict("terms", f"{steps} local steps are more than most_local_steps = {self.most_local_steps}")
         if method.name not in map(short_name, self.methods):
             return Verdict("terms", f"method {method.name} is not among methods = {self.methods}")
         if terms.noise not in NOISES:

@@ -25,6 +25,7 @@ from ...training.run import State
 from .method_checks import keeps_rows
 from .wire import Array, Record
 
+OPTIMIZER = "optimizer."  # what the names of the server's optimizer's tensors begin with in the checkpoint
 TOKENS = 8  # the newest handshakes are remembered by their tokens; an older one that is repeated counts as a new one
 # Names in the checkpoint, which must stay the same so that older runs can be continued.
 _PARTIES, _HANDSHAKES = "seats", "lives"
@@ -116,7 +117,10 @@ class ServerState:
         parties = {node: PartyRecord.from_facts(kept) for node, kept in facts[_PARTIES].items()}
         rows = {MEMORY: tensors[f"client.{MEMORY}"]} if keeps_rows(steps) else {}
         server = {name: tensors[f"server.{name}"] for name in steps.initial_server_state}
-        run = State(facts["round"], tensors["x"], rows, server, {}, facts["messages"])
+        optimizer = {
+            name.removeprefix(OPTIMIZER): value for name, value in tensors.items() if name.startswith(OPTIMIZER)
+        }
+        run = State(facts["round"], tensors["x"], rows, server, {}, facts["messages"], optimizer)
         return ServerState(run, parties, facts["number"])
 
     def facts(self) -> dict[str, Any]:

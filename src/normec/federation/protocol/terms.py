@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...algorithms import registry
+from ...algorithms.local_steps import LocalSteps
 from ...algorithms.method import CLIENT_FUNCTIONS, Method
 from ...errors import UsageError
 from ...privacy.statement import Privacy
@@ -146,9 +147,40 @@ class PrivacyTerms:
 
 
 @dataclass(frozen=True)
+class LocalTerms:
+    """The local steps of a party in a round, under the names of `LocalSteps`."""
+
+    steps: int
+    lr: float
+    optimizer: str
+    momentum: float
+    prox: float
+    scale: str
+
+    @staticmethod
+    def of(local: LocalSteps) -> LocalTerms:
+        if local.steps is None:
+            raise UsageError(
+                "a federation takes local steps, not local epochs: the time that a party takes would show how many "
+                "records it holds; give steps"
+            )
+        numbers = {name: float(getattr(local, name)) for name in ("lr", "momentum", "prox")}
+        return LocalTerms(steps=local.steps, optimizer=local.optimizer, scale=local.scale, **numbers)
+
+    def build(self) -> LocalSteps:
+        """The local steps; raises `UsageError` where the terms make none."""
+        words: Any = {"optimizer": self.optimizer, "scale": self.scale}
+        return LocalSteps(steps=self.steps, lr=self.lr, momentum=self.momentum, prox=self.prox, **words)
+
+
+@dataclass(frozen=True)
 class PlanTerms:
-    """The terms on which a client's computation depends, besides x. `batch_size` 0 means full local gradients."""
+    """What a client's computation depends on beside x.
+
+    `batch_size` 0: full local gradients. `local` None: one gradient in a round.
+    """
 
     seed: int
     batch_size: int
     rounds: int
+    local: LocalTerms | None = None

@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import numpy as np
 
@@ -48,6 +48,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "privacy.delta": (0.0, 1.0),
     "plan.batch_size": (0, 2**31),
     "plan.rounds": (1, MOST_ROUNDS),
+    "plan.local.steps": (1, 2**20),
+    "plan.local.lr": (1e-12, 1e9),
+    "plan.local.momentum": (0.0, 1.0),
+    "plan.local.prox": (0.0, 1e9),
     "record.lost": (0, MOST_ROUNDS),
     "step": (1, MOST_ROUNDS),
 }
@@ -255,8 +259,10 @@ def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) ->
     hints, found = get_type_hints(kind), {}
     for field in fields(cast(Any, kind)):
         hint, name = hints[field.name], prefix + field.name
-        if is_dataclass(hint):
-            found[field.name] = _built(cast(type[Any], hint), rest, f"{name}.", largest)
+        inner = next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
+        if inner is not None:
+            if inner is hint or any(key.startswith(f"{name}.") for key in rest):
+                found[field.name] = _built(cast(type[Any], inner), rest, f"{name}.", largest)
             continue
         optional = hint in (Array | None, float | None)
         if name not in rest:
