@@ -62,7 +62,7 @@ def test_the_help_shows_flags_in_groups(capsys: pytest.CaptureFixture[str]) -> N
         *("Arguments", "Data", "Model", "Method", "Privacy", "Training", "Logging", "Compute", "Other"),
     ]
     words = " ".join(text.split())
-    assert "--batch-size INTEGER Examples per gradient (default: full batch)." in words
+    assert "--batch-size INTEGER Examples per gradient or local step (default: full batch)." in words
     assert words.index("Privacy:") < words.index("--epsilon") < words.index("Training:")
 
 

@@ -38,6 +38,7 @@ from normec.training.communicator import Communicator
 from ..support.own_methods import Clip21SGDM, Counting
 
 CLIENTS = 7
+WEIGHTS = tuple(i / 28 for i in range(1, 8))
 
 
 def data(rows: int, seed: int) -> TensorDataset:
@@ -87,6 +88,11 @@ CASES = {
         NormEC(0.1, 0.3), "mlp", {"batch_size": 4, "logging": Logging(every=3, full_gradient=True)}
     ),
     "normec by the loop": Case(NormEC(0.1, 0.3), "mlp", engine="loop"),
+    "weighted by records": Case(NormEC(0.1, 0.3), how={"weights": "records"}),
+    "weighted, from gradients, sampled": Case(
+        Clip21(0.5), how={"weights": WEIGHTS, "memory": Memory(initial="gradient"), "participation": FixedSize(3)}
+    ),
+    "weighted, private, sums": Case(NormEC(0.1, 0.3), how={"weights": WEIGHTS, "privacy": SEEDED}),
     "clip21": Case(Clip21(0.5)),
     "ef21 top-k": Case(EF21(TopK(3))),
     "ef21 rand-k": Case(EF21(RandK(3)), "mlp"),

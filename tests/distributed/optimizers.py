@@ -12,6 +12,7 @@ from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
 
 RANKS, HOSTED, ROUNDS, LR, SEED = 2, 2, 10, 0.3, 5
+WEIGHTS = (0.4, 0.3, 0.2, 0.1)  # of the clients of "normec-weighted"
 
 
 def model() -> nn.Sequential:
@@ -23,6 +24,7 @@ METHODS: dict[str, Callable[..., ClientOptimizer]] = {
     "normec": lambda net, **how: cluster.NormEC(net.parameters(), LR, 0.1, 0.3, **how),
     "normec-plain": lambda net, **how: cluster.NormEC(net.parameters(), LR, 0.1, 0.3, server_norm=False, **how),
     "normec-forgetting": lambda net, **how: cluster.NormEC(net.parameters(), LR, 0.1, 0.3, decay=0.1, **how),
+    "normec-weighted": lambda net, **how: cluster.NormEC(net.parameters(), LR, 0.1, 0.3, weights=WEIGHTS, **how),
     "clip21": lambda net, **how: cluster.Clip21(net.parameters(), LR, 0.5, **how),
     "ef21-topk": lambda net, **how: cluster.EF21(net.parameters(), LR, TopK(3), **how),
     "ef21-randk": lambda net, **how: cluster.EF21(net.parameters(), LR, RandK(3), **how),
@@ -42,6 +44,7 @@ DEFINITIONS: dict[str, Method] = {
     "normec": NormEC(0.1, 0.3),
     "normec-plain": NormEC(0.1, 0.3, server_norm=False),
     "normec-forgetting": NormEC(0.1, 0.3, decay=0.1),
+    "normec-weighted": NormEC(0.1, 0.3),
     "clip21": Clip21(0.5),
     "ef21-topk": EF21(TopK(3)),
     "ef21-randk": EF21(RandK(3)),

@@ -19,7 +19,7 @@ from normec.distributed.optimizer import POSITION
 from normec.errors import UsageError
 
 from .cases import data
-from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, OPTIMIZERS, RANKS, RESUMED, ROUNDS, SEED, model
+from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, OPTIMIZERS, RANKS, RESUMED, ROUNDS, SEED, WEIGHTS, model
 from .torchrun import torchrun
 
 N = RANKS * HOSTED
@@ -47,6 +47,7 @@ def by_rounds(name: str) -> torch.Tensor:
         rounds=ROUNDS,
         seed=SEED,
         server_optimizer=OPTIMIZERS.get(name),
+        weights=WEIGHTS if name == "normec-weighted" else "equal",
         compute=normec.Compute(dtype=torch.float64),
     ).x
 
@@ -150,7 +151,7 @@ def test_a_server_optimizer_moves_all_parameters_alike() -> None:
 def test_a_state_of_another_server_optimizer_is_refused() -> None:
     net = nn.Linear(4, 3)
     saved = cluster.GD(net.parameters(), 0.1, server_optimizer="adam").state_dict()
-    with pytest.raises(UsageError, match="cannot go on from this state: server_optimizer is Adam"):
+    with pytest.raises(UsageError, match="cannot continue from this state: server_optimizer is Adam"):
         cluster.GD(net.parameters(), 0.1).load_state_dict(saved)
 
 
@@ -168,3 +169,19 @@ def test_adambc_takes_the_noise_of_the_optimizers_own_steps() -> None:
         variance = 0.8**2 * variance + 0.5**2
         held = optimizer.state_dict()["normec"]["optimizer"]["noise_variance"]
         assert float(held) == pytest.approx(variance, rel=1e-12)
+
+
+@pytest.mark.parametrize(("trust", "factor"), [("secure-sum", 1.6), ("local", 1.0)])
+def test_the_noise_of_a_weighted_sum_covers_the_heaviest_client(trust: Any, factor: float) -> None:
+    """4 clients of weights 0.4 to 0.1: the sum moves by 4 · 0.4 times a message at most."""
+    privacy = normec.Privacy(epsilon=4, trust=trust, noise="seeded")
+    sigmas = []
+    for weights in (None, WEIGHTS):
+        net = model()
+        optimizer = cluster.NormEC(
+            net.parameters(), LR, 0.1, 0.3, clients=4, privacy=privacy, rounds=3, weights=weights
+        )
+        sigmas.append(optimizer.spent().sigma)
+    assert sigmas[1] == pytest.approx(factor * sigmas[0], rel=1e-6)
+    with pytest.raises(UsageError, match="sum 1"):
+        cluster.NormEC(model().parameters(), LR, 0.1, 0.3, clients=4, weights=(1, 1, 1, 1))

@@ -58,6 +58,9 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "schedule": {**SMALL, "server_optimizer": "nesterov", "lr_schedule": "step", "lr_schedule_settings": "ramp_up=2"},
     "epochs, averaged": {"clients": 4, "private": False, "epochs": 1, "batch_size": 50, "averaging": "ema"},
+    "weighted": {**SMALL, "split": "dirichlet", "weights": "records", "public_sizes": True},
+    "weights given": {**SMALL, "private": False, "weights": "0.4,0.3,0.2,0.1"},
+    "records": {**SMALL, "unit": "record", "trust": "local", "record_clip": "auto", "record_clip_by": "layer"},
     "own": {**SMALL, "method": "mine.py:Mine", "lr": 0.1, "tau": 0.25},
 }
 
@@ -83,7 +86,7 @@ def test_values_that_are_offered_are_those_that_there_are() -> None:
     assert set(SETTINGS["memory_home"].choices) == set(HOMES)
     assert {"digits", "a9a"} <= set(SETTINGS["data"].all_values())
     assert SETTINGS["server_norm"].all_values() == ("by-tensor", "in-place", "true", "false")
-    fields = n.Privacy(epsilon=1.0).to_dict()
+    fields = vars(n.Privacy(epsilon=1.0))
     shared = build.PRIVATE_SETTINGS
     assert set(shared) - {"public_sizes", "witness"} == fields.keys() - {"sampling"}
     assert set(methods.SETTINGS) == {key for entry in CATALOGUE.values() for key in entry.settings}
@@ -101,11 +104,38 @@ def test_every_setting_is_described() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "digest"),
-    [({}, "73cf7f0f"), ({"method": "clip21", "lr": 0.1, "private": False}, "f8b8a185")],
+    [
+        ({}, "73cf7f0f"),
+        ({"method": "clip21", "lr": 0.1, "private": False}, "f8b8a185"),
+        ({"trust": "local"}, "586bd212"),
+        ({"trust": "local", "memory": "noisy"}, "73e14a40"),
+        ({"unit": "record"}, "c1a5710b"),
+        ({"unit": "record", "trust": "local", "memory": "clean", "record_clip": 1.0}, "7650187c"),
+    ],
 )
 def test_runs_keep_their_names(settings: dict[str, Any], digest: str) -> None:
     """Folders of sweeps and committed records are known by these digests; they were taken before the declaration."""
     assert make(settings).digest() == digest
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
+def test_memories_take_what_the_statement_takes(unit: Any, trust: Any) -> None:
+    """The default is the statement's own; a run that it changes has another name than with clean memories."""
+    asked = make({"unit": unit, "trust": trust})
+    assert resolved(asked).memory == n.Privacy(epsilon=1, unit=unit, trust=trust).memory
+    clean = make({"unit": unit, "trust": trust, "memory": "clean"})
+    assert (asked.digest() == clean.digest()) is ((unit, trust) != ("record", "local"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [("records", "public_sizes"), ("0.5,much", "equal, records, or numbers"), ("0.5,0.5", "each of the 4 clients")],
+)
+def test_weights_that_cannot_be_used_are_refused(here: Path, weights: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        runs.execute(make({**SMALL, "weights": weights}), here / "run")
+    assert not (here / "run/config.toml").exists()
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -138,6 +168,7 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
             "sigma",
             "epsilon",
             "witness",
+            "record_clip_by",
         ),
         *("rounds", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "seed", "method_settings"),
         *("server_optimizer", "server_optimizer_settings", "lr_schedule", "lr_schedule_settings"),
@@ -260,6 +291,7 @@ def test_a_run_from_python_holds_every_value_that_was_used(tmp_path: Path) -> No
         "lr": 0.1,
         "rounds": 5,
         "warmup": 0,
+        "weights": "equal",
         "initial_memory": "zero",
         "seed": 0,
         "log_every": 1,

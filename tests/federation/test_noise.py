@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from normec import NormEC, Privacy, UsageError
+from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.gradient_oracle import GradientOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply
+from normec.privacy import gaussian
 
 from .in_process import plan
 
@@ -42,10 +44,15 @@ def message_of(index: int, memory: Tensor) -> Tensor:
     return METHOD.message(truth(index), memory)[0]
 
 
-def one_round(folder: Path, privacy: Privacy) -> tuple[Coordinator, dict[str, Tensor]]:
+def one_round(folder: Path, privacy: Privacy, weights: Tensor | None = None) -> tuple[Coordinator, dict[str, Tensor]]:
     """The server after one round, and the messages as they left the parties."""
     server = Coordinator(
-        METHOD, torch.zeros(DIMENSION, dtype=torch.float64), NODES, plan(3), run="noise", privacy=privacy
+        METHOD,
+        torch.zeros(DIMENSION, dtype=torch.float64),
+        NODES,
+        plan(3, weights=weights),
+        run="noise",
+        privacy=privacy,
     )
     sent = {}
     for _ in range(2):  # handshake, message
@@ -134,3 +141,28 @@ def test_two_messages_of_one_party_share_no_noise(tmp_path: Path) -> None:
 def test_what_a_federation_cannot_promise_is_refused(privacy: Privacy, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Coordinator(METHOD, torch.zeros(5), ["a", "b"], plan(3), run="no", privacy=privacy)
+
+
+WEIGHTS = torch.tensor([1.6, 1.2, 0.8, 0.4], dtype=torch.float64)  # n·w_i
+
+
+@pytest.mark.parametrize("kind", ["secure", "seeded"])
+def test_weighted_central_noise_covers_the_heaviest_party(kind: str, tmp_path: Path) -> None:
+    """The sum holds weighted messages and the noise of equal weights, and every party counts the heaviest weight."""
+    privacy = Privacy(sigma=SIGMA, trust="central", noise=kind)  # type: ignore[arg-type]
+    server, sent = one_round(tmp_path, privacy, WEIGHTS)
+    clean = sum(weight * sent[node] for weight, node in zip(WEIGHTS, NODES, strict=True))
+    looks_like((server.state.run.estimate / BETA - clean / 4) * 4, SIGMA * math.sqrt(4))
+    spent = server.mechanism.release.epsilon(SIGMA, 1e-5, 1) if server.mechanism is not None else 0.0
+    assert spent == pytest.approx(gaussian.epsilon(1.6 / (SIGMA * 2), 1e-5))
+    for node in NODES:
+        assert read_releases(tmp_path / node).epsilon(POLICY.delta) == pytest.approx(spent)
+
+
+def test_weights_do_not_change_a_local_account(tmp_path: Path) -> None:
+    server, sent = one_round(tmp_path, Privacy(sigma=SIGMA, noise="secure", memory="noisy"), WEIGHTS)
+    expected = sum(weight * sent[node] for weight, node in zip(WEIGHTS, NODES, strict=True)) / 4
+    torch.testing.assert_close(server.state.run.estimate, BETA * expected, rtol=1e-9, atol=1e-12)
+    for node in NODES:
+        found = read_releases(tmp_path / node).epsilon(POLICY.delta)
+        assert found == pytest.approx(gaussian.epsilon(1 / SIGMA, 1e-5))

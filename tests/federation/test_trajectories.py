@@ -46,7 +46,8 @@ METHODS: dict[str, Method] = {
 
 def compared(folder: Path, method: Method, model: Callable[[], nn.Module], **how: Any) -> None:
     rounds = how.pop("rounds", 5)
-    federation = InProcessFederation(folder, method, plan(rounds, **how), model=model)
+    relative = torch.tensor(how["weights"], dtype=torch.float64) * len(NODES) if "weights" in how else None
+    federation = InProcessFederation(folder, method, plan(rounds, **how | {"weights": relative}), model=model)
     x = federation.run()
     reference = train(
         whole(model),
@@ -68,13 +69,19 @@ def compared(folder: Path, method: Method, model: Callable[[], nn.Module], **how
     assert state.clients.keys() == reference.state.clients.keys()
     if state.clients:
         torch.testing.assert_close(state.memory, reference.state.memory, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(state.estimate, state.memory.mean(0), rtol=1e-9, atol=1e-12)
+        mean = state.memory.mean(0) if relative is None else relative @ state.memory / len(NODES)
+        torch.testing.assert_close(state.estimate, mean, rtol=1e-9, atol=1e-12)
     federation.server.close()
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_logistic_regression(name: str, tmp_path: Path) -> None:
     compared(tmp_path, METHODS[name], softmax)
+
+
+@pytest.mark.parametrize("name", ["normec", "ef21 topk", "dpsgd clip"])
+def test_weighted_parties(name: str, tmp_path: Path) -> None:
+    compared(tmp_path, METHODS[name], softmax, weights=(0.4, 0.3, 0.15, 0.1, 0.05))
 
 
 @pytest.mark.parametrize("name", ["normec", "clip21", "ef21 topk"])

@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from normec import DPSGD, GD, Clip, Clip21, ErrorFeedback, Identity, NormEC, kernels
+from normec import DPSGD, GD, Clip, Clip21, ErrorFeedback, Identity, Method, NormEC, kernels
 from normec.gradients.engine import Block
 from normec.gradients.precision import products
 from normec.training import fused_update as update
@@ -90,6 +90,7 @@ def check_update(device: str) -> None:
                     else:
                         messages_sum = messages.sum(0)
                     near(sent.total, messages_sum, 1e-5 if dtype == torch.float32 else 1e-3, ("sum", *what))
+                    check_weights(method, clients, grads, before.to(dtype), memory)
                     near(sent.lengths, messages.norm(dim=1, keepdim=True), 1e-5, ("lengths", *what))
                     others = torch.ones(2 * count, dtype=torch.bool, device=device)
                     others[rows] = False
@@ -98,6 +99,19 @@ def check_update(device: str) -> None:
                         near(memory[rows], after, 1e-6 if dtype == torch.float32 else 5e-3, ("memory", *what))
                         away = (grads.double() - before[rows]).norm(dim=1, keepdim=True)
                         near(sent.distances, away, 1e-5, ("distances", *what))
+
+
+def check_weights(method: Method, clients: Tensor, grads: Tensor, memory: Tensor, unweighted: Tensor) -> None:
+    """The sum is Σ ω_i m_i of what the memories took, and the memories do not depend on the weights."""
+    weights, rows, before = torch.linspace(0.1, 3, len(grads)).to(grads), clients.to(grads.device), memory.double()
+    block = Block.of(clients, grads.clone(), grads.new_zeros(len(grads)))
+    sent = update.apply_fused(form(method), block, memory, 5, weights)
+    messages, _ = method.client_step(grads.double(), before[rows])
+    if form(method).memory and memory.dtype == torch.bfloat16:
+        messages = (memory[rows].double() - (1 - method.decay) * before[rows]) / method.beta
+    expected = (weights.double()[:, None] * messages).sum(0)
+    near(sent.total, expected, 1e-5 if memory.dtype == torch.float32 else 1e-3, ("weighted sum", method.name))
+    assert torch.equal(memory, unweighted), ("weighted memory", method.name)
 
 
 def check_rounding(device: str) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from normec import Compute, FixedSize, Logging, Memory, NormEC, Poisson, Privacy, Run, UsageError, train
 from normec.gradients.choice import choose_engine
+from normec.gradients.record_clip import RecordClip
 from normec.sampling.batches import PoissonBatches
 
 from ..support.runs import StopAt, same, states
@@ -102,7 +103,7 @@ def test_what_no_fast_engine_does_is_done_by_the_loop(caplog: pytest.LogCaptureF
     of = problem("small")
     assert of.sizes is not None
     assert choose_engine("shared", of, PoissonBatches(of.sizes, 0.5, 0), 0).name == "loop"
-    assert choose_engine("batched", of, None, 0, record_clip=1.0).name == "loop"
+    assert choose_engine("batched", of, None, 0, record_clip=RecordClip(1.0)).name == "loop"
     assert "Poisson batches" in caplog.messages[0]
     assert "record by record" in caplog.messages[1]
     assert len(caplog.messages) == 2

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from normec import DPSGD, GD, Clip, Compute, NormEC, Privacy, Problem, UsageError, models, train
 from normec.gradients.batched import BatchedEngine
 from normec.gradients.choice import choose_engine
+from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared.engine import SharedEngine
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import PoissonBatches
@@ -84,7 +85,9 @@ def test_with_clipped_records_a_transform_sees_one_record(rate: float | None) ->
     assert of.sizes is not None
     drawn = PoissonBatches(of.sizes, rate, 0) if rate is not None else None
     found, expected = (
-        torch.cat([block.grads for block in choose_engine(engine, of, drawn, 0, 0.5).blocks(of.x0 + 0.1, {}, 3)])
+        torch.cat(
+            [block.grads for block in choose_engine(engine, of, drawn, 0, RecordClip(0.5)).blocks(of.x0 + 0.1, {}, 3)]
+        )
         for engine in ("linear", "loop")
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

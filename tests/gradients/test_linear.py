@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Compute, NormEC, train
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.gradients.choice import choose_engine
-from normec.models import Logistic, binary_loss
+from normec.gradients.record_clip import RecordClip
+from normec.models import Logistic, Softmax, binary_loss
 from normec.problems.problem import Problem
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
 from normec.settings import config
@@ -31,17 +32,17 @@ def batches(kind: str, of: Problem) -> BatchSource | None:
     return {"all": None, "shuffled": Batches(of.sizes, 6, 0), "poisson": PoissonBatches(of.sizes, 0.3, 0)}[kind]
 
 
-def everything(engine: str, of: Problem, kind: str, clip: float | None, **options: object) -> list[Tensor]:
+def everything(engine: str, of: Problem, kind: str, clip: RecordClip | None, **options: object) -> list[Tensor]:
     torch.manual_seed(0)
     x = torch.randn_like(of.x0)
     found = list(choose_engine(engine, of, batches(kind, of), 0, clip).blocks(x, {}, 5, **options))  # type: ignore[arg-type]
     return [torch.cat([getattr(block, name) for block in found]) for name in ("clients", "grads", "losses")]
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("clip", [None, RecordClip(0.5), RecordClip("auto"), RecordClip(0.5, by_layer=True)])
 @pytest.mark.parametrize("kind", ["all", "shuffled", "poisson"])
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_gradients_and_losses_are_the_loop_s(name: str, kind: str, clip: float | None) -> None:
+def test_gradients_and_losses_are_the_loop_s(name: str, kind: str, clip: RecordClip | None) -> None:
     of = problem(name)
     for options in ({}, {"clients": torch.tensor([1, 4, 5])}):
         for found, expected in zip(
@@ -56,7 +57,7 @@ def test_every_record_s_share_is_clipped() -> None:
     of.penalty = None
     torch.manual_seed(0)
     x = torch.randn_like(of.x0)
-    (block,) = choose_engine("linear", of, None, 0, 0.3).blocks(x, {}, 0)
+    (block,) = choose_engine("linear", of, None, 0, RecordClip(0.3)).blocks(x, {}, 0)
     inputs, targets = of.records.batch(2, None)
     total = torch.zeros_like(x)
     for item, target in zip(inputs, targets, strict=True):
@@ -91,5 +92,16 @@ def test_a_record_of_huge_inputs_and_a_tiny_slope_is_clipped(engine: str) -> Non
     """The square of its slope is 0 in float32, and its gradient is twenty times as long as the clip."""
     clip, data = 1e-6, TensorDataset(torch.tensor([[1.8e19, 0.0]]), torch.tensor([0.0]))
     of = Problem(Logistic(2), binary_loss, [data])
-    (block,) = choose_engine(engine, of, None, 0, clip).blocks(torch.tensor([-55 / 1.8e19, 0.0]), {}, 0)
+    (block,) = choose_engine(engine, of, None, 0, RecordClip(clip)).blocks(torch.tensor([-55 / 1.8e19, 0.0]), {}, 0)
     assert float(block.grads.double().norm()) <= clip * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("engine", ["linear", "loop"])
+def test_a_layer_of_huge_inputs_and_a_tiny_slope_is_clipped(engine: str) -> None:
+    """The same with two classes, whose weights are bounded apart from the biases, by 1/√2 of the clip."""
+    clip, data = 1e-6, TensorDataset(torch.tensor([[1.8e19, 0.0]]), torch.tensor([0]))
+    of = Problem(Softmax(2, 2), nn.functional.cross_entropy, [data])
+    x = torch.tensor([55 / 1.8e19, 0.0, 0.0, 0.0, 0.0, 0.0])
+    (block,) = choose_engine(engine, of, None, 0, RecordClip(clip, by_layer=True)).blocks(x, {}, 0)
+    length = float(block.grads[0, :4].double().norm())
+    assert 0 < length <= clip / 2**0.5 * (1 + 1e-5)

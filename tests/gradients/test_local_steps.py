@@ -151,7 +151,7 @@ def test_dropout_is_left_to_the_loop_and_drawn_anew_for_every_step(caplog: pytes
     torch.testing.assert_close(found.grads, updates, rtol=0, atol=1e-10)
     torch.testing.assert_close(found.losses, losses, rtol=0, atol=1e-10)
     assert made.name == "loop"
-    assert "engine batched is not used, the loop is" in caplog.text
+    assert "engine batched is not used; the loop runs instead" in caplog.text
 
 
 def test_the_shared_pass_cannot_make_local_steps(caplog: pytest.LogCaptureFixture) -> None:

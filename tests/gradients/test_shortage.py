@@ -65,7 +65,8 @@ def test_without_room_for_one_client_the_loop_takes_over(
     loop = train(problem("batch norms"), GD(), compute=Compute(engine="loop"), **options)
     narrow(monkeypatch, 0)
     run = train(problem("batch norms"), GD(), compute=Compute(engine="shared"), **options)
-    assert lines(caplog) == ["engine shared is not used, the loop is: the device has too little memory for it"]
+    reason = "the device has too little memory for it"
+    assert lines(caplog) == [f"engine shared is not used; the loop runs instead: {reason}"]
     alike(run, loop)
 
 

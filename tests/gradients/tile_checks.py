@@ -203,14 +203,14 @@ def check_moments_in_a_model(device: str) -> None:
         of = Problem(Changed(how), F.cross_entropy, parts).to(torch.device(device), torch.float32)
         model, sink = convert(of)
         used = []
-        known = sink.known
+        moments_of = sink.moments_of
 
-        def told(images: torch.Tensor, known: Any = known, used: list[bool] = used) -> Any:
-            found = known(images)
+        def noted(images: torch.Tensor, moments_of: Any = moments_of, used: list[bool] = used) -> Any:
+            found = moments_of(images)
             used.append(found is not None)
             return found
 
-        sink.known = told  # type: ignore[method-assign]
+        sink.moments_of = noted  # type: ignore[method-assign]
         grads = torch.full((clients, len(of.x0)), torch.nan, device=device)
         buffers = of.initial_buffers()
         sink.fill(of.x0, grads, buffers)

@@ -92,7 +92,7 @@ def test_sampling_clients() -> None:
     assert any("every client adds its noise" in note for note in plain.notes)
 
 
-RECORD = Privacy(sigma=1.0, unit="record", noise="seeded")
+RECORD = Privacy(sigma=1.0, unit="record", noise="seeded", memory="clean")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_record_rule_holds_on_trajectories(
     psi = (lambda v: smoothed(v, size)) if kind == "norm" else (lambda v: clipped(v, size))
     beta = part * (1 - decay) / lipschitz
     facts = Facts(kind, bound, True, lipschitz, beta, decay)
-    privacy = Privacy(sigma=1.0, unit="record", record_clip=shift, noise="seeded")
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=shift, noise="seeded", memory="clean")
     claimed = release(facts, privacy, Setting(clients=1, rounds=60, records=1)).sensitivity.at(np.arange(60.0))
     rng = np.random.default_rng(seed)
     pairs, dimension = 40, 3
@@ -344,3 +344,62 @@ def test_monotone_in_every_argument(sigma: float, more: float, rounds: int, clie
 def test_nan_is_refused_everywhere(make) -> None:
     with pytest.raises(UsageError):
         make()
+
+
+HOSPITALS = (199, 172, 30, 85)
+SHARES = tuple(4 * size / 486 for size in HOSPITALS)  # n·w_i, by records
+WEIGHTED = Setting(clients=4, rounds=50, weights=SHARES, records=HOSPITALS)
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace"])
+@pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
+def test_a_client_moves_a_sum_by_its_weight(trust: str, relation: str) -> None:
+    """Against the Gaussian mechanism's closed form, with the sensitivity written out."""
+    found = release(NORMEC, but(GIVEN, trust=trust, relation=relation), WEIGHTED)
+    moved = (1 if relation == "zero-out" else 2) * (1.0 if trust == "local" else 4 * 199 / 486)
+    noise = 7.3462 * (1 if trust == "local" else 2)
+    assert found.epsilon(7.3462, 1e-5) == pytest.approx(gaussian.epsilon(moved * math.sqrt(50) / noise, 1e-5))
+
+
+def test_sampled_clients_count_with_the_heaviest_weight() -> None:
+    """S1 with Δ = b·max n·w_i: as if every client had the bound of the heaviest."""
+    sampled = but(WEIGHTED, sampling=Sampling(0.1))
+    found = release(NORMEC, but(GIVEN, trust="secure-sum"), sampled)
+    all_heavy = release(but(NORMEC, bound=4 * 199 / 486), but(GIVEN, trust="secure-sum"), but(sampled, weights=()))
+    assert found.rate == 0.1
+    assert found.epsilon(7.3462, 1e-5) == pytest.approx(all_heavy.epsilon(7.3462, 1e-5), rel=1e-12)
+
+
+@pytest.mark.parametrize("clip", [0.5, 60.0])
+@pytest.mark.parametrize("weights", [SHARES, (1.0, 1.2, 1.0, 0.8)])
+def test_a_record_moves_a_weighted_sum_by_its_client_s_share(clip: float, weights: tuple[float, ...]) -> None:
+    """max over the clients of n·w_i min(2b, C/n_i); with the larger clip, single messages reach their bound."""
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=clip, trust="secure-sum", noise="seeded")
+    found = release(DPSGD, privacy, but(WEIGHTED, weights=weights))
+    expected = max(w * min(2.0, clip / size) for w, size in zip(weights, HOSPITALS, strict=True))
+    assert float(found.sensitivity.at(np.zeros(1))[0]) == pytest.approx(expected, rel=1e-12)
+    local = release(DPSGD, but(privacy, trust="local"), but(WEIGHTED, weights=weights))
+    assert float(local.sensitivity.at(np.zeros(1))[0]) == pytest.approx(min(2.0, clip / 30), rel=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.floats(0.1, 3.0), st.integers(1, 50)), min_size=2, max_size=4), st.floats(0.0, 0.5))
+def test_a_weighted_record_rule_covers_every_client(clients: list[tuple[float, int]], decay: float) -> None:
+    """The rule of a client alone, times its weight, is never above the rule of the weighted sum; nor far below it."""
+    facts = Facts("NormEC", bound=1.0, feedback=True, lipschitz=2.0, beta=0.4, decay=decay)
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="secure-sum", noise="seeded")
+    weights, sizes = zip(*clients, strict=True)
+    together = release(facts, privacy, Setting(len(clients), 30, weights=weights, records=sizes))
+    k = np.arange(30.0)
+    alone = [
+        weight * release(facts, privacy, Setting(1, 30, records=size)).sensitivity.at(k) for weight, size in clients
+    ]
+    assert (together.sensitivity.at(k) >= np.max(alone, axis=0) * (1 - 1e-12)).all()
+    assert together.sensitivity.at(k)[0] == pytest.approx(min(2 * max(weights), 2 * max(w / s for w, s in clients)))
+
+
+def test_weights_and_sizes_must_be_one_for_each_client() -> None:
+    with pytest.raises(UsageError, match="weights must be one number for each of 4 clients"):
+        Setting(4, 10, weights=(1.0, 1.0))
+    with pytest.raises(UsageError, match="records must be one number for each"):
+        Setting(4, 10, records=(3.0, 4.0))

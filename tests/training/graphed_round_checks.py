@@ -33,6 +33,7 @@ from normec.training.train import prepare, ready
 from ..support.runs import problem, same
 
 PRIVATE = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="seeded")
+WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 LINEAR = (12, 3)  # sizes of the linear problem's tensors
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -53,6 +54,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "adambc, private": (Clip21(0.5, decay=0.1), {"lr": 0.02, "privacy": PRIVATE, "server_optimizer": "adambc"}),
     "private": (NormEC(0.1, 0.3), {"privacy": PRIVATE}),
+    "weighted": (NormEC(0.1, 0.3), {"weights": WEIGHTS}),
+    "weighted, drawn, local": (
+        DPSGD(Clip(0.5)),
+        {"weights": WEIGHTS, "privacy": replace(PRIVATE, trust="local"), "participation": FixedSize(3)},
+    ),
     "private, local": (Clip21(0.5), {"privacy": replace(PRIVATE, trust="local"), "participation": FixedSize(3)}),
 }
 ABLE = {name for name in CASES if name != "drawn, forgetting"}

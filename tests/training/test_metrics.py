@@ -36,7 +36,7 @@ def test_a_meter_reads_means_over_all_blocks(size: int) -> None:
     meter = Meter(grads[0])
     for block, own in blocks(size):
         meter.add(block)
-        meter.add_distances((block.grads - own).norm(dim=1, keepdim=True))
+        meter.add_distances(block, (block.grads - own).norm(dim=1, keepdim=True))
         meter.add_messages(0.5 * block.grads.norm(dim=1, keepdim=True))
     found = meter.read(exact=True, feedback=True)
     assert found["loss"] == pytest.approx(float(losses.mean()), rel=1e-14)
@@ -49,6 +49,25 @@ def test_a_meter_reads_means_over_all_blocks(size: int) -> None:
     always = {"loss", "disagreement", "message_norm", "message_norm_max"}
     assert set(meter.read(exact=False, feedback=True)) == {*always, "memory_error"}
     assert set(meter.read(exact=True, feedback=False)) == {*always, "grad_norm"}
+
+
+@pytest.mark.parametrize("size", [1, 3, N])
+def test_a_meter_with_weights_reads_weighted_means(size: int) -> None:
+    grads, memory, losses = numbers()
+    shares = torch.arange(1, N + 1, dtype=torch.float64) / (N * (N + 1) / 2)
+    meter = Meter(grads[0], N * shares)
+    for block, own in blocks(size):
+        meter.add(block)
+        meter.add_distances(block, (block.grads - own).norm(dim=1, keepdim=True))
+        meter.add_messages(0.5 * block.grads.norm(dim=1, keepdim=True))
+    found = meter.read(exact=True, feedback=True)
+    mean = sum(share * own for share, own in zip(shares, grads, strict=True))
+    assert found["loss"] == pytest.approx(float((shares * losses).sum()), rel=1e-13)
+    assert found["grad_norm"] == pytest.approx(float(torch.linalg.norm(mean)), rel=1e-13)
+    assert found["memory_error"] == pytest.approx(float((shares * (grads - memory).norm(dim=1)).sum()), rel=1e-13)
+    away = (shares * (grads - mean).square().sum(1)).sum().sqrt()
+    assert found["disagreement"] == pytest.approx(float(away), rel=1e-12)
+    assert found["message_norm"] == pytest.approx(float(grads.norm(dim=1).mean()) / 2, rel=1e-14)
 
 
 def test_a_meter_that_saw_nobody_reads_nothing() -> None:

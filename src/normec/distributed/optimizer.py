@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +35,7 @@ from ..errors import Diverged, UsageError, at_least, non_negative
 from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
 from ..sampling.random_streams import Key, Stream
+from ..training.client_weights import checked_weights
 from ..training.communicator import Communicator, SingleProcess, check_agreement
 from ..training.metrics import ROUNDING
 from ..training.model_step import OptimizerStep
@@ -57,6 +58,8 @@ class ClientOptimizer(Optimizer):
         method: What clients send, and what the server does with the sum.
         lr: The step size; a parameter group may have its own.
         clients: How many clients this rank hosts, the same number on every rank; see `add_client`.
+        weights: The public weights w_i of all clients of all ranks, in the order of the ranks, positive and with the
+            sum 1 (default: equal).
         privacy: Every message then leaves this rank with noise, and every release is paid for.
         rounds: How many steps the noise is calibrated for; only with privacy.
         ledger: The file on rank 0 that remembers every release; only with privacy. Seeded noise, which simulates, can
@@ -89,6 +92,7 @@ class ClientOptimizer(Optimizer):
         lr: float,
         *,
         clients: int = 1,
+        weights: Sequence[float] | Tensor | None = None,
         privacy: Privacy | None = None,
         rounds: int | None = None,
         ledger: str | Path | None = None,
@@ -110,9 +114,12 @@ class ClientOptimizer(Optimizer):
             if dist.is_available() and dist.is_initialized()
             else SingleProcess()
         )
-        self._agree(clients, privacy, rounds, ledger is not None)
         self.n = clients * self.communicator.size
+        relative = checked_weights(weights, self.n) if weights is not None else None
+        self._relative = relative.tolist() if relative is not None and relative.unique().numel() > 1 else []
+        self._agree(clients, privacy, rounds, ledger is not None)
         self._clients = torch.arange(clients) + clients * self.communicator.rank
+        self._weights = self._flat.like.new_tensor(self._relative)[self._clients] if self._relative else None
         d = self._flat.dimension
         # A user's own functions may mix the clients that they see together, for some values only.
         one_by_one = privacy is not None and not works_by_rows(method)
@@ -153,8 +160,19 @@ class ClientOptimizer(Optimizer):
     ) -> OptimizerNoise:
         moved = f" {self._declared.spec()}" if self._declared is not None else ""
         start = self.communicator.on_rank_zero(lambda: f"{self._flat.checksum()} {self._step_sizes()}{moved}")
-        d = self._flat.dimension
-        return OptimizerNoise(privacy, self.method, self.n, d, rounds, seed, self.communicator, ledger, start, witness)
+        return OptimizerNoise(
+            privacy,
+            self.method,
+            self.n,
+            self._flat.dimension,
+            rounds,
+            seed,
+            self.communicator,
+            ledger,
+            start,
+            witness,
+            tuple(self._relative),
+        )
 
     def _of_rank_0(self, values: Tensor) -> Tensor:
         return self.communicator.sum(values if self.communicator.rank == 0 else torch.zeros_like(values))
@@ -210,12 +228,13 @@ class ClientOptimizer(Optimizer):
             self._take_gradient()
         messages, draft, faults = self._messages()
         if self._noise is None:
-            sent, kept = messages.sum(0), messages
+            weighted = messages if self._weights is None else messages * self._weights[:, None]
+            sent, kept = weighted.sum(0), messages
             if faults:
                 sent = torch.full_like(sent, torch.nan)  # so that all ranks notice that there is no sum
         else:
             self._noise.pay(self.round)
-            sent, kept = self._noise.outgoing(messages, self._clients)
+            sent, kept = self._noise.outgoing(messages, self._clients, self._weights)
         wait = self.communicator.sum_async(torch.cat([sent, self._position().to(sent.dtype)]))
         states = self._steps.commit(draft, kept)  # while the sum is computed
         total = wait()
@@ -240,7 +259,8 @@ class ClientOptimizer(Optimizer):
             self._flat.move(direction, self.param_groups)
             return
         x, tables = self._flat.values(), self._optimizer_tables
-        self._optimizer_tables = self._optimizer.step(x, direction, tables, self._step_sizes()[0], self.n)
+        variance = sum(weight**2 for weight in self._relative) if self._relative else self.n
+        self._optimizer_tables = self._optimizer.step(x, direction, tables, self._step_sizes()[0], variance)
         self._flat.set(x)
 
     def _messages(self) -> tuple[Tensor, Tables, list[str]]:
@@ -303,6 +323,7 @@ class ClientOptimizer(Optimizer):
             "lr": self._step_sizes(),
             "server_optimizer": self._declared.spec() if self._declared is not None else None,
             "clients": clients,
+            "weights": self._relative,
             "privacy": privacy.to_dict() if privacy else None,
             "rounds": rounds,
             "ledger": ledger,
@@ -341,6 +362,8 @@ class ClientOptimizer(Optimizer):
         facts = {"format": FORMAT, "method": method, "rank": self.communicator.rank, "ranks": self.communicator.size}
         facts |= {"clients": len(self._clients), "parameters": self._flat.shapes}
         facts |= {"server_optimizer": self._declared.spec() if self._declared is not None else None}
+        if self._relative:
+            facts["weights"] = self._relative
         return {**facts, "private": self._noise is not None}
 
     def spent(self) -> Spent:

@@ -66,8 +66,12 @@ class OptimizerNoise:
         ledger: str | Path | None,
         start: str,
         witness: str | Path | None = None,
+        weights: tuple[float, ...] = (),
     ) -> None:
-        """Raises `UsageError` if no rule covers the statement; `start` is a checksum, the same on all ranks."""
+        """Raises `UsageError` if no rule covers the statement; `start` is a checksum, the same on all ranks.
+
+        `weights`: n·w_i of all clients; empty for equal weights.
+        """
         if rounds is None:
             raise UsageError("privacy needs rounds, the number of steps that the noise must last for")
         if privacy.unit != "client" or privacy.sampling is not None:
@@ -83,7 +87,15 @@ class OptimizerNoise:
             )
         public = {"method": identity_of(method), "privacy": privacy.to_dict(), "rounds": rounds, "clients": clients}
         self._public, self._start = public | {"dimension": dimension, "seed": seed}, start
-        setting = Setting(clients, rounds, dimension=method.message_length(dimension), parameters=dimension)
+        if weights:
+            self._public["weights"] = weights
+        setting = Setting(
+            clients,
+            rounds,
+            dimension=method.message_length(dimension),
+            parameters=dimension,
+            weights=weights,
+        )
         gaps = GAPS if ledger is not None else (*GAPS, FORGETFUL)
         if seed is not None and privacy.noise == "seeded":
             gaps = (*gaps, REPEATED)
@@ -181,9 +193,12 @@ class OptimizerNoise:
         if self._ledger is None:
             self._mechanism.take_account(Event(z, count=count) for z, count in self._account.values() if count)
 
-    def outgoing(self, messages: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (what this rank sends, what the memories take)."""
-        kept = self._mechanism.send(messages, clients)
+    def outgoing(self, messages: Tensor, clients: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return (what this rank sends, what the memories take).
+
+        `weights`: n·w_i of these clients; None if all weights are equal.
+        """
+        kept = self._mechanism.send(messages, clients, weights)
         return self._mechanism.outgoing(torch.zeros_like(messages[0]), len(clients) / self._clients), kept
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:

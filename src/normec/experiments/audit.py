@@ -21,7 +21,7 @@ is audited as well and compared with the noise of all messages together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from ..privacy.mechanism import Mechanism, facts_of
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Buffers
 from ..storage.run_folder import RunStorage
+from ..training.client_weights import checked_weights
 from ..training.loop import TrainingLoop
 from ..training.run import Plan
 
@@ -56,6 +57,7 @@ def audit_method(
     confidence: float = 0.999,
     seed: int = 0,
     local: LocalSteps | None = None,
+    weights: Sequence[float] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Audit:
     """Try to refute the ε of `method` under `privacy` with `trials` runs with a canary and as many without.
@@ -70,6 +72,8 @@ def audit_method(
         confidence: A true mechanism is refuted with probability 1 − confidence at most.
         seed: Of the canary's direction and, for seeded noise, of the noise.
         local: The clients' local steps, by sgd without momentum; None: one gradient in a round.
+        weights: The clients' weights, with the sum 1 (default: equal). They are sorted, so that the first client is the
+            heaviest.
         progress: Is told how many of the runs are done.
 
     Returns:
@@ -83,12 +87,14 @@ def audit_method(
     if local is not None and (local.steps is None or local.optimizer != "sgd" or local.momentum):
         raise UsageError("the audit knows local steps by sgd without momentum; give local_steps, and leave those out")
     privacy = privacy.with_noise("seeded")
+    relative = checked_weights(sorted(weights, reverse=True), clients) if weights else None
     setting = Setting(
         clients,
         rounds,
         dimension=method.message_length(dimension),
         parameters=dimension,
         local_steps=local is not None,
+        weights=tuple(relative.tolist()) if relative is not None else (),
     )
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
@@ -96,7 +102,7 @@ def audit_method(
     direction = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, dimension)))
     direction /= direction.norm(dim=1, keepdim=True)
     observers = [(True, claim.epsilon)] if privacy.trust == "local" else [(False, claim.epsilon)]
-    if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean":
+    if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean" and relative is None:
         together = replace(composed, gain=math.sqrt(clients))  # the guarantee of the sum of all messages
         observers.append((False, together.epsilon(claim.sigma, privacy.delta)))
     views, done = [], 0
@@ -104,7 +110,7 @@ def audit_method(
         found = []
         for canary in (0, clients - 1):
             scenario = [
-                _Scenario(method, privacy.relation, clients, canary, direction, present, local)
+                _Scenario(method, privacy.relation, clients, canary, direction, present, local, relative)
                 for present in (True, False)
             ]
             seen = []
@@ -120,7 +126,9 @@ def audit_method(
             with_canary, without = (np.array(one.expected(rounds, per_message)) for one in scenario)
             found.append(View(f"canary is client {canary}", seen[0], seen[1], with_canary, without, epsilon))
         name = "single messages" if per_message else "the sum"
-        views += [_pooled(found, name), *(replace(one, name=f"{name}, {one.name}") for one in found)]
+        if relative is None:  # else the two canaries move the sum by different lengths
+            views.append(_pooled(found, name))
+        views += [replace(one, name=f"{name}, {one.name}") for one in found]
     return audit_releases(views, privacy.delta, confidence)
 
 
@@ -154,6 +162,7 @@ class _Scenario:
     directions: Tensor
     present: bool
     local: LocalSteps | None = None
+    weights: Tensor | None = None  # n·w_i, unless all are equal
 
     @property
     def steps(self) -> int:
@@ -207,11 +216,12 @@ class _Scenario:
             state = {name: rows.clone() for name, rows in steps.absent(before).items()}
             own = {name: rows[drawn] for name, rows in before.items()}
             sent[drawn], draft = steps.message(grads[drawn], own, None, public)
+            weighted = sent if self.weights is None else sent * self.weights[:, None]
             if steps.broadcasts:
-                _, server = steps.server_step(sent.sum(0) / self.clients, server)
+                _, server = steps.server_step(weighted.sum(0) / self.clients, server)
             for name, rows in steps.commit(draft, sent[drawn]).items():
                 state[name][drawn] = rows
-            seen += list(self.by_role(sent).numpy()) if per_message else [sent.sum(0).numpy()]
+            seen += list(self.by_role(sent).numpy()) if per_message else [weighted.sum(0).numpy()]
         return seen
 
 
@@ -292,6 +302,7 @@ def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setti
         evaluate_every=setting.rounds,
         full_gradient=False,
         local=scenario.local,
+        weights=scenario.weights,
     )
     rounds = TrainingLoop(problem, method, plan, _ScenarioEngine(scenario), RunStorage(None, {}), 0.0, (), mechanism)
     state = rounds.initial()

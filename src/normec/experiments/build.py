@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ..sampling.participation import FixedSize, Participation, Poisson
 from ..sampling.random_streams import derive_seed
 from ..settings.config import RunConfig, in_groups
 from ..training.callbacks import Callback
+from ..training.client_weights import KINDS, Weights
 from ..training.communicator import Communicator
 from ..training.options import Compute, Logging, Memory, Options, Storage
 from . import methods, server
@@ -125,6 +126,8 @@ def training(
     promised = privacy(config)
     if promised is not None and config.epochs is not None and config.batch_size is not None:
         promised.refuse_private_sizes(config.public_sizes)  # before any data are read
+    if promised is not None and config.weights == "records":
+        promised.refuse_private_sizes(config.public_sizes, "weights")
     return Options(
         lr=methods.step_size(config),
         rounds=methods.rounds(config),
@@ -139,6 +142,7 @@ def training(
         privacy=promised,
         public_sizes=config.public_sizes,
         participation=_participation(config),
+        weights=weights(config.weights),
         seed=config.seed,
         device=device(config.device),
         out=out,
@@ -170,8 +174,9 @@ def privacy(config: RunConfig) -> Privacy | None:
 
     if not config.private:
         defaults = RunConfig()
+        usual = {"memory": defaults.memory_used}  # which the record of a run without noise may hold
         for name in PRIVATE_SETTINGS:
-            if getattr(config, name) != getattr(defaults, name):
+            if getattr(config, name) not in (getattr(defaults, name), usual.get(name)):
                 raise UsageError(f"{name} is for private runs, but private = false; remove one of the two")
         return None
     return Privacy(
@@ -184,10 +189,11 @@ def privacy(config: RunConfig) -> Privacy | None:
         sampling=config.sample_rate if _sampling_gains(config) else None,
         honest=config.honest,
         noise=config.noise,
-        memory=config.memory,
+        memory=config.memory_used,
         sigma=config.sigma,
         replay=config.replay,
         record_clip=config.record_clip,
+        record_clip_by=config.record_clip_by or "record",
     )
 
 
@@ -211,6 +217,16 @@ def device(name: str) -> torch.device:
     except (RuntimeError, AssertionError):
         raise UsageError(f"there is no device {name!r} here; use auto, cpu or cuda") from None
     return found
+
+
+def weights(text: str | None) -> Weights:
+    """The clients' weights as `train` takes them, from the text of a setting."""
+    if text is None or text in KINDS:
+        return cast(Weights, text or "equal")
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"weights must be equal, records, or numbers as in 0.5,0.3,0.2, got {text!r}") from None
 
 
 def _participation(config: RunConfig) -> Participation | None:

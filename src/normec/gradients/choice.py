@@ -20,6 +20,7 @@ from .linear import LinearEngine, fits
 from .local_steps import LocalEngine, LocalLoop, OneByOne, steps_of
 from .loop import LoopEngine
 from .precision import Precision
+from .record_clip import RecordClip
 from .shared.engine import SharedEngine
 from .shared.rules import NoRule
 from .verified_engine import FastEngine, VerifiedEngine
@@ -40,7 +41,7 @@ def choose_engine(
     problem: Objective,
     batches: BatchSource | None,
     seed: int,
-    record_clip: float | None = None,
+    record_clip: RecordClip | None = None,
     precision: Precision = "tf32",
     rounds: int = 1,
     private: bool = False,
@@ -115,7 +116,7 @@ def _fast(
     problem: Problem,
     batches: BatchSource | None,
     seed: int,
-    record_clip: float | None,
+    record_clip: RecordClip | None,
     precision: Precision,
     private: bool,
     compiling: bool,

@@ -23,6 +23,7 @@ from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from ..sampling.batches import BatchSource
 from .engine import Block, upload
+from .record_clip import RecordClip
 
 _BLOCK_FLOATS = 2**24
 
@@ -40,7 +41,7 @@ class LinearEngine:
     recordable = False
 
     def __init__(
-        self, problem: Problem, records: ResidentRecords, batches: BatchSource | None, clip: float | None
+        self, problem: Problem, records: ResidentRecords, batches: BatchSource | None, clip: RecordClip | None
     ) -> None:
         self._problem, self._records, self._batches, self._clip = problem, records, batches, clip
         self._sizes = records.sizes
@@ -170,15 +171,21 @@ class LinearEngine:
             logs = F.log_softmax(logits, dim=-1)
             values = -logs.gather(-1, targets[..., None])[..., 0]
             slopes = logs.exp() - F.one_hot(targets, classes)
-        shares = weights
+        shares = shares_of_bias = weights
         if self._clip is not None:
-            squares = (inputs * inputs).sum(-1) + (0 if self._binary else 1)
+            inner = (inputs * inputs).sum(-1)
             # Squares below the normal numbers count as the smallest reliable one, so the norm is never too small.
-            steep = (slopes * slopes).sum(-1).clamp_min(smallest_reliable_norm(slopes.dtype) ** 2)
-            norms = (squares * steep).sqrt()
-            shares = weights * (self._clip / norms).clamp(max=1.0)
+            outer = (slopes * slopes).sum(-1).clamp_min(smallest_reliable_norm(slopes.dtype) ** 2)
+            if self._clip.by_layer and not self._binary:
+                shares = weights * self._clip.factors((inner * outer).sqrt(), layers=2)
+                shares_of_bias = weights * self._clip.factors(outer.sqrt(), layers=2)
+            else:
+                shares = weights * self._clip.factors(((inner + (0 if self._binary else 1)) * outer).sqrt())
+                shares_of_bias = shares
         weighted = slopes * shares[..., None]
         grads = torch.einsum("cbk,cbf->ckf", weighted, inputs).flatten(1)
         if not self._binary:
+            if shares_of_bias is not shares:
+                weighted = slopes * shares_of_bias[..., None]
             grads = torch.cat([grads, weighted.sum(1)], dim=1)
         return (values * weights).sum(1), grads

@@ -1,6 +1,7 @@
 """The reference engine: one client after the other, by plain autograd.
 
-With `record_clip`, the gradient of every record is clipped: (1/B) Σ Clip_C(∇ℓ_r(x)), with a fixed, public B.
+With `record_clip`, the gradient of every record is bounded, as `RecordClip` describes: (1/B) Σ Clip_C(∇ℓ_r(x)), with a
+fixed, public B.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from ..algorithms.operators import Clip
 from ..errors import UsageError
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
@@ -19,6 +19,7 @@ from ..sampling.batches import BatchSource
 from ..sampling.random_streams import Stream, derive_seed, seed_generators
 from .engine import Block
 from .precision import Precision, autocast
+from .record_clip import RecordClip
 
 _BLOCK_FLOATS = 2**24  # the most numbers in a block of gradients, 64 MiB in float32
 
@@ -36,7 +37,7 @@ class LoopEngine:
         problem: Objective,
         batches: BatchSource | None,
         seed: int,
-        record_clip: float | None = None,
+        record_clip: RecordClip | None = None,
         precision: Precision = "tf32",
     ) -> None:
         self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
@@ -109,11 +110,11 @@ class LoopEngine:
 
 
 def clipped_gradient(
-    problem: Problem, x: Tensor, client: int, rows: Tensor | None, clip: float, divisor: float
+    problem: Problem, x: Tensor, client: int, rows: Tensor | None, clip: RecordClip, divisor: float
 ) -> tuple[Tensor, Tensor]:
     """Return (loss, gradient) of a client on its records `rows` (None: all).
 
-    The gradient of each record is clipped to `clip`; their sum is divided by `divisor`. The penalty depends on no
+    The gradient of each record is bounded by `clip`; their sum is divided by `divisor`. The penalty depends on no
     record, so its gradient is added unclipped. The loss is for the history; no guarantee covers it.
     """
     some = rows is None or len(rows) > 0
@@ -121,7 +122,7 @@ def clipped_gradient(
     total, losses = torch.zeros_like(x), x.new_zeros(())
     for start in range(0, len(inputs), size := max(1, _CHUNK_FLOATS // len(x))):
         grads, values = record_gradients(problem, x, inputs[start : start + size], targets[start : start + size])
-        total += Clip(clip)(grads).sum(0)
+        total += clip(grads, problem.tensor_sizes).sum(0)
         losses += values.sum()
     total /= divisor
     loss = losses / divisor

@@ -33,8 +33,8 @@ def _distances(
 
 @triton.jit
 def _move(
-    g, m, index, factor, total, c, d, g_stride, m_stride, per_group, beta, keep, seed,
-    MEMORY: tl.constexpr, INDEX: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    g, m, index, factor, weight, total, c, d, g_stride, m_stride, per_group, beta, keep, seed,
+    MEMORY: tl.constexpr, INDEX: tl.constexpr, ROUND: tl.constexpr, WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     group = tl.program_id(1)
@@ -58,8 +58,12 @@ def _move(
                 held = tl.where(held == held, moved, held)  # the bits of NaN would wrap around to a number
                 message = (held - kept) / beta  # the message is what the memory took, so that ĝ stays the mean
             tl.store(m + where * m_stride + at, held.to(m.dtype.element_ty), mask=mask)
+            if WEIGHT:
+                message *= tl.load(weight + row)
             found += message
         else:
+            if WEIGHT:
+                s *= tl.load(weight + row)
             found += s * v
     tl.store(total + group * d + at, found, mask=mask)
 
@@ -81,17 +85,25 @@ def distances(g: Tensor, memory: Tensor | None, index: Tensor | None) -> Tensor:
 
 
 def move(
-    g: Tensor, memory: Tensor | None, index: Tensor | None, factor: Tensor, beta: float, keep: float, seed: int
+    g: Tensor,
+    memory: Tensor | None,
+    index: Tensor | None,
+    factor: Tensor,
+    beta: float,
+    keep: float,
+    seed: int,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """Return Σ factor·v with v = g − memory, and set memory ← keep·memory + beta·factor·v in place."""
+    """Return Σ weight·factor·v with v = g − memory, and set memory ← keep·memory + beta·factor·v in place."""
     c, d = g.shape
     block = 1024
     groups = max(1, min(32, c // 16))
     total = g.new_empty(groups, d)
     held = g if memory is None else memory
     _move[(triton.cdiv(d, block), groups)](
-        g, held, g if index is None else index, factor, total, c, d, g.stride(0), held.stride(0),
-        triton.cdiv(c, groups), beta, keep, seed & 0x7FFFFFFF,
-        MEMORY=memory is not None, INDEX=index is not None, ROUND=held.dtype == torch.bfloat16, BLOCK=block,
+        g, held, g if index is None else index, factor, g if weights is None else weights, total, c, d,
+        g.stride(0), held.stride(0), triton.cdiv(c, groups), beta, keep, seed & 0x7FFFFFFF,
+        MEMORY=memory is not None, INDEX=index is not None, ROUND=held.dtype == torch.bfloat16,
+        WEIGHT=weights is not None, BLOCK=block,
     )  # fmt: skip
     return total.sum(0) if groups > 1 else total[0]

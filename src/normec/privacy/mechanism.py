@@ -2,7 +2,7 @@
 
     mechanism.pay(k)                      pays for one release of round k at every call; raises `BudgetSpent`
     sent = mechanism.send(messages, …)    the messages for the memories, before or after the noise
-    mechanism.outgoing(sums, share, m)    this process's part of the sum, with its part of the noise
+    mechanism.outgoing(sums, share, v)    this process's part of the sum, with its part of the noise
     mechanism.received(whole)             the sum that the server sees
 
 Under "local" trust every message has its own noise, drawn for its client, so that the process of a client does not
@@ -270,20 +270,25 @@ class Mechanism:
         """Note that the rank with the ledger has paid for `round`."""
         self._paid, self._attempt, self._sum, self._recalled = round, attempt, None, False
 
-    def send(self, messages: Tensor, clients: Tensor) -> Tensor:
-        """Send messages ``[c, d]`` to the server; returns the messages with which memories are updated."""
+    def send(self, messages: Tensor, clients: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Send messages ``[c, d]`` to the server; returns the messages with which memories are updated.
+
+        `weights`: n·w_i of these clients, ``[c]``, if they are not equal. A sum takes weighted messages, and its noise
+        covers the heaviest; under local trust the server weights the messages that it receives.
+        """
         self._check_paid()
         if self._recalled:
             return messages
         if self.privacy.trust != "local":
+            weighted = messages if weights is None else messages * weights[:, None]
             if isinstance(self._source, GridNoise):
                 step = grid_step(self.release.sum_sigma(self.sigma))
-                self._add(snap(messages, step, self.release.bound).sum(0))
+                self._add(snap(weighted, step, self.release.bound * self.release.heaviest).sum(0))
             else:
-                self._add(messages.sum(0))
+                self._add(weighted.sum(0))
             return messages
         sent = self.noisy(messages, clients)
-        self._add(sent.sum(0))
+        self._add((sent if weights is None else sent * weights[:, None]).sum(0))
         return sent if self.keeps_noise else messages
 
     def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
@@ -293,36 +298,43 @@ class Mechanism:
         draws = [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]
         return messages + torch.stack(draws)
 
-    def outgoing(self, sums: Tensor, share: float = 1.0, messages: int = 0) -> Tensor:
+    def outgoing(self, sums: Tensor, share: float = 1.0, variance: float = 0) -> Tensor:
         """The noisy sum of this process for the round that was paid for last; integers for noise on a grid.
 
         Args:
             sums: The sum of the messages that were not passed to `send`.
             share: The fraction of all clients in this process, and so of the variance that is added.
-            messages: Under local trust, the number of messages in all processes that were not passed to `send`.
+            variance: Under local trust, the variance in units of σ² of the noise of the messages in all processes that
+                were not passed to `send`: their number, or the sum of their squared weights.
         """
         self._check_paid()
         sigma = self.release.sum_sigma(self.sigma)
-        if self.privacy.trust == "local" and not messages:
+        if self.privacy.trust == "local" and not variance:
             return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise):
             scale = math.sqrt(share) * sigma / grid_step(sigma)
             noise = torch.from_numpy(self._source.integers(len(sums), scale))
             return (noise if self._sum is None else self._sum.cpu() + noise).to(sums.device)
-        noise = share * self.noise_of_sum(sums, messages)
+        noise = share * self.noise_of_sum(sums, variance)
         return sums + noise if self._sum is None else self._sum + noise
 
-    def noise_of_sum(self, like: Tensor, messages: int) -> Tensor:
-        """The whole noise of the round that was paid for last, if `takes_sums`; under local trust for `messages`."""
+    def noise_of_sum(self, like: Tensor, variance: float) -> Tensor:
+        """The whole noise of the round that was paid for last, if `takes_sums`.
+
+        Under local trust it is the noise of the messages of the round, with `variance` in units of σ².
+        """
         self._check_paid()
         local = self.privacy.trust == "local"
-        sigma = self.sigma * math.sqrt(messages) if local else self.release.sum_sigma(self.sigma)
+        sigma = self.sigma * math.sqrt(variance) if local else self.release.sum_sigma(self.sigma)
         return self._draw(like, sigma, "sum")
 
-    def variance_of_sum(self, messages: int) -> float:
-        """The variance per coordinate of the noise in a round's sum, to which so many messages were added."""
+    def variance_of_sum(self, variance: float) -> float:
+        """The variance per coordinate of the noise in a round's sum.
+
+        Under local trust it is that of the messages of the round, with `variance` in units of σ².
+        """
         if self.privacy.trust == "local":
-            return self.sigma**2 * messages
+            return self.sigma**2 * variance
         return self.release.sum_sigma(self.sigma) ** 2
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:

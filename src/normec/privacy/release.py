@@ -1,9 +1,10 @@
 """The releases of a run, round by round, and the noise that they need; connects `rules` and `accounting`.
 
-σ is always the standard deviation per coordinate of ONE client's noise on its message. The observer named by
+σ is always the standard deviation per coordinate of ONE client's noise. Under local trust it is added to the message,
+and where a sum is seen to the weighted message (rule W); with equal weights they are the same. The observer named by
 `trust` faces σ·gain (secure sum: √honest, central: √n, local: 1), so round k has the noise multiplier
 
-    z_k = gain · σ / (Δ_k + surcharge·σ),    where Δ_k + surcharge·σ is at most 2·bound.
+    z_k = gain · σ / (Δ_k + surcharge·σ),    where Δ_k + surcharge·σ is at most 2·bound·heaviest.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Release:
         rounds: The number of rounds.
         surcharge: What snapping to the noise's grid adds to Δ_k, divided by σ.
         bound: The largest norm of a message.
+        heaviest: The largest factor by which a message is multiplied in the sum that is seen.
         dimension: The dimension of a message.
         notes: What belongs beside ε in a report.
 
@@ -47,6 +49,7 @@ class Release:
     rounds: int
     surcharge: float = 0.0
     bound: float = math.inf
+    heaviest: float = 1.0
     dimension: int | None = None
     notes: tuple[str, ...] = ()
 

@@ -9,12 +9,23 @@ never shown, and β plays no role.
 
 R1 client, replace: both messages lie in the ball of radius b, Δ = 2b.  R2 client, zero-out: one of them is 0, Δ = b.
 R3 record without a clip per record: one record can reverse the normalised vector, Δ = 2b in both relations.
-R4 record with a clip per record and a fixed normaliser: Δ_k of `record_sensitivity`.
+R4 record with a clip per record and a fixed normaliser: Δ_k of `record_sensitivity`. C is the largest norm of what one
+   record adds to its client's sum: that of the clip; 1 for record_clip="auto", because ‖g/(‖g‖ + γ)‖ < 1; and with L
+   layers that are bounded alone by C/√L, √(Σ_l C²/L) = C again.
 
 Local steps leave R1, R2 and S1 as they are. These rules use one fact of a client's message, ‖m_i‖ <= b, and this holds
 for every update that Ψ is given. A client's local steps read x, its own data and its own coins, and nothing of them is
 shown but the message. So their number, step size and optimizer do not enter Δ, and the number may depend on how many
 records the client holds. Noise is added once, to the message.
+
+W  weights w_i: with ω_i = n·w_i public, the server uses Σ ω_j m_j / n, so that equal weights are ω_i = 1. A sum that is
+   seen (T2, T3) is Σ (ω_j m_j) with the noise of T2 or T3: the noise is not weighted, and σ is that of equal weights.
+   A client i moves it by ω_i times what its message moves by, so Δ = max_i ω_i Δ_i, where Δ_i is that of R1 to R4 for
+   client i. With R4 and ω_i = n·n_i/N a record moves the sum by n·LC/N whichever client holds it. Where e_k > 0, cap,
+   shift and drift of `record_sensitivity` are each taken at their largest over the clients. Under T1 the observer sees
+   m_i + z_i whatever its weight: Δ = max_i Δ_i, and the weighted mean has noise of variance σ² Σ w_i². S1 holds with
+   Δ = b·max_i ω_i: its proof is about one client's vector of length at most Δ. The weights must be public: they, and
+   the Δ that follows from them, are not covered by the noise.
 
 T1 local: the observer sees m_i + z_i; σ_eff = σ.
 T2 secure-sum: it sees Σ(m_j + z_j) and may know all but `honest` of the z_j; σ_eff = σ√honest. Every client adds
@@ -45,6 +56,8 @@ from __future__ import annotations
 
 import math
 from typing import NoReturn
+
+import numpy as np
 
 from .record_sensitivity import Sensitivity
 from .release import Release
@@ -80,6 +93,7 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         sensitivity, rate = _client(facts, privacy, setting)
     else:
         sensitivity, rate = _record(facts, privacy, setting)
+    heaviest = setting.heaviest if privacy.trust != "local" else 1.0
     if not math.isfinite(sensitivity.cap) and not sensitivity.by_distance:
         _refuse(f"{facts.name} sends messages without a bound; use SmoothedNorm or Clip as its operator")
     drawn = 1.0 if privacy.trust == "local" else math.sqrt(setting.clients)
@@ -92,6 +106,7 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         rounds=setting.rounds,
         surcharge=_surcharge(privacy, setting, sensitivity, drawn),
         bound=facts.bound,
+        heaviest=heaviest,
         dimension=setting.dimension,
         notes=_notes(privacy, setting),
     )
@@ -119,8 +134,9 @@ def _refuse_leaks(facts: Facts, privacy: Privacy, setting: Setting) -> None:
 
 
 def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
-    """R1, R2, S1."""
+    """R1, R2, S1, W."""
     cap = facts.bound if privacy.relation == "zero-out" else 2 * facts.bound
+    cap *= setting.heaviest if privacy.trust != "local" else 1.0
     sampling = setting.sampling
     if not sampling.claims:
         return Sensitivity(cap), 1.0
@@ -135,7 +151,7 @@ def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
 
 
 def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
-    """R3, R4, S2."""
+    """R3, R4, S2, W."""
     if setting.local_steps:
         _refuse(
             "local steps have no rule at record level: a record moves every later iterate of its client, so its share"
@@ -160,15 +176,22 @@ def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
 
 
 def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden: bool) -> Sensitivity:
-    cap = 2 * facts.bound
-    if privacy.record_clip is None:
+    """The largest sensitivity over the clients, each with its own weight and its own number of records."""
+    weights = np.array(setting.weights if setting.weights and privacy.trust != "local" else (1.0,))
+    each = 2 * facts.bound  # how far one client's message can move
+    cap = float(each * weights.max())
+    if privacy.record_bound is None:
         return Sensitivity(cap)
     if setting.records is None or setting.batch.normaliser == "count":
         _refuse("a mean over a private number of records has no fixed sensitivity; divide by a public number, records=")
     if not math.isfinite(facts.lipschitz):
         return Sensitivity(cap)
-    shift = privacy.record_clip / setting.records * (1 if privacy.relation == "zero-out" else 2)
+    shifts = privacy.record_bound / np.array(setting.divisors) * (1 if privacy.relation == "zero-out" else 2)
+    shift = float((weights * shifts).max())
+    moved = float((weights * np.minimum(each, facts.lipschitz * shifts)).max())
     if not hidden:
+        if moved < (1 - 1e-12) * min(cap, facts.lipschitz * shift):  # the largest ω_i s_i is that of a capped client
+            shift = moved / facts.lipschitz
         return Sensitivity(cap, facts.lipschitz, shift)
     keep = 1 - facts.decay
     if facts.beta * facts.lipschitz > 2 * keep:
@@ -176,7 +199,7 @@ def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden
         _refuse(
             f"the record rule needs beta <= {limit:g} here, got {facts.beta:g}; lower beta or leave out record_clip"
         )
-    return Sensitivity(cap, facts.lipschitz, shift, facts.beta * min(facts.lipschitz * shift, cap), keep)
+    return Sensitivity(cap, facts.lipschitz, shift, facts.beta * moved, keep)
 
 
 def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, drawn: float) -> float:
@@ -203,7 +226,10 @@ def _notes(privacy: Privacy, setting: Setting) -> tuple[str, ...]:
     if setting.sampling.rate < 1 and privacy.trust == "secure-sum":
         notes.append("every client adds its noise in every round, drawn or not")
     if privacy.unit == "record" and privacy.record_clip is None:
-        notes.append("without a clip per record a record is protected no better than a whole client that is replaced")
+        notes.append(
+            "without a clip per record a record is protected no better than a whole client that is replaced; give"
+            " record_clip, or record_clip='auto', which has no threshold to choose"
+        )
     if not privacy.is_target:
         notes.append("the noise was given, not derived from a target: epsilon is what it amounts to, not a promise")
     return tuple(notes)

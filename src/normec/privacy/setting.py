@@ -101,14 +101,16 @@ class Setting:
         rounds: The number of rounds in which messages are sent, warm-up rounds included.
         sampling: Which clients take part in a round.
         batch: Which records of a client are part of its batch.
-        records: The fixed, public number by which a client divides its sum of clipped records; with clients of several
-            sizes, the smallest.
+        records: The fixed, public number by which a client divides its sum of clipped records: one for all clients
+            (where they differ, the smallest), or one for each.
         dimension: The dimension of a message.
         parameters: The number of the model's parameters, if a message has another dimension.
         buffers: Whether the model shares statistics of the data without noise (BatchNorm).
         start: "gradients" if the server's first estimate is computed from the clients' data without noise, and
             otherwise "public".
         local_steps: Whether a client's update comes from several steps on its own data instead of one gradient.
+        weights: The public numbers n·w_i by which the server multiplies the clients' messages, one for each client;
+            empty for equal weights.
 
     Raises:
         UsageError: A value is unknown or out of range.
@@ -116,23 +118,41 @@ class Setting:
     Example:
         >>> Setting(clients=100, rounds=300).sampling.rate
         1.0
+        >>> Setting(clients=2, rounds=300, weights=(1.5, 0.5)).heaviest
+        1.5
     """
 
     clients: int
     rounds: int
     sampling: Sampling = FULL
     batch: Sampling = FULL
-    records: float | None = None
+    records: float | tuple[float, ...] | None = None
     dimension: int | None = None
     parameters: int | None = None
     buffers: bool = False
     start: Literal["public", "gradients"] = "public"
     local_steps: bool = False
+    weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, rounds=self.rounds)
         one_of(("public", "gradients"), start=self.start)
-        if self.records is not None:
-            positive(records=self.records)
+        for name, given in (("weights", self.weights), ("records", self.divisors)):
+            if len(given) not in (0, 1, self.clients):
+                raise UsageError(f"{name} must be one number for each of {self.clients} clients, got {len(given)}")
+            for one in given:
+                positive(**{name: one})
         if self.dimension is not None:
             at_least(1, dimension=self.dimension)
+
+    @property
+    def heaviest(self) -> float:
+        """The largest weight n·w_i; 1 for equal weights."""
+        return max(self.weights, default=1.0)
+
+    @property
+    def divisors(self) -> tuple[float, ...]:
+        """`records` as a table: empty, one number for all clients, or one for each."""
+        if self.records is None:
+            return ()
+        return self.records if isinstance(self.records, tuple) else (self.records,)

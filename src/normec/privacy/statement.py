@@ -31,9 +31,19 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "trust": ("local", "secure-sum", "central"),
     "noise": ("seeded", "secure", "exact"),
     "memory": ("clean", "noisy"),
+    "record_clip_by": ("record", "layer"),
 }
 SIMULATION = "Simulation: seeded noise protects nobody. The same run with secure noise would make this promise."
+_BY_SIZES = {  # what follows from the clients' numbers of records, and what to give instead
+    "rounds": ("epochs of batches make the number of rounds, and with it the noise,", "give rounds"),
+    "weights": ("weights by records make the sum, and with it the noise,", "give weights that are public"),
+}
 _READINGS = ("per-coordinate", "total-norm", "variance")
+
+
+def default_memory(unit: str, trust: str) -> Memory:
+    """What memories take where nothing is said: what makes the noise of the statement smallest."""
+    return "noisy" if (unit, trust) == ("record", "local") else "clean"
 
 
 @dataclass(frozen=True)
@@ -51,11 +61,16 @@ class Privacy:
             None claims nothing.
         honest: Under "secure-sum", how many clients keep their noise secret, the protected one included (default: all).
         noise: "seeded" for simulations, "secure" or "exact" for deployments (default: what the context calls for).
-        memory: What the client adds to its memory g_i: the message before ("clean") or after ("noisy") the noise.
+        memory: What the client adds to its memory g_i: the message before ("clean") or after ("noisy") the noise. The
+            default is "noisy" for records under local trust, where a clean memory would add up what one record did to
+            all messages so far, and "clean" elsewhere.
         sigma: The standard deviation of one client's noise, per coordinate, instead of a target.
         replay: Take the noise from the paper's own formula for `epsilon`, in one of its readings. It is not a target;
             the true ε is reported.
-        record_clip: The norm to which every record's gradient is clipped before the client's mean is taken.
+        record_clip: The norm to which every record's gradient is clipped before the client's mean is taken, or "auto"
+            for g/(‖g‖ + 0.01), which has no threshold to choose and whose norm is below 1.
+        record_clip_by: Whether the clip bounds a record's whole gradient ("record"), or each of the model's L trainable
+            tensors alone by 1/√L of it ("layer").
 
     Raises:
         UsageError: A value is unknown or out of range, or two of them contradict each other.
@@ -73,10 +88,11 @@ class Privacy:
     sampling: float | None = None
     honest: int | None = None
     noise: Noise | None = None
-    memory: Memory = "clean"
+    memory: Memory | None = None  # `__post_init__` decides
     sigma: float | None = None
     replay: Replay | None = None
-    record_clip: float | None = None
+    record_clip: float | Literal["auto"] | None = None
+    record_clip_by: Literal["record", "layer"] = "record"
 
     def __post_init__(self) -> None:
         for name in (
@@ -89,6 +105,8 @@ class Privacy:
             value: Any = getattr(self, name)
             if not isinstance(value, int | float) and isinstance(value, Real):
                 object.__setattr__(self, name, float(value))
+        if self.memory is None:
+            object.__setattr__(self, "memory", default_memory(self.unit, self.trust))
         for name, choices in _CHOICES.items():
             if name != "noise" or self.noise is not None:
                 one_of(choices, **{name: getattr(self, name)})
@@ -102,9 +120,14 @@ class Privacy:
         if self.sampling is not None:
             fraction(sampling=self.sampling)
         if self.record_clip is not None:
-            positive(record_clip=self.record_clip)
+            if isinstance(self.record_clip, str):
+                one_of(("auto",), record_clip=self.record_clip)
+            else:
+                positive(record_clip=self.record_clip)
             if self.unit != "record":
                 raise UsageError("record_clip only matters for unit='record', got unit='client'; leave it out")
+        elif self.by_layer:
+            raise UsageError("record_clip_by='layer' needs record_clip, the norm of all layers together, or 'auto'")
         if self.honest is not None:
             at_least(1, honest=self.honest)
             if self.trust != "secure-sum":
@@ -131,24 +154,39 @@ class Privacy:
         """
         return self if self.noise is not None else dataclasses.replace(self, noise=default)
 
-    def refuse_private_sizes(self, public_sizes: bool) -> None:
-        """Refuse a number of rounds, and with it a noise, that depends on the numbers of records of protected clients.
+    def refuse_private_sizes(self, public_sizes: bool, what: Literal["rounds", "weights"] = "rounds") -> None:
+        """Refuse rounds or weights, and with them a noise, that depend on the numbers of records of protected clients.
 
         Args:
             public_sizes: Whether the caller declares the numbers of records public.
+            what: What follows from these numbers: the "rounds" of some epochs, or the clients' "weights".
 
         Raises:
             UsageError: They are not public, and the statement protects whole clients.
         """
         if self.unit == "client" and not public_sizes:
+            source, cure = _BY_SIZES[what]
             raise UsageError(
-                "epochs of batches make the number of rounds, and with it the noise, a function of how many records "
-                "the clients hold, which unit='client' protects; give rounds, or declare these numbers public with "
-                "public_sizes=True"
+                f"{source} a function of how many records the clients hold, which unit='client' protects; {cure}, or "
+                "declare these numbers public with public_sizes=True"
             )
 
+    @property
+    def record_bound(self) -> float | None:
+        """The largest norm of one record's share of its client's sum; None without a clip per record."""
+        return 1.0 if isinstance(self.record_clip, str) else self.record_clip
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether the clip per record bounds each trainable tensor alone."""
+        return self.record_clip_by == "layer"
+
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The statement in plain values; runs are known by it, so that what is not used is left out."""
+        stated = dataclasses.asdict(self)
+        if not self.by_layer:
+            del stated["record_clip_by"]
+        return stated
 
     def promise(self, clients: int | None = None) -> str:
         """Who is protected from whom, in one paragraph."""

@@ -330,17 +330,24 @@ class RunConfig(BaseModel):
     noise: Literal["seeded", "secure", "exact"] = setting(
         "seeded", "Source of the noise: {values}; seeded noise is for simulations", "privacy", federated=True
     )
-    memory: Literal["clean", "noisy"] = setting(
-        "clean",
+    memory: Literal["clean", "noisy"] | None = setting(
+        None,
         "Whether memories take messages before the noise (clean) or after it (noisy)",
         "privacy",
+        unset="clean; noisy with unit = record and trust = local",
         federated=True,
+        follows=("unit", "trust"),
     )
     replay: Literal["per-coordinate", "total-norm", "variance"] | None = setting(
         None, "Use the paper's noise formula, read as {values}; ε is then reported, not a target", "privacy"
     )
-    record_clip: float | None = setting(
-        None, "Norm to which each record's gradient is clipped, with unit = record", "privacy"
+    record_clip: float | Literal["auto"] | None = setting(
+        None,
+        "Norm to which each record's gradient is clipped, with unit = record, or auto for a norm below 1",
+        "privacy",
+    )
+    record_clip_by: Literal["record", "layer"] | None = setting(
+        None, "What record_clip bounds: the gradient of a whole record, or each layer alone", "privacy", unset="record"
     )
     witness: str | None = setting(
         None,
@@ -439,6 +446,14 @@ class RunConfig(BaseModel):
     sample_count: int | None = setting(
         None, "Clients that take part in a round, instead of sample_rate", "training", unset="every client takes part"
     )
+    weights: str | None = setting(
+        None,
+        "Weights of the clients: {values} (each client's share of all records), or their numbers, as 0.5,0.3,0.2",
+        "training",
+        unset="equal",
+        federated=True,
+        values=("equal", "records"),
+    )
     initial_memory: Literal["zero", "gradient"] = setting("zero", "First memories of the clients: {values}", "training")
     seed: int | None = setting(
         None,
@@ -508,7 +523,12 @@ class RunConfig(BaseModel):
 
     def identity_settings(self) -> dict[str, Any]:
         """Return the settings that the run's numbers depend on; `diagnostics` only decides which are recorded."""
-        return self.record(name for name in IDENTITY if name != "diagnostics")
+        return self.record(name for name in IDENTITY if name != "diagnostics") | {"memory": self.memory_used}
+
+    @property
+    def memory_used(self) -> Literal["clean", "noisy"]:
+        """What memories take: as given, or what suits the unit and the trust (`privacy.statement.default_memory`)."""
+        return self.memory or ("noisy" if (self.unit, self.trust) == ("record", "local") else "clean")
 
     def record(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the settings that have a value, in plain types; only those in `names`, if given."""

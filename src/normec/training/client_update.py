@@ -49,9 +49,18 @@ class ClientUpdate:
     """Computes the messages of a run with the method's functions or with its fused form."""
 
     def __init__(
-        self, method: Method, steps: Steps, dimension: int, seed: int, mechanism: Mechanism | None, faults: Faults
+        self,
+        method: Method,
+        steps: Steps,
+        dimension: int,
+        seed: int,
+        mechanism: Mechanism | None,
+        faults: Faults,
+        weights: Tensor | None = None,
     ) -> None:
+        """`weights`: n·w_i of the clients that live here; None where all clients have equal weights."""
         self._steps, self._seed, self._mechanism, self._faults = steps, seed, mechanism, faults
+        self._weights = weights
         # The bound for which the noise was calibrated, even if the method states another one later.
         self.bound = mechanism.release.bound if mechanism is not None else method.bound
         self._sparse = not math.isfinite(self.bound)
@@ -69,20 +78,24 @@ class ClientUpdate:
         if self.form is None:
             raise TypeError("the method has no fused form")
         seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
-        sent = fused_update.apply_fused(self.form, block, state.clients.get(MEMORY), seed)
+        sent = fused_update.apply_fused(self.form, block, state.clients.get(MEMORY), seed, self.weights_of(block))
         self._faults.note_lengths(block, sent.lengths, self.bound, state.round)
         if meter is not None:
             meter.add_messages(sent.lengths)
             if self.form.memory:
-                meter.add_distances(sent.distances)
+                meter.add_distances(block, sent.distances)
         return sent.total
+
+    def weights_of(self, block: Block) -> Tensor | None:
+        """n·w_i of the block's clients, ``[c]``; None where all clients have equal weights."""
+        return self._weights[block.rows] if self._weights is not None else None
 
     def draft(self, state: State, block: Block, meter: Meter | None) -> Drafted:
         """Return the block's messages and the drafts of its clients' new states; nothing is sent or changed."""
         own = {name: read_rows(table, block, state.x) for name, table in state.clients.items()}
         key = Key(Stream(self._seed, "operator"), state.round, block.clients)
         if meter is not None and self._steps.has_memory:
-            meter.add_distances(norms(block.grads - own[MEMORY]))
+            meter.add_distances(block, norms(block.grads - own[MEMORY]))
         messages, draft = self._steps.message(block.grads, own, key, self._steps.broadcast(state.server))
         lengths = norms(messages)
         if meter is not None:
@@ -101,19 +114,19 @@ class ClientUpdate:
         v = block.grads - read_rows(memory, block, state.x) if memory is not None else block.grads
         distances = norms(v)
         if memory is not None:
-            meter.add_distances(distances)
+            meter.add_distances(block, distances)
         meter.add_messages(self.form.scale(distances) * distances)
 
     def send(self, state: State, drafted: Drafted) -> Tensor:
         """Return what the block adds to the round's sum, and update its clients' states; the round must be paid for."""
-        block, messages = drafted.block, drafted.messages
+        block, messages, weights = drafted.block, drafted.messages, self.weights_of(drafted.block)
         if self._mechanism is None:
-            total = messages.sum(0)
+            total = _summed(messages, weights)
         else:
             total = state.x.new_zeros(self._steps.message_length)
             if not self._mechanism.simulated and bool(self._faults.broken):
                 return total  # a block after the payment was invalid; the round ends with an error
-            messages = self._mechanism.send(messages, block.clients)
+            messages = self._mechanism.send(messages, block.clients, weights)
         if not state.clients:
             return total
         new = self._steps.commit(drafted.draft, messages)
@@ -124,7 +137,7 @@ class ClientUpdate:
                 # The message is what the rounded memory took, so that ĝ stays the mean of the memories.
                 between = self._method.sent_between
                 if between is not None:
-                    total = between(drafted.draft[MEMORY], kept.to(new[name])).sum(0)
+                    total = _summed(between(drafted.draft[MEMORY], kept.to(new[name])), weights)
         return total
 
     def idle(self, state: State, drawn: Tensor) -> None:
@@ -146,3 +159,8 @@ class ClientUpdate:
         for name, new in self._steps.absent(held).items():
             table = state.clients[name]
             table[rows.to(table.device)] = fused_update.rounded(new, table.dtype, seed).to(table.device)
+
+
+def _summed(messages: Tensor, weights: Tensor | None) -> Tensor:
+    """Σ m_i of rows ``[c, d]``; Σ ω_i m_i with weights ``[c]``."""
+    return messages.sum(0) if weights is None else (messages * weights[:, None]).sum(0)

@@ -26,38 +26,51 @@ _TILE = 2**22  # numbers per tile of rows, so that gradients and memory of a til
 
 @dataclass(frozen=True)
 class Sent:
-    """The messages of a block: their sum Σ m_i ``[d]``, and for each client ‖∇f_i − g_i‖ and ‖m_i‖ ``[c, 1]``."""
+    """The messages of a block: their sum Σ m_i ``[d]``, and for each client ‖∇f_i − g_i‖ and ‖m_i‖ ``[c, 1]``.
+
+    With weights the sum is Σ ω_i m_i.
+    """
 
     total: Tensor
     distances: Tensor
     lengths: Tensor
 
 
-def apply_fused(form: ScaledDifference, block: Block, memory: Tensor | None, seed: int) -> Sent:
+def apply_fused(
+    form: ScaledDifference, block: Block, memory: Tensor | None, seed: int, weights: Tensor | None = None
+) -> Sent:
     """Compute the messages of a block and update its rows of `memory` in place; the gradients are overwritten.
 
-    `seed` decides how a bfloat16 memory is rounded; pass a different one for every block.
+    `seed` decides how a bfloat16 memory is rounded; pass a different one for every block. `weights`: the block's ω_i,
+    ``[c]``, if they are not equal.
     """
     if not form.memory or memory is None:
-        return _update(form, block.grads, None, None, seed)
+        return _update(form, block.grads, None, None, seed, weights)
     if memory.device != block.grads.device:  # rows on another device are copied to the gradients' device and back
         where = block.rows if isinstance(block.rows, slice) else block.row_numbers
         held = memory[where].to(block.grads.device)
-        sent = _update(form, block.grads, held, None, seed)
+        sent = _update(form, block.grads, held, None, seed, weights)
         memory[where] = held.to(memory.device)
         return sent
     if isinstance(block.rows, slice):
-        return _update(form, block.grads, memory[block.rows], None, seed)
-    return _update(form, block.grads, memory, block.rows, seed)
+        return _update(form, block.grads, memory[block.rows], None, seed, weights)
+    return _update(form, block.grads, memory, block.rows, seed, weights)
 
 
-def _update(form: ScaledDifference, grads: Tensor, memory: Tensor | None, index: Tensor | None, seed: int) -> Sent:
+def _update(
+    form: ScaledDifference,
+    grads: Tensor,
+    memory: Tensor | None,
+    index: Tensor | None,
+    seed: int,
+    weights: Tensor | None,
+) -> Sent:
     if kernels.usable(grads) and grads.dtype == torch.float32 and (memory is None or kernels.usable(memory)):
         from ..kernels import update
 
         distances = update.distances(grads, memory, index)
         factor = form.scale(distances)
-        total = update.move(grads, memory, index, factor, form.step, form.keep, seed)
+        total = update.move(grads, memory, index, factor, form.step, form.keep, seed, weights)
         return Sent(total, distances, factor * distances)
     held = memory[index] if memory is not None and index is not None else memory
     rows = max(1, _TILE // grads.shape[1]) if grads.device.type == "cpu" else len(grads)
@@ -73,9 +86,10 @@ def _update(form: ScaledDifference, grads: Tensor, memory: Tensor | None, index:
             kept = form.keep * held[tile].to(v.dtype)
             held[tile] = rounded(kept + form.step * factor * v, held.dtype, seed + start)
             # The message is what the rounded memory took, so that ĝ stays the mean of the memories.
-            total += (held[tile].to(v.dtype) - kept).sum(0) / form.step
+            taken = held[tile].to(v.dtype) - kept
+            total += (taken if weights is None else taken * weights[tile, None]).sum(0) / form.step
         else:
-            total.addmv_(v.T, factor[:, 0])
+            total.addmv_(v.T, factor[:, 0] if weights is None else factor[:, 0] * weights[tile])
             if held is not None:
                 own = held[tile]
                 (own.mul_(form.keep) if form.keep != 1 else own).addcmul_(v, form.step * factor)

@@ -70,7 +70,8 @@ class GraphedRound:
             self._lr.fill_(now[1])
         moving = [] if isinstance(block.rows, slice) else [block.rows]
         if self._mechanism is not None:
-            moving.append(self._mechanism.noise_of_sum(state.x, len(block.clients)))
+            variance = self._plan.noise_variance(block.clients, self._n)
+            moving.append(self._mechanism.noise_of_sum(state.x, variance))
 
         def compute(*inputs: Tensor) -> None:
             rows = block.rows if isinstance(block.rows, slice) else inputs[0]
@@ -89,8 +90,9 @@ class GraphedRound:
         self._faults.note_losses(block, self._round)
         if self._update.form is None:
             raise TypeError("only a fused form can be captured")
+        weights = self._update.weights_of(block)
         # The seed is used only for memories of lower precision.
-        sent = fused_update.apply_fused(self._update.form, block, state.clients.get(MEMORY), 0)
+        sent = fused_update.apply_fused(self._update.form, block, state.clients.get(MEMORY), 0, weights)
         self._faults.note_lengths(block, sent.lengths, self._update.bound, self._round)
         total = sent.total if noise is None else sent.total + noise
         self._faults.note_sum(total, self._round)

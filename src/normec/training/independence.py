@@ -33,6 +33,7 @@ from ..algorithms.method import Method, Steps, rows_like
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..gradients.loop import LoopEngine, record_gradients
+from ..gradients.record_clip import RecordClip
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords, length
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
@@ -47,13 +48,13 @@ Part = TypeVar("Part")
 Some = TypeVar("Some", bound=Objective)
 
 
-def refuse_coupled_clients(problem: Objective, seed: int, record_clip: float | None) -> None:
+def refuse_coupled_clients(problem: Objective, seed: int, record_clip: RecordClip | None) -> None:
     """Refuse a problem in which one client's gradient depends on another client's data, or does not repeat.
 
     Args:
         problem: The problem; it is not changed.
         seed: The seed of the run, which decides what dropout and random transforms draw.
-        record_clip: The norm to which every record's gradient is clipped; if given, records are checked as well.
+        record_clip: How every record's gradient is bounded; if given, records are checked as well.
 
     Raises:
         UsageError: A gradient changed with another client's data, or between two computations.
@@ -144,7 +145,7 @@ def _triples(clients: int) -> list[tuple[int, int, int]]:
     return [(0, 1, last if last > 1 else 0), (last, 0, clients // 2)]
 
 
-def _compare_clients(problem: Objective, seed: int, clip: float | None, mine: int, other: int, third: int) -> None:
+def _compare_clients(problem: Objective, seed: int, clip: RecordClip | None, mine: int, other: int, third: int) -> None:
     what = f"the gradient of client {mine} changes when client {other} is computed before it"
     if not isinstance(problem, FunctionProblem | Problem):
         found = []
@@ -217,7 +218,7 @@ class _Beginning(Dataset[Any]):
         return self._dataset[record]
 
 
-def _after(before: Sequence[Objective], pair: Objective, seed: int, clip: float | None) -> Tensor:
+def _after(before: Sequence[Objective], pair: Objective, seed: int, clip: RecordClip | None) -> Tensor:
     """Return loss and gradient of client 0, from fresh copies that computed client 1 of each of `before` first."""
     pair = _with_parts(pair, pair, _fresh)
     for other in before:
@@ -243,7 +244,7 @@ def _fresh(part: Part) -> Part:
         return part
 
 
-def _gradient(problem: Objective, client: int, seed: int, clip: float | None) -> Tensor:
+def _gradient(problem: Objective, client: int, seed: int, clip: RecordClip | None) -> Tensor:
     """Return the client's loss and gradient at the start, on all its records."""
     loop = LoopEngine(problem, None, seed, clip)
     (block,) = loop.blocks(problem.x0, problem.initial_buffers(), 0, torch.tensor([client]))

@@ -38,7 +38,7 @@ from .metrics import Faults, Meter
 from .model_step import ModelStep
 from .observer import Observer, broken_rows, copied
 from .repeatability import computation_digest, machine_facts, sums_in_fixed_order
-from .run import ClientTable, Plan, Run, State, batches_of
+from .run import ClientTable, Plan, Run, State, batches_of, record_clip_of
 from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_state, tensor_forms
 from .stopwatch import Stopwatch
 
@@ -69,7 +69,7 @@ class TrainingLoop:
         communicator = communicator or SingleProcess()
         self.problem, self.method, self.plan, self.storage = problem, method, plan, storage
         self.mechanism = mechanism
-        clip = mechanism.privacy.record_clip if mechanism is not None else None
+        clip = record_clip_of(mechanism.privacy) if mechanism is not None else None
         batches = batches_of(problem, plan)
         private = mechanism is not None
         self.engine = choose_engine(
@@ -81,7 +81,10 @@ class TrainingLoop:
         one_by_one = mechanism is not None and not works_by_rows(method)
         self.method_steps = Steps(method, problem.x0, one_by_one)
         self.faults = Faults(self.own, problem.x0.device)
-        self.update = ClientUpdate(method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults)
+        self.weights = plan.weights[self.own.start : self.own.stop].to(problem.x0) if plan.weights is not None else None
+        self.update = ClientUpdate(
+            method, self.method_steps, len(problem.x0), plan.seed, mechanism, self.faults, self.weights
+        )
         self.model_step = ModelStep(method, plan, problem.x0, problem.clients, mechanism)
         self.observer = Observer(
             problem,
@@ -93,6 +96,7 @@ class TrainingLoop:
             callbacks,
             mechanism,
             communicator,
+            self.weights,
         )
         self.watch = Stopwatch()
         self.budget = (
@@ -233,7 +237,7 @@ class TrainingLoop:
                 closed = row is None and self.begun and self.graphed.can_run(state, block, count)
                 if closed:
                     self._pay(state)
-                    self.model_step.move(state, self.graphed.run(state, block), count)
+                    self.model_step.move(state, self.graphed.run(state, block), drawn)
                 else:
                     sent = self._send(state, block, meter)
                     total = sent if total is None else total + sent
@@ -244,7 +248,7 @@ class TrainingLoop:
         total = self._no_messages(state) if total is None else total
         if drawn is not None:
             self.update.idle(state, self._local_rows(drawn))
-        total = self._whole(total, state, count, looked_at=row is not None)
+        total = self._whole(total, state, drawn, looked_at=row is not None)
         if (row is not None or self._on_host or self.recording) and (self.communicator.size == 1 or self.faulty):
             self._check(state)
         self._record_release(k, total)
@@ -254,7 +258,7 @@ class TrainingLoop:
             self.observer.record(row, meter, drawn, self.begun)
         with self.watch.timed("update"):
             direction, server = self.method_steps.server_step(total / n, state.server)
-            self.model_step.move(state, direction, count)
+            self.model_step.move(state, direction, drawn)
             for name, new in server.items():  # recordings know the places of these tensors
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
         self._count(state, count)
@@ -286,8 +290,8 @@ class TrainingLoop:
         if mechanism is not None and self.recording and round not in self.recorded:
             self.communicator.on_rank_zero(lambda: self.storage.releases.append(round, mechanism.attempt, total))
 
-    def _whole(self, total: Tensor, state: State, count: int, looked_at: bool) -> Tensor:
-        """Return the sum of all `count` clients' messages, noise included, from the sum over this rank's clients.
+    def _whole(self, total: Tensor, state: State, drawn: Tensor | None, looked_at: bool) -> Tensor:
+        """Return the sum of all drawn clients' messages, noise included, from the sum over this rank's clients.
 
         The same all-reduce carries flags: whether a rank has a fault, whether to stop, and, by the clock of rank 0,
         whether a checkpoint is due. On a GPU the flags are read only in rounds with a row of history.
@@ -298,8 +302,9 @@ class TrainingLoop:
             total = self._no_messages(state)
             total = self.storage.releases.read(k, total) if known else total
         elif self.mechanism is not None:
-            share, summed = len(self.own) / self.problem.clients, count if self.update.fused else 0
-            total = self.mechanism.outgoing(total, share, summed)
+            n = self.problem.clients
+            variance = self.plan.noise_variance(drawn, n) if self.update.fused else 0
+            total = self.mechanism.outgoing(total, len(self.own) / n, variance)
         self.faults.note_sum(total, k)
         if self.communicator.size == 1:
             return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
@@ -434,7 +439,14 @@ class TrainingLoop:
 
         plan, folder = self.plan, self.storage.out
         state = initial_state(
-            self.problem, self.method_steps, plan.memory, plan.initial_memory, noted(), folder, self.communicator
+            self.problem,
+            self.method_steps,
+            plan.memory,
+            plan.initial_memory,
+            noted(),
+            folder,
+            self.communicator,
+            self.weights,
         )
         self._check(state)
         self.model_step.begin(state)

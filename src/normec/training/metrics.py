@@ -23,23 +23,35 @@ class Meter:
 
     Where clients make local steps, losses and gradients are those at x, on the batches of the first step, and memories
     are compared with the updates.
+
+    With weights all means are weighted, except the mean of the messages' norms.
     """
 
-    def __init__(self, x: Tensor) -> None:
-        self._grad = torch.zeros_like(x)
+    def __init__(self, x: Tensor, weights: Tensor | None = None) -> None:
+        """`weights`: n·w_i of the clients that live here; None where all clients have equal weights."""
+        self._grad, self._weights = torch.zeros_like(x), weights
         self._loss, self._square, self._error, self._sent, self._longest = x.new_zeros(5)
-        self._count = self._messages = 0
+        self._count: float = 0  # of clients; with weights, the sum of theirs
+        self._messages = 0
 
     def add(self, block: Block) -> None:
         """Add the losses and gradients of a block; call it before the gradients are overwritten."""
+        if self._weights is not None:
+            weights = self._weights[block.rows]
+            self._count += float(weights.sum())
+            self._loss += weights @ block.losses
+            self._grad += weights @ block.gradients
+            self._square += weights @ norms(block.gradients)[:, 0].square()
+            return
         self._count += len(block.losses)
         self._loss += block.losses.sum()
         self._grad += block.gradients.sum(0)
         self._square += norms(block.gradients).square().sum()
 
-    def add_distances(self, distances: Tensor) -> None:
-        """Add ‖∇f_i − g_i‖ of the block's clients, with the memories before this round."""
-        self._error += distances.sum()
+    def add_distances(self, block: Block, distances: Tensor) -> None:
+        """Add ‖∇f_i − g_i‖ ``[c, 1]`` of the block's clients, with the memories before this round."""
+        weighted = distances if self._weights is None else self._weights[block.rows, None] * distances
+        self._error += weighted.sum()
 
     def add_messages(self, lengths: Tensor) -> None:
         """Add ‖m_i‖ of the block's clients, without noise."""
@@ -56,7 +68,8 @@ class Meter:
         whole = communicator.sum(torch.cat([self._grad, torch.stack(scalars), counts]))
         self._grad = whole[:-6]
         self._loss, self._square, self._error, self._sent = whole[-6:-2]
-        self._count, self._messages = map(int, whole[-2:].tolist())
+        self._count, messages = whole[-2:].tolist()
+        self._messages = int(messages)
         self._longest = communicator.max(self._longest.clone())
 
     def read(self, *, exact: bool, feedback: bool) -> dict[str, Any]:

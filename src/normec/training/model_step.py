@@ -47,11 +47,15 @@ class NoiseVariance:
             )
         self._keep, self._gain = response
 
-    def after(self, before: float, messages: int) -> float:
-        """The variance in a round in which so many messages were sent, from that of the round before."""
+    def after(self, before: float, of_messages: float) -> float:
+        """The variance in a round, from that of the round before.
+
+        `of_messages`: in units of σ², the variance of the noise in the sum of the round's messages if each has its own
+        (`Plan.noise_variance`).
+        """
         if self._mechanism is None:
             return 0.0
-        mean = self._mechanism.variance_of_sum(messages) / self._clients**2
+        mean = self._mechanism.variance_of_sum(of_messages) / self._clients**2
         return self._keep**2 * before + self._gain**2 * mean
 
 
@@ -77,17 +81,17 @@ class OptimizerStep:
         noise = {NOISE: torch.zeros((), dtype=torch.float64)} if self._noise is not None else {}
         return {**self._steps.initial_tables(), **noise}
 
-    def take_noise(self, tables: Tables, messages: int) -> float:
-        """Note the noise of a round in which so many messages were sent; returns its variance in the direction."""
+    def take_noise(self, tables: Tables, of_messages: float) -> float:
+        """Note the noise of a round, as `NoiseVariance.after` takes it; returns its variance in the direction."""
         if self._noise is None:
             return 0.0
-        variance = self._noise.after(float(tables[NOISE]), messages)
+        variance = self._noise.after(float(tables[NOISE]), of_messages)
         tables[NOISE].fill_(variance)
         return variance
 
-    def step(self, x: Tensor, direction: Tensor, tables: Tables, lr: float, messages: int) -> Tables:
-        """Move x along the direction of so many messages, in place, and return the new state."""
-        variance = self.take_noise(tables, messages)
+    def step(self, x: Tensor, direction: Tensor, tables: Tables, lr: float, of_messages: float) -> Tables:
+        """Move x along the direction, in place, and return the new state; `of_messages` as in `take_noise`."""
+        variance = self.take_noise(tables, of_messages)
         noise = {NOISE: tables[NOISE]} if self._noise is not None else {}
         return {**self._steps.step(x, direction, tables, lr, variance), **noise}
 
@@ -99,7 +103,7 @@ class ModelStep:
     """
 
     def __init__(self, method: Method, plan: Plan, x: Tensor, clients: int, mechanism: Mechanism | None) -> None:
-        self._plan, declared = plan, plan.server_optimizer
+        self._plan, self._clients, declared = plan, clients, plan.server_optimizer
         self._optimizer = OptimizerStep(declared, method, x, clients, mechanism) if declared is not None else None
 
     def begin(self, state: State) -> None:
@@ -108,21 +112,25 @@ class ModelStep:
             state.optimizer |= self._optimizer.initial_tables()
         self._average(state, state.round)
 
-    def move(self, state: State, direction: Tensor | None, messages: int) -> None:
-        """Make the step of the state's round, in which so many messages were sent; None: x has moved already."""
+    def move(self, state: State, direction: Tensor | None, drawn: Tensor | None) -> None:
+        """Make the step of the state's round with the `drawn` clients (None: all).
+
+        Without a direction x has moved already.
+        """
         if direction is not None and self._optimizer is not None:
-            self._optimize(self._optimizer, state, direction, messages)
+            self._optimize(self._optimizer, state, direction, drawn)
         elif direction is not None:
             state.x -= self._plan.step_size(state.round) * direction
         self._average(state, state.round + 1)
 
-    def _optimize(self, optimizer: OptimizerStep, state: State, direction: Tensor, messages: int) -> None:
+    def _optimize(self, optimizer: OptimizerStep, state: State, direction: Tensor, drawn: Tensor | None) -> None:
+        variance = self._plan.noise_variance(drawn, self._clients)
         if state.round < self._plan.warmup:
-            optimizer.take_noise(state.optimizer, messages)
+            optimizer.take_noise(state.optimizer, variance)
             return
         average = {AVERAGE: state.optimizer[AVERAGE]} if AVERAGE in state.optimizer else {}
         lr = self._plan.step_size(state.round)
-        state.optimizer = {**optimizer.step(state.x, direction, state.optimizer, lr, messages), **average}
+        state.optimizer = {**optimizer.step(state.x, direction, state.optimizer, lr, variance), **average}
 
     def _average(self, state: State, k: int) -> None:
         """Take x^k into the average."""

@@ -50,9 +50,11 @@ class Observer:
         callbacks: Sequence[Callback],
         mechanism: Mechanism | None,
         communicator: Communicator,
+        weights: Tensor | None = None,
     ) -> None:
+        """`weights`: n·w_i of the clients that live here; None where all clients have equal weights."""
         self._problem, self._update, self._steps, self._plan, self._engine = problem, update, steps, plan, engine
-        self._communicator = communicator
+        self._communicator, self._weights = communicator, weights
         self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
         self._own = communicator.local_clients(problem.clients)
         self._payload = steps.method.payload(steps.message_length, problem.x0.element_size())
@@ -74,12 +76,12 @@ class Observer:
             "bytes": self._payload * messages / self._problem.clients,
         }
         if self._plan.diagnostics and self._plan.full_gradient and not self._exact(drawn):
-            meter = Meter(state.x)
+            meter = Meter(state.x, self._weights)
             feedback = self._steps.has_memory and self._plan.local is None  # else memories follow the round's updates
             for block in self._blocks(state, None, full=True):
                 meter.add(block)
                 if feedback:
-                    meter.add_distances(distances(block, state.memory))
+                    meter.add_distances(block, distances(block, state.memory))
             meter.merge(self._communicator)
             row |= meter.read(exact=True, feedback=feedback)
         if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
@@ -108,7 +110,7 @@ class Observer:
 
     def meter(self, state: State) -> Meter | None:
         """Return the meter for a row; None if the run records nothing without noise."""
-        return Meter(state.x) if self._plan.diagnostics else None
+        return Meter(state.x, self._weights) if self._plan.diagnostics else None
 
     def record(self, row: Row, meter: Meter | None, drawn: Tensor | None, write: bool) -> None:
         """Add a row to the history, and with `write` to the file."""

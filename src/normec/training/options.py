@@ -19,6 +19,7 @@ from ..gradients.engine import Engine
 from ..gradients.precision import PRECISIONS, Precision
 from ..sampling.participation import Participation
 from .callbacks import Callback
+from .client_weights import Weights
 from .communicator import Communicator
 from .memory_table import HOMES, Home
 from .run import InitialMemory, Schedule
@@ -162,6 +163,7 @@ class Options:
     privacy: Privacy | None = None
     public_sizes: bool = False
     participation: Participation | None = None
+    weights: Weights = "equal"
     seed: int | None = None
     device: str | torch.device | None = None
     out: str | Path | None = None

@@ -17,6 +17,7 @@ from ..algorithms.lr_schedule import ScheduledLR
 from ..algorithms.method import ESTIMATE, MEMORY, Method, Tables
 from ..algorithms.server_optimizer import ServerOptimizer
 from ..gradients.precision import Precision
+from ..gradients.record_clip import RecordClip
 from ..problems.client_data import checksum
 from ..problems.objective import Buffers, Objective
 from ..sampling.batches import Batches, BatchSource, PoissonBatches
@@ -26,6 +27,7 @@ from .memory_table import MemoryTable
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Spent
+    from ..privacy.statement import Privacy
 
 LOGGING_SETTINGS = (
     "log_every",
@@ -67,7 +69,7 @@ class State:
 
     @property
     def estimate(self) -> Tensor:
-        """The server's estimate ĝ, ``[d]``, for a method with an estimate. With error feedback, ĝ = mean g_i."""
+        """The server's estimate ĝ, ``[d]``, for a method with an estimate. With error feedback, ĝ = Σ w_i g_i."""
         return self.server[ESTIMATE]
 
 
@@ -143,6 +145,7 @@ class Plan:
     secret: int | None = field(default=None, repr=False)
     server_optimizer: ServerOptimizer | None = None  # None: x ← x − lr · direction
     averaging: Averaging | None = None
+    weights: Tensor | None = None  # n·w_i of every client (`client_weights`); None: equal weights
 
     @property
     def privacy_seed(self) -> int:
@@ -173,11 +176,21 @@ class Plan:
             return self.lr(k)
         return self.lr[k] if isinstance(self.lr, tuple) else self.lr
 
+    def noise_variance(self, drawn: Tensor | None, clients: int) -> float:
+        """The variance, in units of σ², of the noise in a sum of messages that carry their own: Σ (n·w_i)²."""
+        if self.weights is None:
+            return clients if drawn is None else len(drawn)
+        return float((self.weights if drawn is None else self.weights[drawn]).square().sum())
+
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
-        facts = {name: value for name, value in vars(self).items() if name not in ("secret", "diagnostics", "local")}
-        if self.local is not None:  # a run without local steps keeps the identity that it had before there were any
+        apart = ("secret", "diagnostics", "local", "weights")
+        facts = {name: value for name, value in vars(self).items() if name not in apart}
+        # A run without local steps or weights keeps the identity that it had before there were any.
+        if self.local is not None:
             facts["local"] = self.local.settings()
+        if self.weights is not None:
+            facts["weights"] = checksum(self.weights)
         if self.secret is not None:
             facts["seed"] = None
         if not isinstance(self.lr, float):
@@ -205,6 +218,11 @@ def default_log_every(rounds: int) -> int:
 def default_evaluate_every(rounds: int) -> int:
     """Return the default number of rounds between two evaluations, for about 20 evaluations."""
     return max(1, rounds // 20)
+
+
+def record_clip_of(privacy: Privacy) -> RecordClip | None:
+    """How a statement bounds every record's gradient; None where it does not."""
+    return RecordClip(privacy.record_clip, privacy.by_layer) if privacy.record_clip is not None else None
 
 
 def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:

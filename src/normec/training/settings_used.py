@@ -61,6 +61,7 @@ def settings_used(
         "batch_rate": plan.batch_rate,
         **(plan.local.settings() if plan.local is not None else {}),
         **_participation(plan),
+        "weights": weights_text(plan.weights),
         "initial_memory": "given" if isinstance(plan.initial_memory, Tensor) else plan.initial_memory,
         "seed": plan.seed if plan.secret is None else None,
         "log_every": plan.log_every,
@@ -84,6 +85,13 @@ def present(table: dict[str, Any]) -> dict[str, Any]:
     """Return a table without its None values, which TOML cannot represent."""
     held = {name: present(value) if isinstance(value, dict) else value for name, value in table.items()}
     return {name: value for name, value in held.items() if value is not None and value != {}}
+
+
+def weights_text(relative: Tensor | None) -> str:
+    """Weights n·w_i as the setting `weights` takes them: "equal", or the numbers w_i."""
+    if relative is None:
+        return "equal"
+    return ",".join(repr(weight) for weight in (relative / len(relative)).tolist())
 
 
 def _name(method: Method) -> str:

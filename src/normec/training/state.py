@@ -26,10 +26,12 @@ def initial_state(
     first: Iterator[Block],
     folder: Path | None,
     communicator: Communicator,
+    weights: Tensor | None = None,
 ) -> State:
     """Return the state before round 0.
 
     `first` are the gradients at x0 of this rank's clients; they are computed only if the memories start from them.
+    `weights` are n·w_i of this rank's clients; None if all clients have equal weights.
     """
     n, d = problem.clients, len(problem.x0)
     x, own = problem.x0.clone(), communicator.local_clients(n)
@@ -51,7 +53,8 @@ def initial_state(
         for block in first:
             for held in started:
                 held[block.row_numbers.to(held.device)] = block.grads.to(held)
-    server[ESTIMATE] = communicator.sum(state.memory.sum(0, dtype=x.dtype).to(x.device)) / n
+    memory = state.memory if weights is None else state.memory.to(x) * weights[:, None]
+    server[ESTIMATE] = communicator.sum(memory.sum(0, dtype=x.dtype).to(x.device)) / n
     return state
 
 

@@ -32,6 +32,7 @@ from ..storage.checkpoint import SECRET
 from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
+from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
@@ -47,6 +48,7 @@ from .run import (
     batches_of,
     default_evaluate_every,
     default_log_every,
+    record_clip_of,
 )
 from .settings_used import settings_used
 
@@ -80,6 +82,7 @@ def train(
     privacy: Privacy | None = None,
     public_sizes: bool = False,
     participation: Participation | None = None,
+    weights: Weights = "equal",
     seed: int | None = None,
     device: str | torch.device | None = None,
     out: str | Path | None = None,
@@ -129,9 +132,11 @@ def train(
             iterate).
         privacy: Who is protected, from whom, and how well; None for a run without noise.
         public_sizes: Declare public how many records each client holds. With `privacy` of whole clients, `epochs` of
-            batches need this, because the number of rounds follows from these numbers.
+            batches and weights by records need this, because the rounds or the weights follow from these numbers.
         participation: Which clients take part in a round: `Everyone`, `Poisson` or `FixedSize` (default: everyone, or
             the sampling that `privacy` claims).
+        weights: The weights w_i of f(x) = Σ w_i f_i(x): "equal" (1/n), "records" (a client's share of all records), or
+            n positive numbers with the sum 1. They are public; the messages' sum and its noise follow from them.
         seed: The seed of everything random (default: 0). A private run without a given seed draws its noise, and who
             takes part, from a fresh secret that only its folder keeps.
         device: Where to compute, such as "cuda" (default: where the model is).
@@ -175,6 +180,7 @@ def train(
         privacy=privacy,
         public_sizes=public_sizes,
         participation=participation,
+        weights=weights,
         seed=seed,
         device=device,
         out=out,
@@ -228,10 +234,15 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
     optimizer = server_optimizer_of(options.server_optimizer)
+    weights = relative_weights(options.weights, problem, privacy, options.public_sizes)
     if isinstance(lr, str):
         if optimizer is not None or options.lr_schedule is not None:
             raise UsageError(
                 "lr='theory' is for plain steps of one size; leave out the optimizer or schedule, or give lr"
+            )
+        if weights is not None:
+            raise UsageError(
+                "lr='theory' is for equal weights, which the theorems assume; leave out the weights, or give lr"
             )
         sampled = batch_size or batch_rate or options.participation or local
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
@@ -254,6 +265,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         local=local,
         server_optimizer=optimizer,
         averaging=averaging_of(options.averaging, total, warmup),
+        weights=weights,
     )
     if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
@@ -280,7 +292,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
             _refuse_shared_records(problem, privacy, plan.diagnostics)
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
-        refuse_coupled_clients(problem, plan.seed, privacy.record_clip)
+        refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
     kept, identity = out is not None, {}
     if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
         identity = {
@@ -473,17 +485,21 @@ def _mechanism(
         case _:
             clients = FULL
     divisors = problem.sizes if batches is None else batches.expected
+    records: float | tuple[float, ...] | None = float(divisors.min()) if divisors is not None else None
+    if divisors is not None and plan.weights is not None:
+        records = tuple(divisors.tolist())
     setting = Setting(
         clients=problem.clients,
         rounds=plan.rounds,
         sampling=clients,
         batch=Sampling(plan.batch_rate) if plan.batch_rate is not None else FULL,
-        records=float(divisors.min()) if divisors is not None else None,
+        records=records,
         dimension=method.message_length(len(problem.x0)),
         parameters=len(problem.x0),
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
         local_steps=plan.local is not None,
+        weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
     )
     name = noise_name(method, privacy, plan, setting)
     return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness)
@@ -509,6 +525,8 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
         notes.append(
             "the numbers of records of the clients are assumed to be public, because the rounds follow from them"
         )
+    if plan.weights is not None:
+        notes.append("the clients' weights are assumed to be public, because the sum and its noise follow from them")
     if plan.diagnostics:
         notes.append(RECORDED)
     if isinstance(problem, Problem) and problem.shown:

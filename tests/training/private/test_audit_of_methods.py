@@ -17,6 +17,7 @@ from normec.experiments.audit import audit_method
 from normec.privacy.mechanism import Mechanism
 from normec.privacy.noise import SeededNoise
 from normec.privacy.release import Release
+from normec.privacy.setting import Setting
 from normec.training import fused_update as update
 from normec.training.client_update import ClientUpdate
 from normec.training.loop import TrainingLoop
@@ -30,6 +31,7 @@ METHODS = {
     "dpsgd-clip": DPSGD(Clip(0.3), beta=0.5),
     "dpsgd-momentum": DPSGD(Clip(0.3), momentum=0.9),
 }
+HOSPITALS = [size / 486 for size in (199, 172, 30, 85)]
 SMALL: dict[str, Any] = {"rounds": 3, "trials": 240, "dimension": 6}
 
 # Every method, and every pair of trust, relation and noise, at least once.
@@ -86,6 +88,15 @@ def test_the_audit_refuses_local_steps_that_it_cannot_follow() -> None:
     for local in (LocalSteps(epochs=1, lr=0.1), LocalSteps(steps=2, lr=0.1, optimizer="adam")):
         with pytest.raises(UsageError, match="by sgd without momentum"):
             audit_method(NormEC(0.01, 0.1), Privacy(epsilon=8, trust="secure-sum"), local=local)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", ["secure-sum", "central", "local"])
+def test_weighted_sums_keep_their_epsilon(trust: Any) -> None:
+    privacy = Privacy(epsilon=8, trust=trust)
+    found = audit_method(METHODS["normec"], privacy, weights=HOSPITALS, **SMALL)
+    assert not found.violated, found
+    assert found.epsilon > 0.25 * found.claim
 
 
 @pytest.mark.slow
@@ -221,7 +232,7 @@ def psi(form: ScaledDifference, v: Tensor) -> Tensor:
 def psi_of_a_block(patch: pytest.MonkeyPatch) -> None:
     real = update.apply_fused
 
-    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
+    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int, *_: Any) -> update.Sent:
         whole = psi(form, block.grads.sum(0)[None])[0]
         sent = real(form, block, memory, seed)
         return update.Sent(whole, sent.distances, sent.lengths)
@@ -233,7 +244,7 @@ def last_row_counted_three_times(patch: pytest.MonkeyPatch) -> None:
     """Each message keeps its bound, but the sum holds one of them three times."""
     real = update.apply_fused
 
-    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
+    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int, *_: Any) -> update.Sent:
         last = psi(form, block.grads[-1:])[0]
         sent = real(form, block, memory, seed)
         return update.Sent(sent.total + 2 * last, sent.distances, sent.lengths)
@@ -244,7 +255,7 @@ def last_row_counted_three_times(patch: pytest.MonkeyPatch) -> None:
 def noise_before_psi(patch: pytest.MonkeyPatch) -> None:
     real = update.apply_fused
 
-    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int) -> update.Sent:
+    def planted(form: ScaledDifference, block: Any, memory: Tensor, seed: int, *_: Any) -> update.Sent:
         block.grads.add_(torch.randn_like(block.grads))
         return real(form, block, memory, seed)
 
@@ -255,7 +266,7 @@ def noise_before_psi(patch: pytest.MonkeyPatch) -> None:
 def memories_take_the_noise_of_a_sum(patch: pytest.MonkeyPatch) -> None:
     """Each client adds its own noise and remembers the noisy message, though only the sum is seen."""
 
-    def send(self: Mechanism, messages: Tensor, clients: Tensor) -> Tensor:
+    def send(self: Mechanism, messages: Tensor, clients: Tensor, *_: Any) -> Tensor:
         sent = self.noisy(messages, clients)
         self._add(sent.sum(0))
         return sent
@@ -275,6 +286,11 @@ def memories_take_the_noise_of_a_sum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mechanism, "noisy", noisy)
     patch.setattr(Mechanism, "send", send)
     patch.setattr(Mechanism, "outgoing", outgoing)
+
+
+def weights_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The noise is that of equal weights, and the sum is weighted."""
+    patch.setattr(Setting, "heaviest", property(lambda self: 1.0))  # noqa: ARG005
 
 
 NORMEC, CLIPPED = NormEC(0.01, 0.1), DPSGD(Clip(0.3))
@@ -349,6 +365,13 @@ BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] 
         "central",
         1,
         {},
+    ),
+    "weights ignored in the sensitivity": (
+        weights_ignored,
+        NORMEC,
+        "secure-sum",
+        8,
+        {"weights": HOSPITALS, "trials": 400},
     ),
     "few seeds": (made_as(few_seeds), NORMEC, "secure-sum", 1, {}),
 }

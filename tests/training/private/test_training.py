@@ -255,4 +255,4 @@ def test_record_level_poisson_batches_amplify_without_memory() -> None:
     assert drawn.privacy.sigma < 0.5 * full.privacy.sigma
     assert noisy.privacy.sigma == pytest.approx(drawn.privacy.sigma, rel=1e-3)
     with pytest.raises(UsageError, match="remembers records"):
-        train(problem, NormEC(0.1, 0.1), privacy=Privacy(**words), batch_rate=0.1, **options)
+        train(problem, NormEC(0.1, 0.1), privacy=Privacy(memory="clean", **words), batch_rate=0.1, **options)

@@ -30,6 +30,7 @@ from ...problems.problem import Problem
 from ...sampling.participation import Everyone
 from ...settings.config import RunConfig, to_toml
 from ...system.files import write_atomic
+from ...training.client_weights import checked_weights
 from ...training.run import Plan, default_evaluate_every
 from ..protocol.coordinator import Coordinator, disk_failure
 from ..protocol.gradient_oracle import GradientOracle, ProblemOracle
@@ -177,6 +178,9 @@ def _plan(config: RunConfig) -> Plan:
         raise UsageError("a federation needs rounds and lr as numbers")
     at_least(1, rounds=rounds)
     schedule = server.schedule(config)
+    weights = build.weights(config.weights)
+    if weights == "records":
+        raise UsageError("the server does not know how many records the parties hold; give their weights as numbers")
     return Plan(
         lr=lr if schedule is None else scheduled(schedule, lr, rounds, 0),
         rounds=rounds,
@@ -193,6 +197,7 @@ def _plan(config: RunConfig) -> Plan:
         local=methods.local_steps(config),
         server_optimizer=server_optimizer_of(server.optimizer(config)),
         averaging=averaging_of(server.average(config), rounds, 0),
+        weights=None if isinstance(weights, str) else checked_weights(weights, config.clients or 1),
     )
 
 

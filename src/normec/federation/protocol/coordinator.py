@@ -7,7 +7,8 @@
 
 A reply counts once the checkpoint of its round is on the disk. Parties learn this from the next request, and send the
 same message again until then. So a server that is killed at any time continues without losing or repeating a message.
-A party that is absent keeps its row g_i, and the sum is always divided by n, so ĝ = mean g_i whoever answers.
+A party that is absent keeps its row g_i, and the sum is always divided by n, so ĝ = Σ w_i g_i whoever answers, with the
+weights w_i of the plan (1/n by default).
 
 Under local trust the server's ledger pays for a round before any party is asked. ε is that of the party that may have
 released the most messages: those that were accepted, dropped or lost with a disk, and one that is under way.
@@ -103,6 +104,8 @@ class Coordinator:
         check_names(run, parties)
         if not 1 <= minimum <= len(parties):
             raise UsageError(f"minimum must lie between 1 and the {len(parties)} parties, got {minimum}")
+        if plan.weights is not None and len(plan.weights) != len(parties):
+            raise UsageError(f"weights must be one number for each of the {len(parties)} parties")
         if plan.batch_rate is not None or plan.initial_memory != "zero":
             raise UsageError("a federation supports batch_size or full gradients, and memories that start at zero")
         self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
@@ -122,7 +125,13 @@ class Coordinator:
         self._terms = (
             MethodTerms.of(method),
             PrivacyTerms.of(privacy, sigma, method),
-            PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds, LocalTerms.of(plan.local) if plan.local else None),
+            PlanTerms(
+                plan.seed,
+                plan.batch_size or 0,
+                plan.rounds,
+                LocalTerms.of(plan.local) if plan.local else None,
+                float(plan.weights.max()) if plan.weights is not None else None,
+            ),
         )
         self._local = privacy is not None and privacy.trust == "local"
         limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
@@ -283,7 +292,7 @@ class Coordinator:
         moved = dataclasses.replace(
             state, x=state.x.clone(), optimizer={name: value.clone() for name, value in state.optimizer.items()}
         )
-        self._model_step.move(moved, direction, len(numbers))
+        self._model_step.move(moved, direction, torch.tensor(numbers, dtype=torch.int64))
         server = {name: value.to(state.server[name].dtype) for name, value in server.items()}
         if not bool(torch.isfinite(moved.x).all()):
             raise Diverged(k, [], "x")
@@ -298,7 +307,8 @@ class Coordinator:
 
     def _sum(self, messages: Tensor, numbers: list[int]) -> Tensor | None:
         """The sum of the messages, paid for, with noise under central trust; None if the budget does not allow it."""
-        total = messages.sum(0)
+        weights = self.plan.weights[numbers].to(messages) if self.plan.weights is not None else None
+        total = messages.sum(0) if weights is None else (messages * weights[:, None]).sum(0)
         if self.mechanism is None:
             return total
         if not self._pay_for_round():
@@ -306,7 +316,7 @@ class Coordinator:
         if self._local:
             return total
         if numbers:
-            self.mechanism.send(messages, torch.tensor(numbers))
+            self.mechanism.send(messages, torch.tensor(numbers), weights)
         noisy = self.mechanism.outgoing(torch.zeros_like(total))
         return self.mechanism.received(noisy, total)
 
@@ -419,7 +429,9 @@ class Coordinator:
         return row.copy() if row is not None else None
 
     def _observed(self, taken: Mapping[str, Reply]) -> Row:
-        row = observed(self.method, self.state.run, taken.values(), len(self.parties), noisy=self._local)
+        relative = self.plan.weights.tolist() if self.plan.weights is not None else [1.0] * len(self.parties)
+        weights = dict(zip(self.parties, relative, strict=True))
+        row = observed(self.method, self.state.run, taken.values(), weights, noisy=self._local)
         evaluates = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
         if self._evaluate is not None and evaluates:
             row |= self._evaluate(self.state.run.result)

@@ -130,11 +130,13 @@ class Party:
             return None
         if request.privacy.bound != method.bound:
             raise UsageError(f"the request claims a bound of {request.privacy.bound:g}, it is {method.bound:g}")
+        plan = request.plan
         setting = Setting(
             clients=request.parties,
-            rounds=request.plan.rounds,
+            rounds=plan.rounds,
             dimension=len(request.x),
-            local_steps=request.plan.local is not None,
+            local_steps=plan.local is not None,
+            weights=(plan.heaviest,) if plan.heaviest is not None else (),
         )
         release = released(facts_of(method, len(request.x)), privacy, setting)
         verdict = self.policy.check_noise(request, release)

@@ -106,9 +106,10 @@ class Policy(BaseModel):
     def check_noise(self, request: Request, release: Release) -> Verdict | None:
         """Compare σ over the bound, as an observer faces it, with `least_sigma` and `MOST_NOISE`.
 
-        `release.gain` is the observer's noise over one client's: 1 under local trust, √n under central trust.
+        `release.gain` is the observer's noise over one client's: 1 under local trust, √n under central trust. The bound
+        is that of a message with its weight in the sum.
         """
-        faced = request.privacy.sigma * release.gain / release.bound
+        faced = request.privacy.sigma * release.gain / (release.bound * release.heaviest)
         if faced < self.least_sigma:
             return Verdict("noise", f"sigma over the bound is {faced:.6g}, below least_sigma = {self.least_sigma:g}")
         if faced > MOST_NOISE:

@@ -28,7 +28,13 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
             "record_clip is not supported in federations yet; without it, a record counts as a whole client"
         )
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
-    local = plan.local is not None
-    setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension, local_steps=local)
+    setting = Setting(
+        clients=parties,
+        rounds=plan.rounds,
+        sampling=drawn,
+        dimension=dimension,
+        local_steps=plan.local is not None,
+        weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
+    )
     gaps = (RECORDED,) if plan.diagnostics else ()
     return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting), gaps=gaps)

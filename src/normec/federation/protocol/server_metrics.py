@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -17,13 +17,19 @@ def due(plan: Plan, k: int) -> bool:
     return k % plan.log_every == 0 or k % plan.evaluate_every == 0
 
 
-def observed(method: Method, state: State, taken: Collection[Reply], parties: int, *, noisy: bool) -> Row:
-    """Row k, before the step of round k. It has a loss only if parties report theirs, which needs their permission."""
+def observed(
+    method: Method, state: State, taken: Collection[Reply], weights: Mapping[str, float], *, noisy: bool
+) -> Row:
+    """Row k, before the step of round k. It has a loss only if parties report theirs, which needs their permission.
+
+    `weights`: n·w_i by the party's name.
+    """
+    parties = len(weights)
     payload = method.payload(len(state.x), state.x.element_size())
     row: Row = {"round": state.round, "messages": state.messages, "bytes": payload * state.messages / parties}
-    losses = [reply.loss for reply in taken if reply.loss is not None]
+    losses = [(weights[reply.node], reply.loss) for reply in taken if reply.loss is not None]
     if losses:
-        row["loss"] = math.fsum(losses) / len(losses)
+        row["loss"] = math.fsum(w * loss for w, loss in losses) / math.fsum(w for w, _ in losses)
     if taken and not noisy:  # the norm of a noisy message is uninformative
         norms = [float(np.linalg.norm(reply.message)) for reply in taken]
         row |= {"message_norm": math.fsum(norms) / len(norms), "message_norm_max": max(norms)}

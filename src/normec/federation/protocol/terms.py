@@ -129,9 +129,9 @@ class PrivacyTerms:
         bound = method.bound
         stated: dict[str, Any] = {"bound": float(bound) if math.isfinite(bound) else 0.0}
         if privacy is None:
-            names = ("unit", "relation", "trust", "memory")
+            names = ("unit", "relation", "trust")
             stated |= {name: Privacy.__dataclass_fields__[name].default for name in names}
-            return PrivacyTerms(noise="none", sigma=0.0, delta=0.0, **stated)
+            return PrivacyTerms(noise="none", sigma=0.0, delta=0.0, memory="clean", **stated)
         decided = privacy.with_noise(
             "secure"
         )  # real parties use noise that nobody can repeat, unless the user chose otherwise
@@ -175,12 +175,14 @@ class LocalTerms:
 
 @dataclass(frozen=True)
 class PlanTerms:
-    """What a client's computation depends on beside x.
+    """What a client's computation and its account depend on beside x.
 
-    `batch_size` 0: full local gradients. `local` None: one gradient in a round.
+    `batch_size` 0: full local gradients. `local` None: one gradient in a round. `heaviest`: the largest n·w_i of the
+    server's weights, which the noise of a central sum must cover; None if all parties have equal weights.
     """
 
     seed: int
     batch_size: int
     rounds: int
     local: LocalTerms | None = None
+    heaviest: float | None = None

@@ -52,6 +52,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "plan.local.lr": (1e-12, 1e9),
     "plan.local.momentum": (0.0, 1.0),
     "plan.local.prox": (0.0, 1e9),
+    "plan.heaviest": (1.0, 2**20),
     "record.lost": (0, MOST_ROUNDS),
     "step": (1, MOST_ROUNDS),
 }
@@ -105,13 +106,12 @@ class Request:
     def cover(self) -> str:
         """An identifier of the noise that covers a message for this request.
 
-        It changes with the kind and size of the noise, the method and its bound, and the number of parties, which share
-        the noise of a central sum.
+        It changes with the kind and size of the noise, the method and its bound, the number of parties, which share
+        the noise of a central sum, and the largest weight, which that noise must cover.
         """
-        noise, method = self.privacy, self.method
-        return "/".join(
-            map(str, (noise.noise, noise.trust, noise.sigma, method.name, method.code, noise.bound, self.parties))
-        )
+        noise, method, heaviest = self.privacy, self.method, self.plan.heaviest
+        stated = (noise.noise, noise.trust, noise.sigma, method.name, method.code, noise.bound, self.parties)
+        return "/".join(map(str, stated if heaviest is None else (*stated, heaviest)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +232,8 @@ def _check_request(request: Request) -> None:
         raise WireError("index must be below parties")
     if not request.round < request.plan.rounds:
         raise WireError("round must be below plan.rounds")
+    if request.plan.heaviest is not None and not request.plan.heaviest <= request.parties:
+        raise WireError("plan.heaviest must not be above parties")
     if not record.accepted <= record.since <= request.round:
         raise WireError("record.accepted and record.since must not exceed the number of past rounds")
     if request.privacy.noise != "none" and request.privacy.sigma < LEAST_SIGMA:
