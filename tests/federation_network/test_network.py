@@ -181,11 +181,7 @@ def test_malformed_messages_of_every_kind_change_nothing_and_hold_nobody_up(netw
     assert dropped.keys() == {name for kind, name in who.items() if kind != "handshake after handshake"}
     assert all(dropped.values())
     assert "print" not in json.dumps(dropped)  # nothing of what was sent is repeated
-    for kind in (
-        "a large array",
-        "three hundred arrays",
-        "many fields",
-    ):  # refused by size or count, before it was read
+    for kind in ("a large array", "three hundred arrays", "many fields"):  # refused by size or count, before reading
         assert "that a message may have" in dropped[who[kind]] or "the most that is allowed" in dropped[who[kind]]
     assert {line["party"] for line in journal if line["event"] == "suspended"} == set(who.values())
     assert len(facts["seats"][who["handshake after handshake"]]["tokens"]) <= TOKENS

@@ -409,8 +409,8 @@ def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool
         )
     if problem.shown and not diagnostics:
         raise UsageError(
-            f"the {problem.shown[0]} set holds records of the clients, and its results are told without noise; give "
-            "records that no client holds, or set diagnostics = true (in Python, Logging(diagnostics=True))"
+            f"the {problem.shown[0]} set contains records of the clients, and its results are reported without noise; "
+            "give records that no client holds, or set diagnostics = true (in Python, Logging(diagnostics=True))"
         )
 
 

@@ -70,7 +70,7 @@ def test_the_coins_of_a_claimed_sampling_are_secret_too() -> None:
     rounds = [
         prepare(bowls(64), METHOD, Options(lr=0.1, rounds=1, privacy=claim, seed=seed)).plan for seed in (None, 0)
     ]
-    secret, public = (plan.participation.draw(64, 0, plan.coins) for plan in rounds)
+    secret, public = (plan.participation.draw(64, 0, plan.privacy_seed) for plan in rounds)
     assert secret is not None
     assert public is not None
     assert secret.tolist() != public.tolist()
