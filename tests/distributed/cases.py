@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,9 @@ CASES = {
     "private, each alone": Case(
         NormEC(0.1, 0.3),
         how={"privacy": Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust="local")},
+    ),
+    "private, with a noise schedule": Case(
+        NormEC(0.1, 0.3, server_norm=False), how={"privacy": dataclasses.replace(SEEDED, noise_schedule="best")}
     ),
     "private, sampled": Case(
         DPSGD(Clip(0.5)),

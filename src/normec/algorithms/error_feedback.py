@@ -57,6 +57,10 @@ class ErrorFeedbackScheme(OperatorMethod):
     def recordable(self) -> bool:  # type: ignore[override]
         return supports_cuda_graphs(self.operator)
 
+    @property
+    def linear_server(self) -> bool:  # type: ignore[override]
+        return not self.server_norm
+
     def client_init(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
 

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..algorithms.message_weights import message_weights
 from ..algorithms.method import Method, Steps, rows_like
 from ..errors import UsageError, at_least
 from ..gradients.engine import Block
@@ -77,8 +78,9 @@ def audit_method(
     at_least(1, rounds=rounds, dimension=dimension)
     if privacy.unit != "client" or privacy.sampling is not None:
         raise UsageError("the audit works at client level and without sampling; leave out sampling and unit")
-    privacy = privacy.with_noise("seeded")
-    setting = Setting(clients, rounds, dimension=dimension)
+    privacy = privacy.with_noise("seeded").for_rounds(rounds)
+    weights = message_weights(method, [1.0] * rounds) if privacy.noise_schedule == "best" else None
+    setting = Setting(clients, rounds, dimension=dimension, weights=weights)
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
     fixed = replace(privacy, epsilon=None, sigma=claim.sigma, replay=None)

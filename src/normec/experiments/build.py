@@ -184,6 +184,7 @@ def privacy(config: RunConfig) -> Privacy | None:
         sigma=config.sigma,
         replay=config.replay,
         record_clip=config.record_clip,
+        noise_schedule=config.noise_schedule or "constant",
     )
 
 

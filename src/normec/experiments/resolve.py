@@ -47,6 +47,7 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
         "clients": known.clients if known.clients is not None else build.number_of_clients(config),
         "epsilon": build.target_epsilon(config),
         "lr": _step_size(config, known.lr),
+        "noise_schedule": config.noise_schedule or "constant" if config.private else None,
         "rounds": rounds,
         "diagnostics": config.diagnostics or not config.private,
         "memory_dtype": config.memory_dtype or config.dtype,

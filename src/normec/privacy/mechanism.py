@@ -132,7 +132,7 @@ class Mechanism:
             notes: Remarks for reports of ε.
             gaps: What this run does not cover, in addition to the list of the statement.
         """
-        privacy = privacy.with_noise("secure")
+        privacy = privacy.with_noise("secure").for_rounds(setting.rounds)
         self.privacy, self.method, self.setting = privacy, method, setting
         facts = facts_of(method, setting.dimension or 1)
         self.release = release(facts, privacy, setting)
@@ -145,17 +145,35 @@ class Mechanism:
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma
+        scheduled = self.release.schedule is not None
+        # The kinds of rounds, for a cheap bound on their ε (`Account.upper`); without sampling ε itself is cheap.
+        self._planned = self.release.kinds(self.sigma) if scheduled and self.release.rate < 1 else []
         self._source = noise_source(privacy.noise or "secure", seed if privacy.noise == "seeded" else None)
-        self._account = Account(privacy.delta)
+        self._account = Account(privacy.delta, planned=self._planned)
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
         self.name, self._notes, self._gaps = name, notes, gaps
-        # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once.
-        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
+        # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once, if their noise is
+        # the same.
+        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" and not scheduled else 1
         self._paid: int | None = None
         self._attempt = 0
         self._recalled = False
         self._sum: Tensor | None = None
+
+    def sigma_at(self, round: int) -> float:
+        """The noise of one client in `round`."""
+        return self.release.sigma_at(self.sigma, round)
+
+    @property
+    def round_sigma(self) -> float:
+        """The noise of one client in the round that was paid for last."""
+        return self.sigma_at(self._paid or 0)
+
+    @property
+    def _sum_sigma(self) -> float:
+        """The noise of the sum in the round that was paid for last."""
+        return self.release.sum_sigma(self.round_sigma)
 
     @property
     def keeps_noise(self) -> bool:
@@ -180,7 +198,8 @@ class Mechanism:
             raise UsageError(f"{path} is missing; restore it from a backup, or start again in another folder")
         try:
             with writing(path):
-                self._ledger = Ledger(path, self.privacy, self.setting.rounds, Head(*expect) if expect else None)
+                known = Head(*expect) if expect else None
+                self._ledger = Ledger(path, self.privacy, self.setting.rounds, known, planned=self._planned)
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None
 
@@ -220,13 +239,13 @@ class Mechanism:
 
     def _spend(self, ledger: Ledger, round: int, key: str | None) -> Receipt:
         if key is None or self._chunk == 1:
-            return ledger.spend(round, self.release.event(self.sigma, round), self.sigma, key)
+            return ledger.spend(round, self.release.event(self.sigma, round), self.sigma_at(round), key)
         end = min(round - round % self._chunk + self._chunk, self.setting.rounds)
         return ledger.reserve(round, self.release.event(self.sigma, round, end - round), self.sigma, key)
 
     def take_account(self, events: Iterable[Event]) -> None:
         """Set the account so far to `events`, if there is no ledger."""
-        self._account = Account(self.privacy.delta, events)
+        self._account = Account(self.privacy.delta, events, self._planned)
 
     def recall(self, round: int, attempt: int) -> None:
         """Use instead of `pay` if this attempt of `round` was released before and its sum is known."""
@@ -262,7 +281,7 @@ class Mechanism:
             return messages
         if self.privacy.trust != "local":
             if isinstance(self._source, GridNoise):
-                step = grid_step(self.release.sum_sigma(self.sigma))
+                step = grid_step(self._sum_sigma)
                 self._add(snap(messages, step, self.release.bound).sum(0))
             else:
                 self._add(messages.sum(0))
@@ -274,8 +293,8 @@ class Mechanism:
     def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
         """Messages ``[c, d]`` with the noise of their clients, as an observer of single messages sees them."""
         if isinstance(self._source, GridNoise):
-            return privatise(messages, self.sigma, self._source, bound=self.release.bound)
-        draws = [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]
+            return privatise(messages, self.round_sigma, self._source, bound=self.release.bound)
+        draws = [self._draw(messages[0], self.round_sigma, "client", client) for client in clients.tolist()]
         return messages + torch.stack(draws)
 
     def outgoing(self, sums: Tensor, share: float = 1.0, messages: int = 0) -> Tensor:
@@ -287,7 +306,7 @@ class Mechanism:
             messages: Under local trust, the number of messages in all processes that were not passed to `send`.
         """
         self._check_paid()
-        sigma = self.release.sum_sigma(self.sigma)
+        sigma = self._sum_sigma
         if self.privacy.trust == "local" and not messages:
             return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise):
@@ -301,14 +320,14 @@ class Mechanism:
         """The whole noise of the round that was paid for last, if `takes_sums`; under local trust for `messages`."""
         self._check_paid()
         local = self.privacy.trust == "local"
-        sigma = self.sigma * math.sqrt(messages) if local else self.release.sum_sigma(self.sigma)
+        sigma = self.round_sigma * math.sqrt(messages) if local else self._sum_sigma
         return self._draw(like, sigma, "sum")
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
         """Convert the sum over all processes to the dtype of `like`."""
         if whole.is_floating_point():
             return whole
-        return from_grid(whole, grid_step(self.release.sum_sigma(self.sigma)), like)
+        return from_grid(whole, grid_step(self._sum_sigma), like)
 
     def epsilon(self) -> float:
         """An upper bound of ε so far, which is cheap to compute."""

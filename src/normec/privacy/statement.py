@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UsageError, at_least, fraction, one_of, open_unit, positive
+from .noise_schedule import CONSTANT, NoiseSchedule, checked, written_out
 
 Unit = Literal["client", "record"]
 Relation = Literal["zero-out", "replace"]
@@ -55,6 +57,10 @@ class Privacy:
         replay: Take the noise from the paper's own formula for `epsilon`, in one of its readings. It is not a target;
             the true ε is reported.
         record_clip: The norm to which every record's gradient is clipped before the client's mean is taken.
+        noise_schedule: How the noise is divided over the rounds: "constant", "best" (the least noise in the last model
+            at the same ε), "linear:R", "exponential:R", one number for each round, or a function of the round
+            (`privacy.noise_schedule`). Only the ratios of its values matter: they are scaled so that the mean of 1/σ_t²
+            over the rounds is 1/σ².
 
     Raises:
         UsageError: A value is unknown or out of range, or two of them contradict each other.
@@ -76,8 +82,10 @@ class Privacy:
     sigma: float | None = None
     replay: Replay | None = None
     record_clip: float | None = None
+    noise_schedule: NoiseSchedule = CONSTANT
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_schedule", checked(self.noise_schedule))
         for name, choices in _CHOICES.items():
             if name != "noise" or self.noise is not None:
                 one_of(choices, **{name: getattr(self, name)})
@@ -102,6 +110,8 @@ class Privacy:
             raise UsageError("give epsilon (a target) or sigma (the noise), one of the two")
         if self.replay is not None and self.epsilon is None:
             raise UsageError("replay needs epsilon, which the paper's formula contains")
+        if self.replay is not None and self.noise_schedule != CONSTANT:
+            raise UsageError("replay is the paper's noise, which is the same in every round; leave out noise_schedule")
 
     @property
     def is_target(self) -> bool:
@@ -120,6 +130,16 @@ class Privacy:
         """
         return self if self.noise is not None else dataclasses.replace(self, noise=default)
 
+    def for_rounds(self, rounds: int) -> Privacy:
+        """This statement with the values of a `noise_schedule` that is a function written out for `rounds` rounds."""
+        return (
+            dataclasses.replace(self, noise_schedule=self.schedule(rounds)) if callable(self.noise_schedule) else self
+        )
+
+    def schedule(self, rounds: int) -> str:
+        """The noise schedule of a run of `rounds` rounds, as a text."""
+        return written_out(checked(self.noise_schedule), rounds)
+
     def refuse_private_sizes(self, public_sizes: bool) -> None:
         """Refuse a number of rounds, and with it a noise, that depends on the numbers of records of protected clients.
 
@@ -137,7 +157,17 @@ class Privacy:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The statement in plain values, without a constant schedule, so that older runs and ledgers stay the same."""
+        stated = dataclasses.asdict(self)
+        return {name: value for name, value in stated.items() if (name, value) != ("noise_schedule", CONSTANT)}
+
+    def difference(self, stated: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+        """The first setting in which another statement's `to_dict` differs: (name, its value, the value here)."""
+        own = self.to_dict()
+        for name in {**own, **stated}:
+            if stated.get(name) != own.get(name):
+                return name, stated.get(name), own.get(name)
+        return None
 
     def promise(self, clients: int | None = None) -> str:
         """Who is protected from whom, in one paragraph."""

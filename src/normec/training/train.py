@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from ..algorithms.message_weights import message_weights
 from ..algorithms.method import Method, Steps, may_round
 from ..algorithms.registry import identity_of
 from ..errors import UsageError, at_least, non_negative, one_of
@@ -193,6 +194,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     if privacy is not None and counted:
         privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
+    privacy = privacy.for_rounds(total) if privacy is not None else None
     if isinstance(lr, str):
         sampled = batch_size or batch_rate or options.participation
         lr = _lr_by_theory(problem, method, total, sampled, privacy, warmup, initial_memory)
@@ -395,8 +397,16 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         dimension=len(problem.x0),
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
+        weights=weights_for(method, plan, privacy),
     )
     return Mechanism(privacy, method, setting, plan.privacy_seed, noise_name(method, privacy, plan, setting), notes)
+
+
+def weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[float, ...] | None:
+    """Return the weight of each round's message in the last model, if the noise schedule depends on it."""
+    if privacy.noise_schedule != "best":
+        return None
+    return message_weights(method, [plan.step_size(k) for k in range(plan.rounds)])
 
 
 def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -> str:

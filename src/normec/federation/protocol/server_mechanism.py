@@ -23,6 +23,8 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
         raise UsageError(
             "a federation claims no amplification by sampling, for it is no secret who is asked; drop sampling"
         )
+    if privacy.noise_schedule != "constant":
+        raise UsageError("a federation adds the same noise in every round; drop noise_schedule")
     if privacy.record_clip is not None:
         raise UsageError(
             "record_clip is not supported in federations yet; without it, a record counts as a whole client"
