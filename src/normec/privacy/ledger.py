@@ -162,6 +162,10 @@ class Ledger:
         """The head for a checkpoint; pass it as `expect` when the ledger is opened again."""
         return self._chain.head
 
+    def account(self) -> Account:
+        """A copy of the account of all releases in the file."""
+        return self._account.copy()
+
     def exact_epsilon(self) -> float:
         """The exact ε of the ledger, without the rounding of `epsilon` between checkpoints."""
         return self._account.epsilon() if self.releases else 0.0

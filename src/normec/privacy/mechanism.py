@@ -339,6 +339,14 @@ class Mechanism:
         """An upper bound of ε up to `round`, which is cheap to compute and the same in a resumed run."""
         return self._ledger.epsilon_at(round) if self._ledger is not None else self.epsilon()
 
+    def epsilon_with(self, more: int) -> float:
+        """ε of the releases so far and `more` releases, each at the smallest noise of the rounds so far."""
+        account = self._ledger.account() if self._ledger is not None else self._account.copy()
+        rounds = min(max(1, self.releases), self.setting.rounds)
+        least = float(self.release.multipliers(self.sigma, rounds).min())
+        account.add(Event(least, count=more))
+        return account.epsilon()
+
     def spent(self) -> Spent:
         """The exact spending so far."""
         account = self._ledger.exact_epsilon if self._ledger is not None else self._account.epsilon

@@ -9,7 +9,7 @@ from ...privacy.setting import FULL, Sampling, Setting
 from ...privacy.statement import Privacy
 from ...sampling.participation import Everyone
 from ...training.run import Plan
-from ...training.train import noise_name
+from ...training.train import noise_name, weights_for
 from .terms import LATER
 
 
@@ -23,12 +23,11 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
         raise UsageError(
             "a federation claims no amplification by sampling, for it is no secret who is asked; drop sampling"
         )
-    if privacy.noise_schedule != "constant":
-        raise UsageError("a federation adds the same noise in every round; drop noise_schedule")
     if privacy.record_clip is not None:
         raise UsageError(
             "record_clip is not supported in federations yet; without it, a record counts as a whole client"
         )
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
-    setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension)
+    weights = weights_for(method, plan, privacy)
+    setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension, weights=weights)
     return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting))
