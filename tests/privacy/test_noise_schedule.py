@@ -247,3 +247,18 @@ def test_a_ledger_belongs_to_one_schedule(tmp_path: Path, first: str, second: st
         Ledger(path, Privacy(epsilon=8, noise_schedule=second), 2)
     stated = json.loads(path.read_text().splitlines()[0])["privacy"]
     assert stated.get("noise_schedule", "constant") == first
+
+
+def test_the_best_schedule_follows_a_sensitivity_that_grows() -> None:
+    """σ_t² ∝ Δ_t/a_t with Δ_t of the record rule, and μ² = Σ (Δ_t/σ_t)² is the target's."""
+    alpha, beta, clip, records, rounds = 0.5, 0.2, 1.0, 50, 6
+    facts = Facts("normec", bound=1.0, feedback=True, lipschitz=1 / alpha, beta=beta)
+    weights = tuple(float(rounds - t) for t in range(rounds))
+    privacy = Privacy(epsilon=2, unit="record", record_clip=clip, noise="seeded", noise_schedule="best")
+    composed = release(facts, privacy, Setting(clients=3, rounds=rounds, records=records, weights=weights))
+    shift = clip / records
+    moved = shift / alpha * (1 + np.arange(rounds) * beta / alpha)
+    sigma = composed.sigma(2, privacy.delta)
+    used = np.array([composed.sigma_at(sigma, t) for t in range(rounds)])
+    np.testing.assert_allclose(used**2 / used[0] ** 2, moved / weights * weights[0] / moved[0], rtol=1e-12)
+    assert math.sqrt(np.sum((moved / used) ** 2)) == pytest.approx(mu_of(2, 1e-5), rel=1e-8)

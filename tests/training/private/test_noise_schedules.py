@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,27 @@ def test_a_run_that_was_stopped_goes_on_with_its_own_noise(tmp_path: Path, noise
         whole = run("whole")
         assert torch.equal(resumed.x, whole.x)
         assert lines(tmp_path / "stopped") == lines(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_killed_run_goes_on_without_paying_again(tmp_path: Path, noise: Any) -> None:
+    """The folder as it is after round 7, with the checkpoint of round 1: what a kill leaves."""
+    privacy = Privacy(epsilon=5, trust="secure-sum", noise=noise, noise_schedule="best")
+
+    class Copy(Callback):
+        def round(self, round: int) -> None:
+            if round == 7:
+                shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+
+    whole = train(bowls(), METHOD, out=tmp_path / "whole", privacy=privacy, callbacks=[Copy()], **RUN)
+    assert json.loads((tmp_path / "killed" / "checkpoint" / "latest.json").read_text())["round"] == 1
+    resumed = train(bowls(), METHOD, out=tmp_path / "killed", privacy=privacy, **RUN)
+    paid = lines(tmp_path / "killed")
+    assert [(line["round"], line["attempt"]) for line in paid] == [(k, 0) for k in range(12)]
+    assert [line["sigma"] for line in paid] == [line["sigma"] for line in lines(tmp_path / "whole")]
+    assert resumed.privacy is not None
+    assert resumed.privacy.epsilon == pytest.approx(5, rel=1e-6)
+    assert torch.equal(resumed.x, whole.x) == (noise == "seeded")  # rounds 8 to 12 have other secure noise
 
 
 def test_a_folder_of_another_schedule_is_refused(tmp_path: Path) -> None:
