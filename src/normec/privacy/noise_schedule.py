@@ -110,7 +110,7 @@ def relative_noise(
 
     Example:
         >>> [round(s, 3) for s in relative_noise("linear:0.5", rounds=3)]
-        [1.528, 1.146, 0.764]
+        [1.503, 1.127, 0.752]
         >>> relative_noise("best", 3, sensitivities=[1, 1, 1], weights=[4, 4, 4])
         (1.0, 1.0, 1.0)
     """
