@@ -260,6 +260,7 @@ class RunConfig(BaseModel):
         unset="constant",
         flag=True,
         federated=True,
+        follows=("private",),
         values=("constant", "best", "linear:R", "exponential:R"),
     )
     replay: Literal["per-coordinate", "total-norm", "variance"] | None = setting(
