@@ -202,14 +202,14 @@ def test_with_sampling_many_values_become_a_few_that_are_close() -> None:
     [
         ({"trust": "central", "sampling": 0.5}, {"sampling": Sampling(0.5)}, "amplification by sampling"),
         ({"memory": "noisy"}, {}, "correct the noise"),
-        ({}, {"weights": None}, "the weight of each round's message"),
-        ({}, {"weights": (1.0, 1.0, 0.0)}, "round 2 under infinite noise"),
+        ({}, {"message_weights": None}, "the weight of each round's message"),
+        ({}, {"message_weights": (1.0, 1.0, 0.0)}, "round 2 under infinite noise"),
     ],
 )
 def test_the_best_schedule_is_refused_where_it_is_not_known(words: Any, setting: Any, reason: str) -> None:
     privacy = Privacy(epsilon=8, noise_schedule="best", **words)
     with pytest.raises(Refused, match=reason):
-        release(METHOD, privacy, Setting(clients=4, rounds=3, **{"weights": (3.0, 2.0, 1.0), **setting}))
+        release(METHOD, privacy, Setting(clients=4, rounds=3, **{"message_weights": (3.0, 2.0, 1.0), **setting}))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_the_best_schedule_follows_a_sensitivity_that_grows() -> None:
     facts = Facts("normec", bound=1.0, feedback=True, lipschitz=1 / alpha, beta=beta)
     weights = tuple(float(rounds - t) for t in range(rounds))
     privacy = Privacy(epsilon=2, unit="record", record_clip=clip, noise="seeded", noise_schedule="best")
-    composed = release(facts, privacy, Setting(clients=3, rounds=rounds, records=records, weights=weights))
+    composed = release(facts, privacy, Setting(clients=3, rounds=rounds, records=records, message_weights=weights))
     shift = clip / records
     moved = shift / alpha * (1 + np.arange(rounds) * beta / alpha)
     sigma = composed.sigma(2, privacy.delta)

@@ -80,7 +80,7 @@ def audit_method(
         raise UsageError("the audit works at client level and without sampling; leave out sampling and unit")
     privacy = privacy.with_noise("seeded").for_rounds(rounds)
     weights = message_weights(method, [1.0] * rounds) if privacy.noise_schedule == "best" else None
-    setting = Setting(clients, rounds, dimension=dimension, weights=weights)
+    setting = Setting(clients, rounds, dimension=dimension, message_weights=weights)
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
     fixed = replace(privacy, epsilon=None, sigma=claim.sigma, replay=None)

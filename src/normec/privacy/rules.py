@@ -193,16 +193,16 @@ def _schedule(
             "noise_schedule='best' is not known for memory='noisy', where later messages correct the noise of earlier "
             f"ones{cure}"
         )
-    if setting.weights is None:
+    if setting.message_weights is None:
         _refuse(f"noise_schedule='best' needs the weight of each round's message in the last model, unknown here{cure}")
-    for round, weight in enumerate(setting.weights):
+    for round, weight in enumerate(setting.message_weights):
         if not weight:
             _refuse(
                 f"noise_schedule='best' would send round {round} under infinite noise, because its message does not "
                 f"enter the last model: its step size is 0{cure}"
             )
     sensitivities = sensitivity.at(np.arange(setting.rounds, dtype=np.float64)).tolist()
-    return relative_noise(BEST, setting.rounds, sensitivities, setting.weights)
+    return relative_noise(BEST, setting.rounds, sensitivities, setting.message_weights)
 
 
 def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, drawn: float) -> float:

@@ -107,7 +107,7 @@ class Setting:
         buffers: Whether the model shares statistics of the data without noise (BatchNorm).
         start: "gradients" if the server's first estimate is computed from the clients' data without noise, and
             otherwise "public".
-        weights: The weight of each round's message in the last model (`algorithms.message_weights`), for
+        message_weights: The weight of each round's message in the last model (`algorithms.message_weights`), for
             noise_schedule="best"; None if it is not known.
 
     Raises:
@@ -126,7 +126,7 @@ class Setting:
     dimension: int | None = None
     buffers: bool = False
     start: Literal["public", "gradients"] = "public"
-    weights: tuple[float, ...] | None = None
+    message_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, rounds=self.rounds)

@@ -397,7 +397,7 @@ def _mechanism(problem: Objective, method: Method, plan: Plan, privacy: Privacy,
         dimension=len(problem.x0),
         buffers=problem.statistics,
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
-        weights=weights_for(method, plan, privacy),
+        message_weights=weights_for(method, plan, privacy),
     )
     return Mechanism(privacy, method, setting, plan.privacy_seed, noise_name(method, privacy, plan, setting), notes)
 

@@ -29,5 +29,5 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
         )
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
     weights = weights_for(method, plan, privacy)
-    setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension, weights=weights)
+    setting = Setting(clients=parties, rounds=plan.rounds, sampling=drawn, dimension=dimension, message_weights=weights)
     return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting))
