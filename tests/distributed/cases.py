@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +128,9 @@ CASES = {
             "batch_size": 4,
             "participation": FixedSize(3),
         },
+    ),
+    "private, with a noise schedule": Case(
+        NormEC(0.1, 0.3, server_norm=False), how={"privacy": dataclasses.replace(SEEDED, noise_schedule="best")}
     ),
     "private, sampled": Case(
         DPSGD(Clip(0.5)),

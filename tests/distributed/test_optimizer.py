@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normec
-from normec import Problem
+from normec import Privacy, Problem
 from normec import distributed as cluster
 from normec.distributed.optimizer import POSITION
 from normec.errors import UsageError
@@ -109,6 +109,12 @@ def test_a_state_of_two_ranks_is_no_state_of_one(done: Path) -> None:
     held = torch.load(done / "normec-0.pt", weights_only=True)["optimizer"]
     with pytest.raises(UsageError, match="ranks is 2 in the state, 1 here"):
         alone.load_state_dict(held)
+
+
+def test_noise_that_changes_by_step_is_refused() -> None:
+    privacy = Privacy(epsilon=8, noise="seeded", noise_schedule="linear:0.5")
+    with pytest.raises(UsageError, match="the same noise in every step"):
+        cluster.NormEC([nn.Parameter(torch.zeros(2))], 0.1, 0.1, 0.1, privacy=privacy, rounds=2)
 
 
 def test_alone_it_is_an_ordinary_optimizer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_values_that_are_offered_are_those_that_there_are() -> None:
     assert set(SETTINGS["memory_home"].choices) == set(HOMES)
     assert {"digits", "a9a"} <= set(SETTINGS["data"].all_values())
     assert SETTINGS["server_norm"].all_values() == ("by-tensor", "in-place", "true", "false")
-    fields = vars(n.Privacy(epsilon=1.0))
+    fields = dataclasses.asdict(n.Privacy(epsilon=1.0))
     shared = build.PRIVATE_SETTINGS
     assert set(shared) - {"public_sizes", "witness"} == fields.keys() - {"sampling"}
     assert set(methods.SETTINGS) == {key for entry in CATALOGUE.values() for key in entry.settings}
@@ -169,6 +170,7 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
             "epsilon",
             "witness",
             "record_clip_by",
+            "noise_schedule",
         ),
         *("rounds", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "seed", "method_settings"),
         *("server_optimizer", "server_optimizer_settings", "lr_schedule", "lr_schedule_settings"),

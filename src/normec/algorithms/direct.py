@@ -27,6 +27,7 @@ class DirectScheme(OperatorMethod):
 
     beta: float
     momentum: float
+    linear_server = True
 
     def __post_init__(self) -> None:
         positive(beta=self.beta)

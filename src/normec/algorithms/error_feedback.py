@@ -61,6 +61,10 @@ class ErrorFeedbackScheme(OperatorMethod):
     def noise_response(self) -> tuple[float, float] | None:  # type: ignore[override]
         return None if self.server_norm else (1 - self.decay, self.beta)
 
+    @property
+    def linear_server(self) -> bool:  # type: ignore[override]
+        return not self.server_norm
+
     def client_init(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
 

@@ -83,6 +83,12 @@ class Method:
     recordable: bool = False
     """Whether `server_step` can be captured in a CUDA graph, because it launches the same kernels in every round."""
 
+    linear_server: bool = True
+    """Whether the direction is a linear function of the mean messages so far, the same in every round and coordinate.
+
+    The statement belongs to the server's functions: a class that overrides them states it anew, or has none.
+    """
+
     follow: ClassVar[Callable[..., Tensor] | None] = None
     """(memory, sent) → memory: how the server can compute a client's "memory" from its messages alone.
 

@@ -25,6 +25,9 @@ Honest = Annotated[int | None, typer.Option(help="Honest clients in a secure sum
 SamplingRate = Annotated[
     float | None, typer.Option(help="Rate of secret Poisson sampling of clients.", show_default=False)
 ]
+Schedule = Annotated[
+    str, typer.Option(help="How the noise changes by round: constant, linear:R, exponential:R, or a number per round.")
+]
 Bound = Annotated[float, typer.Option(help="The largest norm of a message: 1 for NormEC, τ for clipping.")]
 
 
@@ -39,6 +42,7 @@ def epsilon(
     honest: Honest = None,
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
+    noise_schedule: Schedule = "constant",
     as_json: o.Json = False,
 ) -> None:
     """Compute the exact ε of a given noise."""
@@ -52,6 +56,7 @@ def epsilon(
         trust=trust,
         honest=honest,
         sampling=sampling_rate,
+        noise_schedule=noise_schedule,
     )
     _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
 
@@ -67,6 +72,7 @@ def noise(
     honest: Honest = None,
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
+    noise_schedule: Schedule = "constant",
     as_json: o.Json = False,
 ) -> None:
     """Compute the smallest noise, per client and coordinate of a message, that keeps a target."""
@@ -80,6 +86,7 @@ def noise(
         trust=trust,
         honest=honest,
         sampling=sampling_rate,
+        noise_schedule=noise_schedule,
     )
     sigma = composed.sigma(epsilon, delta)
     _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
@@ -125,6 +132,9 @@ def audit(
     noise: Annotated[str, typer.Option(help="seeded, secure or exact.")] = "seeded",
     rounds: Annotated[int, typer.Option(help="Rounds of a run.")] = 4,
     trials: Annotated[int, typer.Option(help="Runs with the canary, and as many without.")] = 1000,
+    noise_schedule: Annotated[str, typer.Option(help="How the noise changes by round; best for linear methods.")] = (
+        "constant"
+    ),
     as_json: o.Json = False,
 ) -> int:
     """Try to refute the claimed ε: runs with and without a worst-case client. Exit code 1 if one is refuted."""
@@ -143,7 +153,12 @@ def audit(
         "normec-forgetting": {"method": "normec", "decay": 0.2},
     }
     privacy = Privacy(
-        epsilon=epsilon, delta=delta, relation=_literal(relation), trust=_literal(trust), noise=_literal(noise)
+        epsilon=epsilon,
+        delta=delta,
+        relation=_literal(relation),
+        trust=_literal(trust),
+        noise=_literal(noise),
+        noise_schedule=noise_schedule,
     )
     names = bounded if method == "all" else (method,)
     found = {}

@@ -78,6 +78,10 @@ class OptimizerNoise:
             raise UsageError(
                 "the optimizer protects whole clients, all of which take part; use unit='client' and no sampling"
             )
+        if privacy.noise_schedule != "constant":
+            raise UsageError(
+                "the optimizer adds the same noise in every step; leave out noise_schedule, or use normec.train"
+            )
         refuse_mixing_methods(method, dimension)
         privacy = privacy.with_noise("secure")
         if ledger is None and privacy.noise != "seeded":
@@ -171,11 +175,11 @@ class OptimizerNoise:
             return "its releases are in no ledger; continue without ledger=, or start again"
         if self._ledger is not None:
             return None  # the ledger itself was opened for this statement
-        for name, value in self._mechanism.privacy.to_dict().items():
-            before = held["statement"].get(name)
-            if before != value:
-                return f"{name} is {before!r} in the state, {value!r} here; keep the statement, or start again"
-        return None
+        changed = self._mechanism.privacy.difference(held["statement"])
+        if changed is None:
+            return None
+        name, before, now = changed
+        return f"{name} is {before!r} in the state, {now!r} here; keep the statement, or start again"
 
     def pay(self, round: int) -> None:
         """Pay for one more release in `round`; raises `BudgetSpent` on every rank. Collective."""

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.local_steps import LocalSteps
+from ..algorithms.message_weights import message_weights
 from ..algorithms.method import Method, Steps, rows_like
 from ..errors import UsageError, at_least
 from ..gradients.engine import Block
@@ -83,10 +84,11 @@ def audit_method(
     at_least(4, clients=clients)
     at_least(1, rounds=rounds, dimension=dimension)
     if privacy.unit != "client" or privacy.sampling is not None:
-        raise UsageError("the audit has canaries at client level, without sampling; leave out sampling and unit")
+        raise UsageError("the audit works at client level and without sampling; leave out sampling and unit")
     if local is not None and (local.steps is None or local.optimizer != "sgd" or local.momentum):
         raise UsageError("the audit knows local steps by sgd without momentum; give local_steps, and leave those out")
-    privacy = privacy.with_noise("seeded")
+    privacy = privacy.with_noise("seeded").for_rounds(rounds)
+    planned = message_weights(method, [1.0] * rounds) if privacy.noise_schedule == "best" else None
     relative = checked_weights(sorted(weights, reverse=True), clients) if weights else None
     setting = Setting(
         clients,
@@ -94,6 +96,7 @@ def audit_method(
         dimension=method.message_length(dimension),
         parameters=dimension,
         local_steps=local is not None,
+        message_weights=planned,
         weights=tuple(relative.tolist()) if relative is not None else (),
     )
     composed = release(facts_of(method), privacy, setting)

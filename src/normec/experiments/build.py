@@ -194,6 +194,7 @@ def privacy(config: RunConfig) -> Privacy | None:
         replay=config.replay,
         record_clip=config.record_clip,
         record_clip_by=config.record_clip_by or "record",
+        noise_schedule=config.noise_schedule or "constant",
     )
 
 

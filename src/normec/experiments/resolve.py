@@ -49,6 +49,7 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
         "clients": known.clients if known.clients is not None else build.number_of_clients(config),
         "epsilon": build.target_epsilon(config),
         "lr": _step_size(config, known.lr),
+        "noise_schedule": config.noise_schedule or "constant" if config.private else None,
         "rounds": rounds,
         "weights": config.weights or "equal",
         "memory": config.memory_used,

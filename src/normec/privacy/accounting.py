@@ -65,6 +65,7 @@ class Account:
     Args:
         delta: The δ of the guarantee, in (0, 1).
         events: The releases to begin with.
+        planned: All releases of a run whose noise changes by round, for `upper`.
 
     Raises:
         UsageError: `delta` does not lie in (0, 1).
@@ -76,12 +77,13 @@ class Account:
         (1.0, 4.377)
     """
 
-    def __init__(self, delta: float, events: Iterable[Event] = ()) -> None:
+    def __init__(self, delta: float, events: Iterable[Event] = (), planned: Iterable[Event] = ()) -> None:
         open_unit(delta=delta)
         self.delta = delta
         self.releases = 0
         self._square, self._lost = 0.0, 0.0  # μ² of the releases that are not sampled, summed after Neumaier
         self._sampled: dict[tuple[float, float], int] = {}
+        self._planned = {(event.multiplier, event.rate): event.count for event in planned if event.rate < 1}
         self._upper: dict[tuple[tuple[Group, ...], float], float] = {}
         for event in events:
             self.add(event)
@@ -96,7 +98,7 @@ class Account:
     def copy(self) -> Account:
         twin = Account(self.delta)
         twin.releases, twin._square, twin._lost = self.releases, self._square, self._lost
-        twin._sampled, twin._upper = dict(self._sampled), self._upper
+        twin._sampled, twin._upper, twin._planned = dict(self._sampled), self._upper, self._planned
         return twin
 
     def add(self, event: Event) -> None:
@@ -132,18 +134,21 @@ class Account:
 
         Without sampling it is `epsilon()`. With sampling the count is rounded up to the next of about 32 checkpoints
         (spaced evenly in √count, the last at `horizon`) and each checkpoint is computed once. ε is monotone in the
-        count, so the bound is never too small, and at `horizon` it equals `epsilon()`.
+        count, so the bound is never too small, and at `horizon` it equals `epsilon()`. If the noise changes by round,
+        each kind of planned round has its own horizon, and they share the checkpoints.
         """
         if not self._sampled:
             return self.epsilon()
         at_least(1, horizon=horizon)
 
-        def ahead(count: float) -> float:
-            return horizon * (math.ceil(_CHECKPOINTS * math.sqrt(count / horizon) - 1e-9) / _CHECKPOINTS) ** 2
+        kinds = len(self._planned)
+        parts = max(1, _CHECKPOINTS // (2 * kinds)) if kinds else _CHECKPOINTS  # several kinds take longer to compose
 
-        groups = tuple(
-            g._replace(releases=max(g.releases, math.ceil(ahead(g.releases) - 1e-6))) for g in self._groups()
-        )
+        def ahead(group: Group) -> float:
+            most = self._planned.get((group.multiplier, group.rate), horizon)
+            return most * (math.ceil(parts * math.sqrt(group.releases / most) - 1e-9) / parts) ** 2
+
+        groups = tuple(g._replace(releases=max(g.releases, math.ceil(ahead(g) - 1e-6))) for g in self._groups())
         mu = max(self.mu, 2 ** (math.ceil(16 * math.log2(self.mu)) / 16)) if self.mu > 0 else 0.0
         if (groups, mu) not in self._upper:
             self._upper[groups, mu] = self._epsilon(groups, mu, horizon)
@@ -161,6 +166,9 @@ class Account:
             return plain
         # One interval for the whole run keeps the one-round distributions cached between checkpoints.
         planned = tuple(g._replace(releases=max(g.releases, horizon or 0)) for g in groups)
+        if self._planned and horizon is not None:
+            whole = {**self._planned, **{key: max(n, self._planned.get(key, n)) for key, n in self._sampled.items()}}
+            planned = resolvable([Group(z, rate, n) for (z, rate), n in sorted(whole.items())], 0.0)[0] or groups
         guess = min(plain, epsilon_rdp(planned, mu, self.delta))
         known = min(plain, epsilon_rdp(groups, mu, self.delta))
         return min(known, epsilon_pld(groups, mu, self.delta, interval(planned, mu, guess)))

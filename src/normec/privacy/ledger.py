@@ -31,6 +31,7 @@ import dataclasses
 import math
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -104,6 +105,7 @@ class Ledger:
         secret: A key for the hashes, so that nobody without it can write a ledger that verifies.
         witness: A file in another folder that also counts the lines, so that a ledger which was restored to an older
             state, or deleted, is refused. To begin one for an existing ledger, copy `path.head` to it.
+        planned: All releases of a run whose noise changes by round (see `Account.upper`).
 
     Raises:
         LedgerDamaged: The file was changed, cut, or set back.
@@ -127,10 +129,11 @@ class Ledger:
         expect: Head | None = None,
         secret: bytes | None = None,
         witness: str | os.PathLike[str] | None = None,
+        planned: Iterable[Event] = (),
     ) -> None:
         at_least(1, horizon=horizon)
         self.privacy, self.horizon = privacy, horizon
-        self._account = Account(privacy.delta)
+        self._account = Account(privacy.delta, planned=planned)
         self._attempts: dict[int, int] = {}  # round → attempts so far
         self._paid: set[tuple[int, int]] = set()  # (round, attempt)
         self._keys: dict[tuple[int, str], _Paid] = {}  # by round and key
@@ -158,6 +161,10 @@ class Ledger:
     def head(self) -> Head:
         """The head for a checkpoint; pass it as `expect` when the ledger is opened again."""
         return self._chain.head
+
+    def account(self) -> Account:
+        """A copy of the account of all releases in the file."""
+        return self._account.copy()
 
     def exact_epsilon(self) -> float:
         """The exact ε of the ledger, without the rounding of `epsilon` between checkpoints."""
@@ -278,12 +285,13 @@ class Ledger:
         first, *rest = self._chain.lines
         if first.get("kind") != "header" or first.get("format") != 1:
             raise LedgerDamaged(f"{self._chain.path} does not begin with a ledger's header")
-        for name, value in self.privacy.to_dict().items():
-            if first["privacy"].get(name) != value:
-                raise UsageError(
-                    f"{self._chain.path} was opened for {name} = {first['privacy'].get(name)!r}, got {value!r};"
-                    " keep the statement or start another ledger"
-                )
+        changed = self.privacy.difference(first["privacy"])
+        if changed is not None:
+            name, before, now = changed
+            raise UsageError(
+                f"{self._chain.path} was opened for {name} = {before!r}, got {now!r};"
+                " keep the statement or start another ledger"
+            )
         for line in rest:
             self._account.add(Event(line["multiplier"], line["rate"], line["count"]))
             self._take(line, self._account)

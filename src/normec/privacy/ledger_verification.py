@@ -59,13 +59,15 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         paid = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"])) if lines else Paid(0.0, 0)
         delta = float(header["privacy"]["delta"])
         local = header["privacy"]["trust"] == "local"
+        scheduled = "noise_schedule" in header["privacy"]
     except (LedgerDamaged, OSError) as error:
         raise UsageError(f"{error}; {CURE}") from None
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{path} is not what a run writes; {CURE}") from None
-    beyond = max(_beyond(folder, checkpoint, paid.releases) if local else 0, _beyond_in(spent))
-    if beyond and events:  # counted like the last release
-        events = [*events, dataclasses.replace(events[-1], count=beyond)]
+    beyond = max(_beyond(folder, checkpoint, paid.releases, scheduled) if local else 0, _beyond_in(spent))
+    if beyond and events:  # counted like the release with the least noise
+        least = min(events, key=lambda event: event.multiplier)
+        events = [*events, dataclasses.replace(least, count=beyond)]
         paid = Paid(Account(delta, events).epsilon(), paid.releases + beyond)
     if not isinstance(spent, Mapping):
         return paid
@@ -77,14 +79,17 @@ def _rows_tell(final: object) -> bool:
     return isinstance(final, Mapping) and final.get("epsilon") is not None
 
 
-def _beyond(folder: Path, checkpoint: Mapping[str, Any], paid: int) -> int:
-    """How many messages a party may have made beyond the `paid` rounds of its server (`server_state.PartyRecord`)."""
+def _beyond(folder: Path, checkpoint: Mapping[str, Any], paid: int, scheduled: bool) -> int:
+    """How many messages a party may have made beyond the `paid` rounds of its server (`server_state.PartyRecord`).
+
+    If the noise is `scheduled`, one message in every round is counted, whether the party made it or not.
+    """
     if "seats" not in checkpoint:
         return 0
     try:
         opened = min(int(checkpoint["round"]) + 1, paid)
         made = [
-            min(int(party["accepted"]) + 1, opened)
+            (paid if scheduled else min(int(party["accepted"]) + 1, opened))
             + int(party.get("drops", 0))
             + max(0, int(party.get("lives", 0)) - 1, len(party["tokens"]) - 1)
             for party in checkpoint["seats"].values()

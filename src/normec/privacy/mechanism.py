@@ -134,7 +134,7 @@ class Mechanism:
             gaps: What this run does not cover, in addition to the list of the statement.
             witness: A file outside the ledger's folder that also counts its lines (see `Ledger`).
         """
-        privacy = privacy.with_noise("secure")
+        privacy = privacy.with_noise("secure").for_rounds(setting.rounds)
         self.privacy, self.method, self.setting = privacy, method, setting
         facts = facts_of(method, setting.parameters or setting.dimension or 1)
         self.release = release(facts, privacy, setting)
@@ -148,18 +148,36 @@ class Mechanism:
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma
+        scheduled = self.release.schedule is not None
+        # The kinds of rounds, for a cheap bound on their ε (`Account.upper`); without sampling ε itself is cheap.
+        self._planned = self.release.kinds(self.sigma) if scheduled and self.release.rate < 1 else []
         self._source = noise_source(privacy.noise or "secure", seed if privacy.noise == "seeded" else None)
-        self._account = Account(privacy.delta)
+        self._account = Account(privacy.delta, planned=self._planned)
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
         self.name, self._notes, self._gaps, self._witness = name, notes, gaps, witness
-        # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once.
-        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" else 1
+        # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once, if their noise is
+        # the same.
+        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" and not scheduled else 1
         self._owner: tuple[int, ...] | None = None  # the process that pays for the rounds
         self._paid: int | None = None
         self._attempt = 0
         self._recalled = False
         self._sum: Tensor | None = None
+
+    def sigma_at(self, round: int) -> float:
+        """The noise of one client in `round`."""
+        return self.release.sigma_at(self.sigma, round)
+
+    @property
+    def round_sigma(self) -> float:
+        """The noise of one client in the round that was paid for last."""
+        return self.sigma_at(self._paid or 0)
+
+    @property
+    def _sum_sigma(self) -> float:
+        """The noise of the sum in the round that was paid for last."""
+        return self.release.sum_sigma(self.round_sigma)
 
     @property
     def keeps_noise(self) -> bool:
@@ -185,7 +203,9 @@ class Mechanism:
         try:
             with writing(path):
                 head = Head(*expect) if expect else None
-                self._ledger = Ledger(path, self.privacy, self.setting.rounds, head, witness=self._witness)
+                self._ledger = Ledger(
+                    path, self.privacy, self.setting.rounds, head, witness=self._witness, planned=self._planned
+                )
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None
 
@@ -235,13 +255,13 @@ class Mechanism:
 
     def _spend(self, ledger: Ledger, round: int, key: str | None) -> Receipt:
         if key is None or self._chunk == 1:
-            return ledger.spend(round, self.release.event(self.sigma, round), self.sigma, key)
+            return ledger.spend(round, self.release.event(self.sigma, round), self.sigma_at(round), key)
         end = min(round - round % self._chunk + self._chunk, self.setting.rounds)
         return ledger.reserve(round, self.release.event(self.sigma, round, end - round), self.sigma, key)
 
     def take_account(self, events: Iterable[Event]) -> None:
         """Set the account so far to `events`, if there is no ledger."""
-        self._account = Account(self.privacy.delta, events)
+        self._account = Account(self.privacy.delta, events, self._planned)
 
     def recall(self, round: int, attempt: int) -> None:
         """Use instead of `pay` if this attempt of `round` was released before and its sum is known."""
@@ -282,7 +302,7 @@ class Mechanism:
         if self.privacy.trust != "local":
             weighted = messages if weights is None else messages * weights[:, None]
             if isinstance(self._source, GridNoise):
-                step = grid_step(self.release.sum_sigma(self.sigma))
+                step = grid_step(self._sum_sigma)
                 self._add(snap(weighted, step, self.release.bound * self.release.heaviest).sum(0))
             else:
                 self._add(weighted.sum(0))
@@ -294,8 +314,8 @@ class Mechanism:
     def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
         """Messages ``[c, d]`` with the noise of their clients, as an observer of single messages sees them."""
         if isinstance(self._source, GridNoise):
-            return privatise(messages, self.sigma, self._source, bound=self.release.bound)
-        draws = [self._draw(messages[0], self.sigma, "client", client) for client in clients.tolist()]
+            return privatise(messages, self.round_sigma, self._source, bound=self.release.bound)
+        draws = [self._draw(messages[0], self.round_sigma, "client", client) for client in clients.tolist()]
         return messages + torch.stack(draws)
 
     def outgoing(self, sums: Tensor, share: float = 1.0, variance: float = 0) -> Tensor:
@@ -308,7 +328,7 @@ class Mechanism:
                 were not passed to `send`: their number, or the sum of their squared weights.
         """
         self._check_paid()
-        sigma = self.release.sum_sigma(self.sigma)
+        sigma = self._sum_sigma
         if self.privacy.trust == "local" and not variance:
             return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise):
@@ -325,7 +345,7 @@ class Mechanism:
         """
         self._check_paid()
         local = self.privacy.trust == "local"
-        sigma = self.sigma * math.sqrt(variance) if local else self.release.sum_sigma(self.sigma)
+        sigma = self.round_sigma * math.sqrt(variance) if local else self._sum_sigma
         return self._draw(like, sigma, "sum")
 
     def variance_of_sum(self, variance: float) -> float:
@@ -334,14 +354,14 @@ class Mechanism:
         Under local trust it is that of the messages of the round, with `variance` in units of σ².
         """
         if self.privacy.trust == "local":
-            return self.sigma**2 * variance
-        return self.release.sum_sigma(self.sigma) ** 2
+            return self.round_sigma**2 * variance
+        return self._sum_sigma**2
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
         """Convert the sum over all processes to the dtype of `like`."""
         if whole.is_floating_point():
             return whole
-        return from_grid(whole, grid_step(self.release.sum_sigma(self.sigma)), like)
+        return from_grid(whole, grid_step(self._sum_sigma), like)
 
     def epsilon(self) -> float:
         """An upper bound of ε so far, which is cheap to compute."""
@@ -352,6 +372,14 @@ class Mechanism:
     def epsilon_at(self, round: int) -> float:
         """An upper bound of ε up to `round`, which is cheap to compute and the same in a resumed run."""
         return self._ledger.epsilon_at(round) if self._ledger is not None else self.epsilon()
+
+    def epsilon_with(self, more: int) -> float:
+        """ε of the releases so far and `more` releases, each at the smallest noise of the rounds so far."""
+        account = self._ledger.account() if self._ledger is not None else self._account.copy()
+        rounds = min(max(1, self.releases), self.setting.rounds)
+        least = float(self.release.multipliers(self.sigma, rounds).min())
+        account.add(Event(least, count=more))
+        return account.epsilon()
 
     def spent(self) -> Spent:
         """The exact spending so far."""

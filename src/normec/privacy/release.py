@@ -4,7 +4,9 @@
 and where a sum is seen to the weighted message (rule W); with equal weights they are the same. The observer named by
 `trust` faces σ·gain (secure sum: √honest, central: √n, local: 1), so round k has the noise multiplier
 
-    z_k = gain · σ / (Δ_k + surcharge·σ),    where Δ_k + surcharge·σ is at most 2·bound·heaviest.
+    z_k = gain · σ_k / (Δ_k + surcharge·σ_k),    where Δ_k + surcharge·σ_k is at most 2·bound·heaviest,
+
+with σ_k = σ, or σ_k = σ s_k under a noise schedule s (`noise_schedule`).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Release:
         heaviest: The largest factor by which a message is multiplied in the sum that is seen.
         dimension: The dimension of a message.
         notes: What belongs beside ε in a report.
+        schedule: s_k = σ_k/σ of each round; None if the noise is constant.
 
     Example:
         >>> run = Release(Sensitivity(cap=1.0), gain=10.0, drawn=10.0, rate=1.0, rounds=100)
@@ -52,6 +55,14 @@ class Release:
     heaviest: float = 1.0
     dimension: int | None = None
     notes: tuple[str, ...] = ()
+    schedule: tuple[float, ...] | None = None
+
+    def sigma_at(self, sigma: float, round: int) -> float:
+        """σ_k of one round."""
+        if self.schedule is None:
+            return sigma
+        self._check_scheduled(round + 1)
+        return sigma * self.schedule[round]
 
     def sum_sigma(self, sigma: float) -> float:
         """The standard deviation per coordinate of the sum of all clients' noise."""
@@ -61,18 +72,31 @@ class Release:
         """z_k for k = first .. first + rounds − 1."""
         positive(sigma=sigma)
         sensitivity = self.sensitivity.at(np.arange(first, first + rounds, dtype=np.float64))
-        moved = np.minimum(self.sensitivity.cap, sensitivity + self.surcharge * sigma)
-        return self.gain * sigma / moved
+        noise = np.full(rounds, sigma)
+        if self.schedule is not None:
+            self._check_scheduled(first + rounds)
+            noise *= self.schedule[first : first + rounds]
+        moved = np.minimum(self.sensitivity.cap, sensitivity + self.surcharge * noise)
+        return np.asarray(self.gain * noise / moved, dtype=np.float64)
+
+    def _check_scheduled(self, rounds: int) -> None:
+        if self.schedule is not None and rounds > len(self.schedule):
+            raise UsageError(f"the noise is scheduled for {len(self.schedule)} rounds, and this would be one more")
 
     def event(self, sigma: float, round: int = 0, count: int = 1) -> Event:
         """The ledger's event for `count` rounds from `round` on.
 
-        If Δ_k grows, the event has the constant multiplier with the same Σ 1/z_k², and hence the same ε.
+        If Δ_k grows or the noise changes, the event has the constant multiplier with the same Σ 1/z_k², and hence the
+        same ε. Sampled rounds have no such multiplier: rounds with different noise are paid for one by one.
         """
         at_least(0, round=round)
         at_least(1, count=count)
-        if self.sensitivity.is_constant:
+        if self.sensitivity.is_constant and self.schedule is None:
             return Event(float(self.multipliers(sigma, 1)[0]), self.rate, count)
+        if self.schedule is not None and count == 1:
+            return Event(float(self.multipliers(sigma, 1, round)[0]), self.rate)
+        if self.schedule is not None and self.rate < 1:
+            raise UsageError(f"{count} sampled rounds with different noise are no single event; pay for each of them")
         squares = float(np.sum(self.multipliers(sigma, count, round) ** -2.0))
         return Event(math.sqrt(count / squares), self.rate, count)
 
@@ -80,11 +104,20 @@ class Release:
         """The account of the first `rounds` rounds (default: all)."""
         rounds = self.rounds if rounds is None else rounds
         at_least(1, rounds=rounds)
-        if self.sensitivity.is_constant:
+        if self.sensitivity.is_constant and self.schedule is None:
             return Account(delta, [self.event(sigma, 0, rounds)])
-        if self.rate < 1:
+        if self.rate < 1 and not self.sensitivity.is_constant:
             raise UsageError("a sampled release with growing sensitivity has no rule; set amplify=False")
+        if self.rate < 1:
+            return Account(delta, self.kinds(sigma, rounds))
         return Account.of_mu(math.sqrt(float(np.sum(self.multipliers(sigma, rounds) ** -2.0))), rounds, delta)
+
+    def kinds(self, sigma: float, rounds: int | None = None) -> list[Event]:
+        """The first `rounds` rounds (default: all) as events, one for each noise multiplier."""
+        found, counts = np.unique(
+            self.multipliers(sigma, self.rounds if rounds is None else rounds), return_counts=True
+        )
+        return [Event(float(z), self.rate, int(count)) for z, count in zip(found, counts, strict=True)]
 
     def epsilon(self, sigma: float, delta: float, rounds: int | None = None) -> float:
         """ε at `delta` after `rounds` rounds with noise `sigma` per client."""

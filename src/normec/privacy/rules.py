@@ -40,6 +40,12 @@ S2 Poisson batches inside a client, record, zero-out, where the memory holds not
    memory="noisy" under "local"): with probability 1−q the message is that of the data without the record;
    amplification at rate q with Δ = min(2b, LC/B) (R4 with e_k = 0) or 2b (R3).
 
+N1 noise schedules: σ_k = σ s_k with public s_k (`noise_schedule`). Given the past, round k shows a Gaussian of its own
+   σ_k, so adaptive composition holds with each round's own multiplier: μ² = Σ_k (Δ_k/σ_k)² without amplification, and
+   with it the composition of each round's dominating pair at its own (rate, σ_k). So that this stays a composition of
+   few kinds of rounds, a run that claims amplification has at most `LEVELS` different σ_k; the noise that is drawn is
+   the noise that is accounted for.
+
 Refused, because we know no valid rule:
 - amplification by sampling under "local" trust (the server sees who sends), in the "replace" relation (that opposite
   messages are the worst pair is not proved in d dimensions), from sets of fixed size, or at record level from
@@ -59,6 +65,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from .noise_schedule import BEST, LEVELS, relative_noise
 from .record_sensitivity import Sensitivity
 from .release import Release
 from .rounding_grid import GRID_BITS
@@ -96,6 +103,7 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
     heaviest = setting.heaviest if privacy.trust != "local" else 1.0
     if not math.isfinite(sensitivity.cap) and not sensitivity.by_distance:
         _refuse(f"{facts.name} sends messages without a bound; use SmoothedNorm or Clip as its operator")
+    schedule = _schedule(facts, privacy, setting, sensitivity, rate)
     drawn = 1.0 if privacy.trust == "local" else math.sqrt(setting.clients)
     gain = math.sqrt(privacy.honest) if privacy.honest is not None else drawn
     return Release(
@@ -108,7 +116,8 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         bound=facts.bound,
         heaviest=heaviest,
         dimension=setting.dimension,
-        notes=_notes(privacy, setting),
+        notes=_notes(privacy, setting, schedule),
+        schedule=schedule,
     )
 
 
@@ -202,6 +211,33 @@ def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden
     return Sensitivity(cap, facts.lipschitz, shift, facts.beta * moved, keep)
 
 
+def _schedule(
+    facts: Facts, privacy: Privacy, setting: Setting, sensitivity: Sensitivity, rate: float
+) -> tuple[float, ...] | None:
+    """N1: σ_k/σ of every round; None if the noise is constant."""
+    stated = privacy.schedule(setting.rounds)
+    if stated != BEST:
+        return relative_noise(stated, setting.rounds, levels=LEVELS if rate < 1 else None)
+    cure = "; use another noise_schedule"
+    if rate < 1:
+        _refuse(f"noise_schedule='best' is not known where amplification by sampling is claimed{cure}")
+    if privacy.memory == "noisy" and facts.feedback:
+        _refuse(
+            "noise_schedule='best' is not known for memory='noisy', where later messages correct the noise of earlier "
+            f"ones{cure}"
+        )
+    if setting.message_weights is None:
+        _refuse(f"noise_schedule='best' needs the weight of each round's message in the last model, unknown here{cure}")
+    for round, weight in enumerate(setting.message_weights):
+        if not weight:
+            _refuse(
+                f"noise_schedule='best' would send round {round} under infinite noise, because its message does not "
+                f"enter the last model: its step size is 0{cure}"
+            )
+    sensitivities = sensitivity.at(np.arange(setting.rounds, dtype=np.float64)).tolist()
+    return relative_noise(BEST, setting.rounds, sensitivities, setting.message_weights)
+
+
 def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, drawn: float) -> float:
     """What rounding to the grid adds to Δ, in units of one client's σ (`rounding_grid`); 0 if Δ depends on norms."""
     if privacy.noise == "seeded" or not sensitivity.by_distance:
@@ -212,7 +248,7 @@ def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, dra
     return drawn * math.sqrt(setting.dimension) * 2.0**-GRID_BITS
 
 
-def _notes(privacy: Privacy, setting: Setting) -> tuple[str, ...]:
+def _notes(privacy: Privacy, setting: Setting, schedule: tuple[float, ...] | None) -> tuple[str, ...]:
     """Remarks for reports of ε."""
     notes = []
     if privacy.unit == "client" and privacy.delta >= 1 / setting.clients:
@@ -232,4 +268,11 @@ def _notes(privacy: Privacy, setting: Setting) -> tuple[str, ...]:
         )
     if not privacy.is_target:
         notes.append("the noise was given, not derived from a target: epsilon is what it amounts to, not a promise")
+    if schedule is not None:
+        stated = privacy.schedule(setting.rounds)
+        name = stated if len(stated) <= 24 else "given"
+        notes.append(
+            f"the noise changes by round (noise_schedule = {name}): {schedule[0]:.4g} sigma in the first round, "
+            f"{schedule[-1]:.4g} sigma in the last, between {min(schedule):.4g} and {max(schedule):.4g} sigma"
+        )
     return tuple(notes)

@@ -111,6 +111,8 @@ class Setting:
         local_steps: Whether a client's update comes from several steps on its own data instead of one gradient.
         weights: The public numbers n·w_i by which the server multiplies the clients' messages, one for each client;
             empty for equal weights.
+        message_weights: The weight of each round's message in the last model (`algorithms.message_weights`), for
+            noise_schedule="best"; None if it is not known.
 
     Raises:
         UsageError: A value is unknown or out of range.
@@ -133,6 +135,7 @@ class Setting:
     start: Literal["public", "gradients"] = "public"
     local_steps: bool = False
     weights: tuple[float, ...] = ()
+    message_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         at_least(1, clients=self.clients, rounds=self.rounds)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
 from ..errors import UsageError, at_least, fraction, one_of, open_unit, positive
+from .noise_schedule import CONSTANT, NoiseSchedule, checked, written_out
 
 Unit = Literal["client", "record"]
 Relation = Literal["zero-out", "replace"]
@@ -71,6 +73,10 @@ class Privacy:
             for g/(‖g‖ + 0.01), which has no threshold to choose and whose norm is below 1.
         record_clip_by: Whether the clip bounds a record's whole gradient ("record"), or each of the model's L trainable
             tensors alone by 1/√L of it ("layer").
+        noise_schedule: How the noise is divided over the rounds: "constant", "best" (the least noise in the last model
+            at the same ε), "linear:R", "exponential:R", one number for each round, or a function of the round
+            (`privacy.noise_schedule`). Only the ratios of its values matter: they are scaled so that the mean of 1/σ_t²
+            over the rounds is 1/σ².
 
     Raises:
         UsageError: A value is unknown or out of range, or two of them contradict each other.
@@ -93,8 +99,10 @@ class Privacy:
     replay: Replay | None = None
     record_clip: float | Literal["auto"] | None = None
     record_clip_by: Literal["record", "layer"] = "record"
+    noise_schedule: NoiseSchedule = CONSTANT
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_schedule", checked(self.noise_schedule))
         for name in (
             "epsilon",
             "delta",
@@ -136,6 +144,8 @@ class Privacy:
             raise UsageError("give epsilon (a target) or sigma (the noise), one of the two")
         if self.replay is not None and self.epsilon is None:
             raise UsageError("replay needs epsilon, which the paper's formula contains")
+        if self.replay is not None and self.noise_schedule != CONSTANT:
+            raise UsageError("replay is the paper's noise, which is the same in every round; leave out noise_schedule")
 
     @property
     def is_target(self) -> bool:
@@ -153,6 +163,16 @@ class Privacy:
         Simulations in one process pass "seeded"; real parties and ranks pass "secure".
         """
         return self if self.noise is not None else dataclasses.replace(self, noise=default)
+
+    def for_rounds(self, rounds: int) -> Privacy:
+        """This statement with the values of a `noise_schedule` that is a function written out for `rounds` rounds."""
+        return (
+            dataclasses.replace(self, noise_schedule=self.schedule(rounds)) if callable(self.noise_schedule) else self
+        )
+
+    def schedule(self, rounds: int) -> str:
+        """The noise schedule of a run of `rounds` rounds, as a text."""
+        return written_out(checked(self.noise_schedule), rounds)
 
     def refuse_private_sizes(self, public_sizes: bool, what: Literal["rounds", "weights"] = "rounds") -> None:
         """Refuse rounds or weights, and with them a noise, that depend on the numbers of records of protected clients.
@@ -182,11 +202,21 @@ class Privacy:
         return self.record_clip_by == "layer"
 
     def to_dict(self) -> dict[str, Any]:
-        """The statement in plain values; runs are known by it, so that what is not used is left out."""
+        """The statement in plain values; runs and ledgers are known by it, so that what is not used is left out."""
         stated = dataclasses.asdict(self)
         if not self.by_layer:
             del stated["record_clip_by"]
+        if self.noise_schedule == CONSTANT:
+            del stated["noise_schedule"]
         return stated
+
+    def difference(self, stated: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+        """The first setting in which another statement's `to_dict` differs: (name, its value, the value here)."""
+        own = self.to_dict()
+        for name in {**own, **stated}:
+            if stated.get(name) != own.get(name):
+                return name, stated.get(name), own.get(name)
+        return None
 
     def promise(self, clients: int | None = None) -> str:
         """Who is protected from whom, in one paragraph."""

@@ -122,7 +122,7 @@ def interval(groups: Sequence[Group], mu: float, guess: float) -> float:
     return max(step, widest / 2**16, (20 * math.sqrt(variance) + widest) / 2**19, 1e-12)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _one_round(multiplier: float, rate: float, step: float, log_tail: float) -> Any:
     module = needed("dp_accounting.pld.privacy_loss_distribution", "privacy")
     return module.from_gaussian_mechanism(

@@ -202,9 +202,11 @@ def _noise(view: RunView, lines: Lines) -> str:
         "secure": "drawn from the system's randomness",
         "exact": "discrete, drawn from the system's randomness",
     }.get(str(view.terms.get("noise")), "")
-    return f"standard deviation σ = {formatting.number(sigma)} in each coordinate of a client's message, {kind}".rstrip(
-        ", "
-    )
+    used = [line["sigma"] for line in lines if "sigma" in line]
+    size = f"σ = {formatting.number(sigma)}"
+    if len(set(used)) > 1:  # a schedule
+        size = f"σ = {formatting.number(min(used))} to {formatting.number(max(used))}, depending on the round,"
+    return f"standard deviation {size} in each coordinate of a client's message, {kind}".rstrip(", ")
 
 
 def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:

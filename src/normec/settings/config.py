@@ -338,6 +338,16 @@ class RunConfig(BaseModel):
         federated=True,
         follows=("unit", "trust"),
     )
+    noise_schedule: str | None = setting(
+        None,
+        "How the noise is divided over the rounds: {values}, or one number for each round",
+        "privacy",
+        unset="constant",
+        flag=True,
+        federated=True,
+        follows=("private",),
+        values=("constant", "best", "linear:R", "exponential:R"),
+    )
     replay: Literal["per-coordinate", "total-norm", "variance"] | None = setting(
         None, "Use the paper's noise formula, read as {values}; ε is then reported, not a target", "privacy"
     )

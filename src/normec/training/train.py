@@ -18,6 +18,7 @@ import torch
 from ..algorithms.averaging import Averaging, Kind, averaging_of
 from ..algorithms.local_steps import LocalSteps
 from ..algorithms.lr_schedule import LRSchedule, ScheduledLR, SchedulerFactory, scheduled
+from ..algorithms.message_weights import message_weights
 from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
 from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
@@ -235,6 +236,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     total = _horizon(problem, rounds, epochs, batch_size)
     optimizer = server_optimizer_of(options.server_optimizer)
     weights = relative_weights(options.weights, problem, privacy, options.public_sizes)
+    privacy = privacy.for_rounds(total) if privacy is not None else None
     if isinstance(lr, str):
         if optimizer is not None or options.lr_schedule is not None:
             raise UsageError(
@@ -500,9 +502,22 @@ def _mechanism(
         start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
         local_steps=plan.local is not None,
         weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
+        message_weights=message_weights_for(method, plan, privacy),
     )
     name = noise_name(method, privacy, plan, setting)
     return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness)
+
+
+def message_weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[float, ...] | None:
+    """Return the weight of each round's message in the last model, if the noise schedule depends on it."""
+    if privacy.noise_schedule != "best":
+        return None
+    if plan.server_optimizer is not None or plan.averaging is not None:
+        raise UsageError(
+            "noise_schedule='best' is for the last iterate of plain steps; leave out the server's optimizer and the "
+            "average, or choose another noise_schedule"
+        )
+    return message_weights(method, [plan.step_size(k) for k in range(plan.rounds)])
 
 
 def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -> str:

@@ -53,6 +53,8 @@ def plan(config: RunConfig) -> Planned:
     for name in OUTSIDE:
         if getattr(config, name) is not None:
             raise UsageError(f"the theorems are for full gradients of all clients; drop {name}")
+    if config.noise_schedule not in (None, "constant"):
+        raise UsageError("the theorems are for the same noise in every round; drop noise_schedule")
     if config.rounds is not None:
         at_least(1, rounds=config.rounds)
     problem = build.problem(config)

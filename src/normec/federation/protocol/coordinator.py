@@ -118,13 +118,17 @@ class Coordinator:
             logging.getLogger("normec").warning(
                 "%s does not define follow: a party that loses its disk cannot come back to the run", method.name
             )
-        privacy = privacy.with_noise("secure") if privacy is not None else None
+        privacy = privacy.with_noise("secure").for_rounds(plan.rounds) if privacy is not None else None
         self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0))
         self._model_step = ModelStep(method, plan, x0, len(parties), self.mechanism)
-        sigma = self.mechanism.sigma if self.mechanism is not None else 0.0
+        sigmas = [self.mechanism.sigma_at(k) for k in range(plan.rounds)] if self.mechanism is not None else [0.0]
+        terms = PrivacyTerms.of(privacy, sigmas[0], method)
+        self._scheduled = self.mechanism is not None and self.mechanism.release.schedule is not None
+        if self._scheduled:
+            terms = dataclasses.replace(terms, least_sigma=min(sigmas))
         self._terms = (
             MethodTerms.of(method),
-            PrivacyTerms.of(privacy, sigma, method),
+            terms,
             PlanTerms(
                 plan.seed,
                 plan.batch_size or 0,
@@ -134,7 +138,7 @@ class Coordinator:
             ),
         )
         self._local = privacy is not None and privacy.trust == "local"
-        limits = Limits.of(method, sigma if self._local else 0.0, len(x0))
+        limits = Limits.of(method, max(sigmas) if self._local else 0.0, len(x0))
         identity = {
             "method": identity_of(method),
             "dtype": str(x0.dtype),
@@ -229,6 +233,8 @@ class Coordinator:
             self._save()
         x = self.state.run.x.numpy().copy()
         method, privacy, plan = self._terms
+        if self.mechanism is not None and self._scheduled:
+            privacy = dataclasses.replace(privacy, sigma=self.mechanism.sigma_at(self.round))
         return {
             node: Request(
                 run=self.run,
@@ -340,7 +346,13 @@ class Coordinator:
         return True
 
     def _most_released(self, paid: int) -> tuple[int, str]:
-        """The largest number of messages that a party may have released in `paid` rounds, and the party's name."""
+        """The largest number of messages that a party may have released in `paid` rounds, and the party's name.
+
+        If the noise changes by round, a round without a message does not make up for another one with two. Then each
+        message that was dropped or lost counts in addition to one message in every round.
+        """
+        if self._scheduled:
+            return max((paid + party.lost, node) for node, party in self.state.parties.items())
         opened = min(self.round + 1, paid)
         return max((party.made(opened), node) for node, party in self.state.parties.items())
 
@@ -350,6 +362,8 @@ class Coordinator:
         return max(mechanism.epsilon(), self._epsilon_of(mechanism, most) if most > mechanism.releases else 0.0)
 
     def _epsilon_of(self, mechanism: Mechanism, releases: int) -> float:
+        if self._scheduled:
+            return mechanism.epsilon_with(releases - mechanism.releases)
         return mechanism.release.epsilon(mechanism.sigma, mechanism.privacy.delta, releases)
 
     def _spent(self) -> Spent | None:

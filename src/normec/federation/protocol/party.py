@@ -28,7 +28,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,6 +52,13 @@ from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
 from .reconciliation import after_absence, overtaken, reconcile, resume
 from .wire import Refusal, Reply, Request, WireError, addressed, chained, from_fields, run_name, to_fields
+
+
+class _Price(NamedTuple):
+    """The privacy cost of a message in this round, and the largest cost of a message in any round of the run."""
+
+    now: Event
+    most: Event
 
 
 class _Refused(Exception):  # noqa: N818  (carries a verdict to `answer`)
@@ -118,12 +125,12 @@ class Party:
             if state.pending is None and price is None:
                 state = self._without_noise(request, steps, state, account)
             elif state.pending is None and price is not None:
-                if not account.affords(price, self.policy.budget, self.policy.delta):
+                if not account.affords(price.now, self.policy.budget, self.policy.delta):
                     raise _Refused(Verdict("budget", f"one more message would exceed epsilon = {self.policy.budget:g}"))
-                state = self._with_noise(request, steps, state, account, price)
+                state = self._with_noise(request, steps, state, account, price.now)
             return self._reply(request, state)
 
-    def _price(self, request: Request, method: Method) -> Event | None:
+    def _price(self, request: Request, method: Method) -> _Price | None:
         """The privacy cost of one message by the party's own account; None if the run has no noise."""
         privacy = request.privacy.build(self.policy.delta)
         if privacy is None:
@@ -142,17 +149,19 @@ class Party:
         verdict = self.policy.check_noise(request, release)
         if verdict is not None:
             raise _Refused(verdict)
-        return release.event(request.privacy.sigma)
+        now = release.event(request.privacy.sigma)
+        least = request.privacy.least_sigma
+        return _Price(now, now if least is None else release.event(least))
 
     def _reconciled(
-        self, request: Request, steps: Steps, account: PartyAccount, price: Event | None
+        self, request: Request, steps: Steps, account: PartyAccount, price: _Price | None
     ) -> PartyState | Refusal:
         """The state after comparison with the server's record, or a refusal that starts a handshake."""
         path = party_state.path_of(self.folder, request.run, request.node)
         state, record = self._loaded(path, request), request.record
         if state is not None and state.client is None and record.token == state.token:
             if price is not None:  # even if the party cannot continue, because these messages were sent
-                self._recover(request, account, price)
+                self._recover(request, account, price.most)
             resumed = self._resumed(state, request, steps)
             if resumed is not None:
                 return resumed
@@ -194,7 +203,7 @@ class Party:
             return None
 
     def _recover(self, request: Request, account: PartyAccount, price: Event) -> None:
-        """Charge the messages that may have been sent before the state was lost.
+        """Charge the messages that may have been sent before the state was lost, each at the smallest noise of the run.
 
         Only here, after a handshake, does the account rely on a claim of the server.
         """

@@ -107,11 +107,15 @@ class Policy(BaseModel):
         """Compare σ over the bound, as an observer faces it, with `least_sigma` and `MOST_NOISE`.
 
         `release.gain` is the observer's noise over one client's: 1 under local trust, √n under central trust. The bound
-        is that of a message with its weight in the sum.
+        is that of a message with its weight in the sum. A run whose noise changes by round is refused in every round if
+        its smallest noise is too small.
         """
-        faced = request.privacy.sigma * release.gain / (release.bound * release.heaviest)
-        if faced < self.least_sigma:
-            return Verdict("noise", f"sigma over the bound is {faced:.6g}, below least_sigma = {self.least_sigma:g}")
+        terms = request.privacy
+        bound = release.bound * release.heaviest
+        faced = terms.sigma * release.gain / bound
+        least = (terms.sigma if terms.least_sigma is None else terms.least_sigma) * release.gain / bound
+        if least < self.least_sigma:
+            return Verdict("noise", f"sigma over the bound is {least:.6g}, below least_sigma = {self.least_sigma:g}")
         if faced > MOST_NOISE:
             return Verdict(
                 "noise",

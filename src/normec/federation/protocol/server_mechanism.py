@@ -9,7 +9,7 @@ from ...privacy.setting import FULL, Sampling, Setting
 from ...privacy.statement import Privacy
 from ...sampling.participation import Everyone
 from ...training.run import Plan
-from ...training.train import RECORDED, noise_name
+from ...training.train import RECORDED, message_weights_for, noise_name
 from .terms import LATER
 
 
@@ -34,6 +34,7 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
         sampling=drawn,
         dimension=dimension,
         local_steps=plan.local is not None,
+        message_weights=message_weights_for(method, plan, privacy),
         weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
     )
     gaps = (RECORDED,) if plan.diagnostics else ()

@@ -113,7 +113,10 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """The terms on which ε depends. Without privacy, `noise` is "none" and `sigma` 0. `bound` 0 means no bound."""
+    """The terms on which ε depends. Without privacy, `noise` is "none" and `sigma` 0. `bound` 0 means no bound.
+
+    `sigma` is the noise of the round. If the noise changes by round, `least_sigma` is the smallest noise of the run.
+    """
 
     noise: str
     sigma: float
@@ -123,6 +126,7 @@ class PrivacyTerms:
     relation: str
     trust: str
     memory: str
+    least_sigma: float | None = None
 
     @staticmethod
     def of(privacy: Privacy | None, sigma: float, method: Method) -> PrivacyTerms:

@@ -44,6 +44,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "round": (0, MOST_ROUNDS - 1),
     "parties": (1, 2**20),
     "privacy.sigma": (0.0, 1e9),
+    "privacy.least_sigma": (0.0, 1e9),
     "privacy.bound": (0.0, 1e9),
     "privacy.delta": (0.0, 1.0),
     "plan.batch_size": (0, 2**31),
@@ -107,10 +108,14 @@ class Request:
         """An identifier of the noise that covers a message for this request.
 
         It changes with the kind and size of the noise, the method and its bound, the number of parties, which share
-        the noise of a central sum, and the largest weight, which that noise must cover.
+        the noise of a central sum, and the largest weight, which that noise must cover. Under local trust a message
+        carries the noise of the round in which it was made, so a noise that changes by round is identified by the
+        smallest of the run. The noise of a central sum is that of the round in which the message is added up.
         """
         noise, method, heaviest = self.privacy, self.method, self.plan.heaviest
-        stated = (noise.noise, noise.trust, noise.sigma, method.name, method.code, noise.bound, self.parties)
+        scheduled = noise.least_sigma is not None and noise.trust == "local"
+        sigma = noise.least_sigma if scheduled else noise.sigma
+        stated = (noise.noise, noise.trust, sigma, method.name, method.code, noise.bound, self.parties)
         return "/".join(map(str, stated if heaviest is None else (*stated, heaviest)))
 
 
@@ -238,6 +243,9 @@ def _check_request(request: Request) -> None:
         raise WireError("record.accepted and record.since must not exceed the number of past rounds")
     if request.privacy.noise != "none" and request.privacy.sigma < LEAST_SIGMA:
         raise WireError(f"privacy.sigma must be at least {LEAST_SIGMA:g} in a run with noise")
+    least = request.privacy.least_sigma
+    if least is not None and not LEAST_SIGMA <= least <= request.privacy.sigma:
+        raise WireError(f"privacy.least_sigma must be at least {LEAST_SIGMA:g} and at most privacy.sigma")
     for name, array in (("x", request.x), ("record.row", record.row)):
         if array is not None and float(np.abs(array).max()) > LARGEST_NUMBER:
             raise WireError(f"{name} must hold numbers of at most {LARGEST_NUMBER:g}")

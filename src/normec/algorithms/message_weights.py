@@ -1,0 +1,58 @@
+"""How much each round's message weighs in the last model, for methods whose server step is linear.
+
+If the server's step is a linear function of the mean messages so far, the same in every round and for every coordinate,
+an impulse shows it: a mean message of 1 in one round and 0 in all others moves x by γ h_0 in that round, by γ h_1 in
+the next, and so on. With step sizes γ_k, the message of round t enters the last model with the weight
+
+    a_t = Σ_{k >= t} γ_k h_{k−t}.
+
+| method | h_j | a_t with a constant γ |
+| --- | --- | --- |
+| error feedback without server normalisation and decay | β | γβ (T − t) |
+| the same with decay λ | β (1−λ)^j | γβ (1 − (1−λ)^{T−t}) / λ |
+| DP-SGD | β, then 0 | γβ |
+| DP-SGD with momentum p | β p^j | γβ (1 − p^{T−t}) / (1−p) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..errors import UsageError
+from .method import SERVER_FUNCTIONS, Method, Steps, claim_covers
+
+
+def message_weights(method: Method, step_sizes: Sequence[float]) -> tuple[float, ...]:
+    """The weight of each round's mean message in the last model.
+
+    Args:
+        method: A method with a linear server step (`Method.linear_server`).
+        step_sizes: The step size of every round.
+
+    Returns:
+        One weight for each round.
+
+    Raises:
+        UsageError: The method does not state that its server step is linear.
+
+    Example:
+        >>> from normec import NormEC
+        >>> message_weights(NormEC(alpha=0.1, beta=0.5, server_norm=False), [1.0, 1.0, 1.0])
+        (1.5, 1.0, 0.5)
+    """
+    if not (method.linear_server and claim_covers(method, "linear_server", *SERVER_FUNCTIONS)):
+        raise UsageError(
+            f"the weight of a round's message in the last model is known for linear server steps only, and that of "
+            f"{method.name} is not linear with these settings; use server_norm = false, or another noise_schedule"
+        )
+    steps = Steps(method, torch.zeros(1, dtype=torch.float64))
+    state, message, response = dict(steps.initial_server_state), torch.ones(1, dtype=torch.float64), []
+    for _ in step_sizes:
+        direction, state = steps.server_step(message, state)
+        response.append(float(direction))
+        message = torch.zeros_like(message)
+    weights = np.convolve(np.asarray(step_sizes, dtype=np.float64)[::-1], response)[: len(response)][::-1]
+    return tuple(map(float, weights))
