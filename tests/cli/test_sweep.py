@@ -108,7 +108,7 @@ def test_ctrl_c_then_the_same_command(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
-    assert said == "error: interrupted; the same command goes on where it stopped\n"
+    assert said == "error: interrupted; the same command continues where it stopped\n"
     begun = list(cells.glob("*/summary.json"))
     assert begun
     assert {json.loads(path.read_text())["status"] for path in begun} == {"interrupted"}

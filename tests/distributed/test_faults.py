@@ -154,7 +154,7 @@ def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
     job.wait_for_rounds(200)
     job.process.send_signal(signal.SIGINT)
     assert job.ended() == 130, job.errors
-    assert any("to go on: normec train" in line for line in job.errors)
+    assert any("to continue: normec train" in line for line in job.errors)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert load_file(next((tmp_path / "run" / "checkpoint").glob("*.safetensors")))["client.memory"].shape[0] == 100

@@ -6,7 +6,8 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,12 @@ from normec.federation.protocol.wire import LARGEST
 STARTING = "/v1/control/start-run"
 PULLING = "/v1/fleet/pull-messages"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's table of connections is Linux's")
+
+
+def finished(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine, run in a thread of its own: a browser in this one keeps its event loop running."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 class Asked:
@@ -49,7 +56,7 @@ class Asked:
             if fleet
             else access_control.OwnerOnly(self._behind, hosts)
         )
-        asyncio.run(port(scope, self._receive, self._send))
+        finished(port(scope, self._receive, self._send))
         self.status = int(self._said[0]["status"])
 
     async def _behind(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
@@ -237,7 +244,7 @@ def test_flowers_own_rules_say_who_has_signed(signed_by: str, stranger: bool) ->
         async with httpx.AsyncClient(transport=httpx.ASGITransport(port)) as client:
             return await client.send(request)
 
-    found = asyncio.run(posted())
+    found = finished(posted())
     assert ("not signed by a registered party" in found.text) == stranger
     assert found.status_code == (401 if stranger else 415)  # the body is no protobuf, which Flower says
 

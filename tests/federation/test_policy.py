@@ -254,12 +254,12 @@ def test_a_damaged_ledger_stops_the_party(tmp_path: Path) -> None:
 
 class Broken(GradientOracle):
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
-        raise KeyError("patient 4711")
+        raise KeyError("patient in bed nine")
 
 
 class Leaving(GradientOracle):
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
-        raise SystemExit(4711)
+        raise SystemExit("patient in bed nine")
 
 
 class Endless(GradientOracle):
@@ -286,7 +286,7 @@ def test_a_failed_computation_looks_like_any_other(oracle: GradientOracle, tmp_p
             coordinator.close_round()
         answers.append(to_fields(answer))
         assert read_releases(tmp_path / name).count() == 2
-        assert "4711" not in str(answers[-1])
+        assert "bed nine" not in str(answers[-1])
     failed, worked = answers
     assert failed.keys() == worked.keys()
     for field in failed.keys() - {"message", "digest", "run"}:  # each server draws a number for its run
@@ -304,8 +304,8 @@ def test_a_run_without_noise_hides_no_failure(tmp_path: Path) -> None:
     answer = asked(party, server(NormEC(0.1, 0.5), None))
     assert isinstance(answer, Refusal)
     assert answer.reason == "failed"
-    assert "4711" not in str(to_fields(answer))
-    assert "patient 4711" in (tmp_path / "events.jsonl").read_text()
+    assert "bed nine" not in str(to_fields(answer))
+    assert "patient in bed nine" in (tmp_path / "events.jsonl").read_text()
 
 
 def test_the_loss_is_sent_only_where_the_policy_allows(tmp_path: Path) -> None:
