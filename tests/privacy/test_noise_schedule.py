@@ -254,7 +254,7 @@ def test_the_best_schedule_follows_a_sensitivity_that_grows() -> None:
     alpha, beta, clip, records, rounds = 0.5, 0.2, 1.0, 50, 6
     facts = Facts("normec", bound=1.0, feedback=True, lipschitz=1 / alpha, beta=beta)
     weights = tuple(float(rounds - t) for t in range(rounds))
-    privacy = Privacy(epsilon=2, unit="record", record_clip=clip, noise="seeded", noise_schedule="best")
+    privacy = Privacy(epsilon=2, unit="record", record_clip=clip, memory="clean", noise="seeded", noise_schedule="best")
     composed = release(facts, privacy, Setting(clients=3, rounds=rounds, records=records, message_weights=weights))
     shift = clip / records
     moved = shift / alpha * (1 + np.arange(rounds) * beta / alpha)
