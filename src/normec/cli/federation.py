@@ -117,7 +117,6 @@ def party(
     policy: Annotated[Path, typer.Option(help="The party's policy.")],
     partition: Annotated[int, typer.Option(min=0, help="Passed to the app's data(), which defines its meaning.")] = 0,
     partitions: Annotated[int, typer.Option(min=1, help="Passed to the app's data() as well.")] = 1,
-    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between two polls for requests.")] = 0.5,
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to keep trying if the server does not admit the party.")
     ] = 150.0,
@@ -129,7 +128,7 @@ def party(
 
     largest = load_policy(policy).largest_model  # report a mistake now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
-    run_supernode(load_client(app_), superlink, root_certificates, key, config, largest, poll, patience)
+    run_supernode(load_client(app_), superlink, root_certificates, key, config, largest, patience)
     return 0
 
 

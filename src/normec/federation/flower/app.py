@@ -147,7 +147,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     config = resolved(config, Measured(dimension=len(x0), method=method))
     write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
     try:
-        with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
+        with Mailbox(grid, settings.parties, len(x0)) as mailbox:
             run_rounds(coordinator, mailbox, roster, Timeouts(settings.round_seconds, settings.wait_seconds), _say)
         runs.write_summary(out, runs.summarise(coordinator.finish(), config.record(settings_of_run.RECORDED)))
         _say(coordinator.stopped or f"finished; the run is in {out}")

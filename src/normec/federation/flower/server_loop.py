@@ -20,6 +20,7 @@ from .roster import OnlineParty, Roster
 from .suspension import Suspensions
 
 LOOK = 2.0  # seconds between two queries of the parties that are online
+WAIT = 0.2  # seconds to wait for an answer before the time limits are checked
 ASKS = 4  # requests to one party in a round before it is suspended
 
 Say = Callable[[str], None]
@@ -70,17 +71,18 @@ class _Round:
     def run(self) -> None:
         coordinator, k = self._coordinator, self._coordinator.round
         began = self._clock()
-        deadline, look = began + self._timeouts.round, began
+        deadline, look, taken = began + self._timeouts.round, began, False
         while coordinator.round == k and not coordinator.finished:
             now = self._clock()
             if now >= look:
                 look = now + LOOK
                 self._online = self._roster.online()
                 self._ask(now)
-            incoming = self._mailbox.next(0.2)
+            incoming = self._mailbox.next(0.0 if taken else WAIT)
+            taken = incoming is not None
             if incoming is not None:
                 self._take(incoming, k)
-                continue  # process all answers before anything is decided
+                continue  # process all answers that are there before anything is decided
             if any(not self._suspensions.suspended(name, now) for name in coordinator.joining - self._silent):
                 self._ask(now)
             late = now > deadline

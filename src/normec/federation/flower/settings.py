@@ -35,7 +35,6 @@ class Settings(BaseModel):
     round_seconds: float = Field(default=600.0, gt=0)
     wait_seconds: float = Field(default=86400.0, gt=0)
     start_seconds: float = Field(default=600.0, gt=0)
-    poll_seconds: float = Field(default=0.5, gt=0)
     run: RunConfig = RunConfig()
 
     @property
