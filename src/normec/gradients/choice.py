@@ -87,7 +87,7 @@ def choose_engine(
     elif name != "auto":
         kinds = (cast(Kind, name),)
     elif problem.x0.is_cuda and local is None:
-        kinds = ("shared", "recorded") if problem.clients <= _FEW else ("shared", "batched")
+        kinds = ("shared", "recorded") if _one_by_one(problem) else ("shared", "batched")
     elif problem.x0.is_cuda or _light(problem, gradients, local is not None):
         kinds = ("shared", "batched") if local is None else ("batched",)
     elif pays_back(
@@ -156,6 +156,12 @@ def _light(problem: Problem, loop: LoopEngine, local: bool) -> bool:
     if local:
         return operations(problem) * float(loop.divisors.mean()) < _HEAVY_LOCAL
     return len(problem.x0) * float(loop.divisors.mean()) < _HEAVY
+
+
+def _one_by_one(problem: Problem) -> bool:
+    """Whether a GPU takes one client after the other: few clients, or modules that vmap cannot do."""
+    drawing = nn.modules.dropout._DropoutNd, nn.RNNBase
+    return problem.clients <= _FEW or any(isinstance(module, drawing) for module in problem.model.modules())
 
 
 def _fall_back(name: str, loop: LoopEngine | LocalLoop, reason: str) -> Engine:
