@@ -78,7 +78,9 @@ from .secure_sum import SUM_GRID_BITS, delta_surcharge
 from .setting import Facts, Refused, Setting
 from .statement import Privacy
 
-MOST_COORDINATES = 10**12  # the dimension of a message where none is given
+# Assumed for the aliasing of secure sums where they are not given; both are far too large.
+MOST_COORDINATES = 10**12
+UNKNOWN_EPSILON = 1e6
 
 
 def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
@@ -157,7 +159,8 @@ def _refuse_aliasing(honest: int, privacy: Privacy, setting: Setting) -> None:
     """T2: refuse sums of so many clients that rounding their noise to the grid would add to δ."""
     ratio = 2.0**SUM_GRID_BITS / math.sqrt(setting.clients)  # σ/γ is at least this
     coordinates = float(setting.rounds) * (setting.dimension or MOST_COORDINATES)
-    if delta_surcharge(privacy.epsilon or 0.0, ratio, honest, coordinates) > 0:
+    epsilon = privacy.epsilon if privacy.epsilon is not None and privacy.is_target else UNKNOWN_EPSILON
+    if delta_surcharge(epsilon, ratio, honest, coordinates) > 0:
         _refuse(f"the grid of a secure sum is too coarse for {setting.clients:g} clients; use trust='central'")
 
 
