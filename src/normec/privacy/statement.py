@@ -262,7 +262,7 @@ class Privacy:
         ]
         if self.trust == "secure-sum":
             least = f"{self.honest} honest clients" if self.honest is not None else "all clients"
-            gaps.append(f"sums that contain the noise of fewer than {least}, because others dropped out or collude")
+            gaps.append(f"sums that contain the noise of fewer than {least}, because others drop out or collude")
             gaps.append("the secure-sum protocol itself, which must show the server nothing but the sum")
         if self.trust == "central":
             gaps.append("the server, which sees every message before the noise")
