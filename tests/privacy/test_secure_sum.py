@@ -162,6 +162,12 @@ def test_refusals(make, words: str) -> None:
         make()
 
 
+def test_arrays_and_tensors_are_encoded_alike() -> None:
+    values = np.array([0.1, -0.2, 0.3], dtype=np.float32)
+    grid = SumGrid(3, 1.0)
+    assert (grid.encode(values) == grid.encode(torch.from_numpy(values))).all()
+
+
 def test_a_method_without_a_bound_has_64_bits() -> None:
     grid = SumGrid(4, math.inf, 0.5)
     assert grid.bits == 64

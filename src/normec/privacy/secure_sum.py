@@ -27,6 +27,7 @@ SUM_GRID_BITS = 24  # the step is at most 2^-24 of the noise of the whole sum
 TAIL = 12.0  # the noise of a sum exceeds 12 standard deviations with probability below 1e-30
 _MESSAGE_BITS = 40  # without noise: the step is about 2^-40 of the longest message
 
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Words = np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]
 
 
@@ -114,11 +115,12 @@ class SumGrid:
         """The smallest power of two γ with 2^bits·γ > 2·reach."""
         return math.ldexp(_power_above(2 * self.reach), -bits)
 
-    def encode(self, message: Tensor, noise: SecureNoise | None = None, weight: float = 1.0) -> Words:
+    def encode(self, message: Tensor | Floats, noise: SecureNoise | None = None, weight: float = 1.0) -> Words:
         """The integers modulo 2^bits that a party gives to the sum; add them up in their own type, which wraps around.
 
         Args:
-            message: The message, ``[d]``. Where the grid has noise, a message longer than `bound` is scaled down to it.
+            message: The message, a tensor or an array ``[d]``. Where the grid has noise, a message longer than `bound`
+                is scaled down to it.
             noise: The source of the noise, unless `sigma` is 0.
             weight: The weight ω_i of this party.
 
@@ -133,7 +135,7 @@ class SumGrid:
             raise UsageError(f"weight = {weight:g} is not among the weights of this sum")
         if (noise is None) != (self.sigma == 0):
             raise UsageError(f"a sum with sigma = {self.sigma:g} {'needs noise' if self.sigma else 'takes no noise'}")
-        weighted = message.detach().to("cpu", torch.float64) * weight
+        weighted = torch.as_tensor(message).detach().to("cpu", torch.float64) * weight
         if not self.sigma and float(torch.linalg.vector_norm(weighted)) > self.bound * weight * (1 + 1e-5):
             raise UsageError(f"a message is longer than the bound {self.bound:g} of this sum; state a larger one")
         integers = snap(weighted, self.step, self.bound * weight).numpy()
