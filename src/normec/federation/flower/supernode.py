@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
 
-VECTORS = 2  # in a request: x, and the party's row if the party lost it
+VECTORS = 3  # in a request: x, the numbers that the method broadcasts, and the party's row if the party lost it
 _RESPONSE = 2**16  # bytes of a SuperLink's response that brings no message
 _RETRY_SECONDS = 0.05  # the server announces a message before its parts; poll sooner than Flower does
 _SHOWN = 300  # characters of an error that are printed
