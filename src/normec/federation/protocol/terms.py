@@ -178,9 +178,9 @@ class RecordTerms:
     `batch_rate`, each record is drawn with this probability in each round.
     """
 
-    clip: float | None
-    by_layer: bool
     divisor: float
+    by_layer: bool
+    clip: float | None = None
     batch_rate: float | None = None
 
     @staticmethod
@@ -190,7 +190,7 @@ class RecordTerms:
             return None
         clip = None if isinstance(privacy.record_clip, str) else float(privacy.record_clip)
         divisor = float(records) if batch_rate is None else batch_rate * float(records)
-        return RecordTerms(clip, privacy.by_layer, divisor, batch_rate)
+        return RecordTerms(divisor, privacy.by_layer, clip, batch_rate)
 
     def build(self) -> RecordClip:
         """The clip of every record's gradient."""
