@@ -24,6 +24,8 @@ from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms, RecordTerms
 from normec.federation.protocol.wire import Refusal, Reply
+from normec.gradients.loop import record_shares
+from normec.gradients.record_clip import RecordClip
 from normec.privacy import gaussian
 
 from .hostile import HostileServer, zeros
@@ -102,6 +104,7 @@ class Jumpy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.linear, self.table = nn.Linear(3, 1).double(), torch.zeros(2, dtype=torch.float64)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -116,7 +119,10 @@ def test_a_record_that_makes_the_partys_code_fail_adds_nothing(tmp_path: Path) -
     def jumpy(records: int) -> ProblemOracle:
         return oracle(records, plain, Jumpy())
 
-    assert moved(tmp_path, [-1.0, 0.0, 0.0, 0.0], kind=jumpy) <= 1.0 / DIVISOR * (1 + 1e-9)
+    x, failing = [-1.0, 0.0, 0.0, 0.0], jumpy(7)._problem
+    with pytest.raises(IndexError):
+        record_shares(failing, torch.tensor(x, dtype=torch.float64), *failing.records.batch(0, None), RecordClip(1.0))
+    assert moved(tmp_path, x, kind=jumpy) <= 1.0 / DIVISOR * (1 + 1e-9)
     for name in ("with", "without"):
         assert not any(line["event"] == "failed" for line in read_journal(tmp_path / name / "events.jsonl"))
 

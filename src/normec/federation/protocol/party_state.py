@@ -99,7 +99,8 @@ def save(path: Path, state: PartyState) -> None:
                 tensors[f"draft.{name}"] = rows
         if state.pending.taken is not state.pending.sent:
             tensors["taken"] = state.pending.taken
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    dense = torch.contiguous_format  # a row that was expanded would keep its stride of 0
+    tensors = {name: tensor.detach().clone(memory_format=dense) for name, tensor in tensors.items()}
     text = json.dumps({"format": _FORMAT, **facts})
     whole = packed(tensors, metadata={"state": text, "sha256": _checksum(text, tensors)})
     private_folder(path.parent)
