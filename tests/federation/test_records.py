@@ -41,6 +41,13 @@ METHODS: dict[str, tuple[Method, ByHand]] = {
 }
 
 
+def sigmas(method: Method, clip: float = 1.0, sigma: float = SIGMA, divisors: Any = SIZES) -> list[float]:
+    """The noise of each party: proportional to min(2b, L·C/B_i), and σ for the largest."""
+    assert method.lipschitz is not None
+    changes = [min(2 * method.bound, method.lipschitz * clip / divisor) for divisor in divisors]
+    return [sigma * change / max(changes) for change in changes]
+
+
 def by_record(**changes: Any) -> Privacy:
     return Privacy(**{"sigma": SIGMA, "unit": "record", "record_clip": 1.0, "noise": "seeded", **changes})
 
@@ -58,32 +65,24 @@ def test_the_trajectory_by_hand(name: str, by: Any, clip: Any, tmp_path: Path) -
     method, by_hand = METHODS[name]
     privacy = by_record(record_clip=clip, record_clip_by=by)
     x = Hospitals(tmp_path, method, 12, privacy, records=SIZES).run()
-    expected = by_hand.run(12, lambda i, x, _: gradient(i, x, clip, by == "layer", SIZES[i]), [SIGMA] * 3)
+    noise = sigmas(method, 1.0 if clip == "auto" else clip)
+    expected = by_hand.run(12, lambda i, x, _: gradient(i, x, clip, by == "layer", SIZES[i]), noise)
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_weights_by_records_and_noise_by_party(name: str, tmp_path: Path) -> None:
-    """w_i = n_i/N; the noise of a party is proportional to min(2b, L·C/n_i), and all parties have the same ε."""
+    """w_i = n_i/N; each party has the noise that its own records need, and all parties have the same ε."""
     method, by_hand = METHODS[name]
     shares = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
-    federation = Hospitals(
-        tmp_path,
-        method,
-        12,
-        by_record(),
-        plan_changes={"weights": 3 * shares},
-        records=SIZES,
-        sigma_by_party=True,
-    )
+    weighted = {"weights": 3 * shares}
+    federation = Hospitals(tmp_path, method, 12, by_record(), plan_changes=weighted, records=SIZES)
     x = federation.run()
-    slope = 1 / 0.5 if name == "normec" else 1.0
-    changes = [min(2 * method.bound, slope / size) for size in SIZES]
-    sigmas = [SIGMA * change / max(changes) for change in changes]
     grads = lambda i, x, _: gradient(i, x, 1.0, False, SIZES[i])  # noqa: E731
-    expected = by_hand.run(12, grads, sigmas, shares.tolist())
+    expected = by_hand.run(12, grads, sigmas(method), shares.tolist())
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-10, atol=1e-10)
-    spent = gaussian.epsilon(math.sqrt(12) * max(changes) / SIGMA, 1e-5)
+    slope = method.lipschitz or 0.0
+    spent = gaussian.epsilon(math.sqrt(12) * min(2 * method.bound, slope / 9) / SIGMA, 1e-5)
     for node in NODES:
         assert read_releases(federation.home(node)).epsilon("record", 1e-5) == pytest.approx(spent, rel=1e-9)
     assert federation.server.finish().privacy.epsilon == pytest.approx(spent, rel=1e-9)  # type: ignore[union-attr]
@@ -106,7 +105,12 @@ def test_batches_by_coins_of_a_simulation(tmp_path: Path) -> None:
         drawn = [coin < 0.4 for coin in uniforms(SEED, "batches", i, k, SIZES[i])]
         return gradient(i, x, 1.0, False, 0.4 * SIZES[i], drawn)
 
-    np.testing.assert_allclose(x.numpy(), by_hand.run(12, grads, [0.8] * 3), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        x.numpy(),
+        by_hand.run(12, grads, sigmas(method, sigma=0.8, divisors=[0.4 * size for size in SIZES])),
+        rtol=1e-10,
+        atol=1e-10,
+    )
     multiplier = 0.8 / min(2.0, 2 / (0.4 * 9))
     found = read_releases(tmp_path / "a")
     expected = Account(1e-5, [Event(multiplier, 0.4, 12)]).epsilon()
@@ -146,7 +150,7 @@ def test_secret_coins_are_fair_independent_and_not_of_the_seed() -> None:
     ],
 )
 def test_noise_and_epsilon_are_those_of_one_process(method: Method, privacy: Privacy, tmp_path: Path) -> None:
-    """The same statement has the same σ and ε in `train`; the smallest party has the largest ε, which is that one."""
+    """The same statement has the same σ and ε in `train`, and every party's own account says the same."""
     reference = train(
         problem(), method, lr=0.3, rounds=12, seed=SEED, privacy=privacy, compute=Compute(dtype=torch.float64)
     )
@@ -159,8 +163,7 @@ def test_noise_and_epsilon_are_those_of_one_process(method: Method, privacy: Pri
     assert found.sigma == pytest.approx(reference.privacy.sigma, rel=1e-6)  # up to the grid of secure noise
     assert found.epsilon == pytest.approx(reference.privacy.epsilon, rel=1e-6)
     spent = [spending(federation.home(node), policy)["epsilon"] for node in NODES]
-    assert max(spent) == pytest.approx(found.epsilon, rel=1e-9)
-    assert spent[0] == max(spent)
+    assert spent == pytest.approx([found.epsilon] * 3, rel=1e-6)  # the grid of secure noise adds to Δ alike
     assert found.statement.startswith("Protected: each record of each client")
 
 
@@ -239,7 +242,7 @@ def test_a_lost_disk_gets_the_noisy_memory_back_and_is_charged_at_record_level(t
         federation.round()
     releases = read_releases(federation.home("b"))
     assert releases.recovered() == 6  # the accepted ones, and one that may have been under way
-    charged = gaussian.epsilon(math.sqrt(9) * (2 / 14) / SIGMA, 1e-5)
+    charged = gaussian.epsilon(math.sqrt(9) * (2 / 9) / SIGMA, 1e-5)  # of the smallest party, as of every party
     assert releases.epsilon("record", 1e-5) == pytest.approx(charged, rel=1e-6)
     request = federation.server.requests()["b"]
     state = party_state.load(party_state.path_of(federation.home("b"), request.run, "b"))
@@ -279,12 +282,6 @@ REFUSED: dict[str, tuple[Method, Privacy, dict[str, Any], str]] = {
         by_record(relation="replace"),
         {"records": SIZES, "plan_changes": {"batch_rate": 0.5}},
         "no proved gain from batches in the 'replace' relation",
-    ),
-    "noise by party for clients": (
-        DPSGD(Clip(1.0)),
-        Privacy(sigma=1.0),
-        {"sigma_by_party": True},
-        "sigma_by_party goes with record_clip",
     ),
 }
 

@@ -86,8 +86,8 @@ class Coordinator:
 
     `parties` are names in the order of their client numbers. A round can close once `minimum` parties have answered.
     `evaluate(x)` returns the metrics that the server measures at x. `records` are public numbers, one for each party or
-    one for all, by which parties divide their sums of clipped records. If `sigma_by_party`, the noise of a party is
-    proportional to what one of its own records can change; otherwise all parties add the same noise.
+    one for all, by which parties divide their sums of clipped records. The noise of a party is then proportional to
+    what one of its own records can change.
     """
 
     def __init__(
@@ -103,7 +103,6 @@ class Coordinator:
         minimum: int = 1,
         evaluate: Evaluate | None = None,
         records: Sequence[float] | None = None,
-        sigma_by_party: bool = False,
     ) -> None:
         check_names(run, parties)
         if not 1 <= minimum <= len(parties):
@@ -137,18 +136,17 @@ class Coordinator:
         plans = [PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds, local, heaviest, own) for own in clipped]
         self._terms, self._plans = (MethodTerms.of(method), terms), dict(zip(self.parties, plans, strict=True))
         self._local = privacy is not None and privacy.trust == "local"
-        ratios = self._noise_ratios(privacy, plans, sigma_by_party, len(x0))
+        ratios = noise_ratios(method, privacy, plans, len(x0))
         self._ratios = dict(zip(self.parties, ratios.tolist(), strict=True))
-        noisy = (
-            plan
-            if not sigma_by_party
-            else dataclasses.replace(plan, weights=ratios if plan.weights is None else ratios * plan.weights)
-        )  # the variance of the noise in a sum is that of messages with these weights and equal noise
+        weights = torch.ones_like(ratios) if plan.weights is None else plan.weights
+        own_noise = bool((ratios < 1).any())
+        # The noise in a sum of messages with unequal noise is that of equal noise under these weights.
+        noisy = dataclasses.replace(plan, weights=ratios * weights) if own_noise else plan
         self._model_step = ModelStep(method, noisy, x0, len(parties), self.mechanism)
         largest, length = max(sigmas) if self._local else 0.0, self._steps.message_length
         limits = Limits.of(method, largest, length)
         own_limits = {node: Limits.of(method, largest * ratio, length) for node, ratio in self._ratios.items()}
-        self._own_limits = own_limits if sigma_by_party else {}
+        self._own_limits = own_limits if own_noise else {}
         identity = {
             "method": identity_of(method),
             "dtype": str(x0.dtype),
@@ -159,7 +157,6 @@ class Coordinator:
             "parties": self.parties,
             "start": checksum(x0),
             **({"records": [own.divisor for own in clipped if own is not None]} if clipped[0] is not None else {}),
-            **({"sigma_by_party": True} if sigma_by_party else {}),
         }
         self.storage = RunStorage(Path(folder) if folder is not None else None, identity)
         self.storage.open()
@@ -173,18 +170,6 @@ class Coordinator:
         except BaseException:
             self.close()
             raise
-
-    def _noise_ratios(
-        self, privacy: Privacy | None, plans: Sequence[PlanTerms], by_party: bool, dimension: int
-    ) -> Tensor:
-        """σ_i/σ of each party."""
-        if by_party and (privacy is None or privacy.record_clip is None):
-            raise UsageError("sigma_by_party goes with record_clip: elsewhere all parties need the same noise")
-        equal = torch.ones(len(plans), dtype=torch.float64)
-        if privacy is None or privacy.record_clip is None:
-            return equal
-        found = noise_ratios(self.method, privacy, plans, dimension)
-        return found if by_party else equal
 
     @_writes
     def _begin(self, x0: Tensor, limits: Limits) -> None:

@@ -43,12 +43,14 @@ def record_terms(
     return terms
 
 
-def noise_ratios(method: Method, privacy: Privacy, plans: Sequence[PlanTerms], dimension: int) -> Tensor:
-    """σ_i/σ of each party if every party's noise is proportional to what one of its own records can change.
+def noise_ratios(method: Method, privacy: Privacy | None, plans: Sequence[PlanTerms], dimension: int) -> Tensor:
+    """σ_i/σ of each party: with a clip per record, noise is proportional to what one of its own records can change.
 
-    All parties then have the same noise multiplier and the same ε, namely that of the largest σ_i = σ. Raises
-    `UsageError` if a party could not agree to its terms.
+    All parties then have the same noise multiplier and the same ε, namely that of the party with the largest σ_i = σ.
+    Raises `UsageError` if a party could not agree to its terms.
     """
+    if privacy is None or privacy.record_clip is None:
+        return torch.ones(len(plans), dtype=torch.float64)
     releases = [release_of(method, privacy, plan, parties=len(plans), dimension=dimension) for plan in plans]
     changes = np.concatenate([own.sensitivity.at(np.zeros(1)) for own in releases])
     return torch.from_numpy(changes / changes.max())
