@@ -143,7 +143,7 @@ class Coordinator:
         # The noise in a sum of messages with unequal noise is that of equal noise under these weights.
         noisy = dataclasses.replace(plan, weights=ratios * weights) if own_noise else plan
         self._model_step = ModelStep(method, noisy, x0, len(parties), self.mechanism)
-        largest, length = max(sigmas) if self._local else 0.0, self._steps.message_length
+        largest, length = max(sigmas) if self._local else 0.0, self.message_length
         limits = Limits.of(method, largest, length)
         own_limits = {node: Limits.of(method, largest * ratio, length) for node, ratio in self._ratios.items()}
         self._own_limits = own_limits if own_noise else {}
@@ -196,6 +196,11 @@ class Coordinator:
     @property
     def round(self) -> int:
         return self.state.run.round
+
+    @property
+    def message_length(self) -> int:
+        """How many numbers a message has."""
+        return self._steps.message_length
 
     @property
     def finished(self) -> bool:
@@ -266,7 +271,7 @@ class Coordinator:
     @_writes
     def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
         """Process a message from `node`. An invalid one is noted in the journal with its fault and never reaches x."""
-        like = self.state.run.x.new_empty(self._steps.message_length).numpy()
+        like = self.state.run.x.new_empty(self.message_length).numpy()
         return self.collector.receive(node, given, like, self._row(node))
 
     @_writes
@@ -300,7 +305,7 @@ class Coordinator:
             raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait for more or ask again")
         row = self._observed(taken) if due(self.plan, k) else None
         numbers = [i for i, node in enumerate(self.parties) if node in taken]
-        messages = state.x.new_zeros(len(numbers), self._steps.message_length)
+        messages = state.x.new_zeros(len(numbers), self.message_length)
         for own, i in zip(messages, numbers, strict=True):
             own.copy_(torch.tensor(taken[self.parties[i]].message))
         total = self._sum(messages, numbers)

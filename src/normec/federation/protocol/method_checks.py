@@ -125,8 +125,8 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
         return
     before, update = as_used(first_state(steps), x0), _made_up(x0, 1.0)
     with torch.random.fork_rng(devices=[]):
-        key, public = Key(Stream(0, "operator"), 0, torch.tensor([0])), steps.broadcast(steps.initial_server_state)
-        message, draft = steps.message(update, before, key, public)
+        key = Key(Stream(0, "operator"), 0, torch.tensor([0]))
+        message, draft = steps.message(update, before, key, steps.broadcast(steps.initial_server_state))
         sent = message + 0.1 * _made_up(message[0], 1.0)  # as if noise had been added
         kept = steps.commit(draft, sent)
         followed = steps.follow(before[MEMORY].clone(), sent.clone())

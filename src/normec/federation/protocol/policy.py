@@ -157,7 +157,7 @@ class Policy(BaseModel):
     @property
     def budgets(self) -> dict[str, float]:
         """The largest ε of each account that has a limit, by what it protects."""
-        found = {self.unit: self.epsilon if self.epsilon is not None else math.inf}
+        found: dict[str, float] = {self.unit: self.epsilon if self.epsilon is not None else math.inf}
         return found if self.record_epsilon is None else {**found, "record": self.record_epsilon}
 
 
