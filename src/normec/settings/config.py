@@ -318,7 +318,7 @@ class RunConfig(BaseModel):
         federated=True,
     )
     honest: int | None = setting(
-        None, "Clients that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
+        None, "Clients in every sum that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
     )
     sigma: float | None = setting(
         None,
@@ -521,7 +521,7 @@ class RunConfig(BaseModel):
         "compute",
         flag=True,
         identity=False,
-        values=("auto", "loop", "compiled", "batched", "shared", "linear"),
+        values=("auto", "loop", "compiled", "recorded", "batched", "shared", "linear"),
     )
     precision: Literal["float32", "tf32", "bf16"] = setting(
         "tf32", "Precision of a GPU's matrix products: {values}", "compute", flag=True
