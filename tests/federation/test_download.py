@@ -176,19 +176,21 @@ def test_nobody_is_sent_elsewhere(web: str) -> None:
     assert called == ["/elsewhere"]
 
 
-def test_a_party_is_sent_two_vectors_and_no_more() -> None:
+def test_a_party_is_sent_three_vectors_and_no_more() -> None:
     numbers = 20_000
     allowed = Allowance.of(numbers, VECTORS)
-    vectors = {name: np.random.default_rng(i).normal(size=numbers) for i, name in enumerate(("x", "row", "more"))}
-    two, three = (message(to_records(dict(list(vectors.items())[:count]))) for count in (2, 3))
-    larger = message(to_records({"x": np.zeros(2 * numbers + 2**14)}))
+    vectors = {
+        name: np.random.default_rng(i).normal(size=numbers) for i, name in enumerate(("x", "row", "public", "more"))
+    }
+    three, four = (message(to_records(dict(list(vectors.items())[:count]))) for count in (3, 4))
+    larger = message(to_records({"x": np.zeros(3 * numbers + 2**14)}))
 
     def asked(sent: Any) -> Any:
         contents = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
         return pull_message(sent.object_id, get_object_tree(sent), allowed, contents.get, lambda _: True, 0.0)
 
-    found = from_records(asked(two).content, numbers)
-    assert all(np.array_equal(found[name], vectors[name]) for name in ("x", "row"))
-    for sent in (three, larger):
+    found = from_records(asked(three).content, numbers)
+    assert all(np.array_equal(found[name], vectors[name]) for name in ("x", "row", "public"))
+    for sent in (four, larger):
         with pytest.raises(WireError):
             asked(sent)

@@ -151,9 +151,15 @@ def ledger(
         print(json.dumps(found))
         return 0
     budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
+    limits = {"record": f" of {found['record_budget']:g}"} if found["record_budget"] is not None else {}
     rows = [
         ("ε spent", f"{epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
         ("protected", f"{found['unit']}, {found['relation']}"),
+        *(
+            (f"ε per {unit}", f"{epsilon(spent)}{limits.get(unit, '')}")
+            for unit, spent in found["epsilons"].items()
+            if unit != found["unit"]
+        ),
         ("messages with noise", f"{found['releases']}, of which {found['recovered']} were charged after a lost disk"),
         (
             "of these",

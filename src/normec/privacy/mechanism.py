@@ -81,12 +81,14 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
 
 
-def _refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
-    """Refuse a constant that some pairs of made-up gradients contradict; that none does is no proof.
+def refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
+    """Refuse a constant of a user's method that some pairs of made-up gradients contradict; that none does is no proof.
 
     The rule for hidden memories needs more than the constant: a map that is cocoercive, as gradients of convex
     functions are.
     """
+    if not math.isfinite(lipschitz) or works_by_rows(method):
+        return
     draw = torch.Generator().manual_seed(0)
     directions = torch.randn(4, dimension, dtype=torch.float64, generator=draw)
     directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
@@ -145,7 +147,7 @@ class Mechanism:
                 "vanish in single precision; raise the bound, and lower the step size by as much"
             )
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
-            _refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
+            refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma

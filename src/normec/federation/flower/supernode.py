@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
 
-VECTORS = 2  # in a request: x, and the party's row if the party lost it
+VECTORS = 3  # in a request: x, the numbers that the method broadcasts, and the party's row if the party lost it
 _RESPONSE = 2**16  # bytes of a SuperLink's response that brings no message
 _PAUSE = 0.5  # seconds after an exchange that failed, or a call without a request that was not held
 _SHOWN = 300  # characters of an error that are printed
