@@ -96,6 +96,7 @@ class Federation:
         self.server = Server(folder / "server", self.roster, self.terms)
         self.seen: dict[int, list[bytes]] = {number: [] for number in range(parties)}
         self.exchanges = 0
+        self.opened: list[OpenedSum] = []
 
     def open(self, number: int, **options: Any) -> Party:
         return Party(
@@ -134,7 +135,12 @@ class Federation:
         self.server.start(round, payload)
         while self.server.sum is None:
             self.stage(reaches)
+        self.opened.append(self.server.sum)
         return self.server.sum
+
+    def expected_survivors(self, attempt: int) -> tuple[int, ...]:
+        """The parties in the opened sum of an attempt; nobody if it was not opened."""
+        return next((made.survivors for made in self.opened if made.attempt == attempt), ())
 
     def expected(self, opened: OpenedSum) -> Vector:
         """The sum of what the survivors made, without any protocol."""

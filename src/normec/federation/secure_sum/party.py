@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -119,6 +119,13 @@ class Contributor(Protocol):
         """
 
 
+class _Secrets(NamedTuple):
+    """What two parties share in an attempt: a secret for sealing shares, and one for their mask."""
+
+    sealing: bytes
+    masking: bytes
+
+
 @dataclass
 class _Attempt:
     """The secrets and the answers of one attempt."""
@@ -129,7 +136,7 @@ class _Attempt:
     encryption: KeyPair
     masking: KeyPair
     advert: Advert
-    adverts: dict[int, Advert] = field(default_factory=dict)
+    secrets: dict[int, _Secrets] = field(default_factory=dict)  # by the other party
     keys_digest: bytes = b""
     sealed: SealedShares | None = None
     task_digest: bytes = b""
@@ -308,20 +315,19 @@ class Party:
             return attempt.sealed
         adverts = {advert.party: advert for advert in request.adverts}
         self._check_adverts(request, adverts, attempt)
-        sealed = []
-        terms = self._terms
-        self_shares, key_shares = (
-            split(seed, terms.threshold, terms.parties) for seed in (attempt.seed, attempt.key_seed)
+        secrets = {party: _agreed(attempt, advert) for party, advert in adverts.items() if party != self.number}
+        threshold, parties = self._terms.threshold, self._terms.parties
+        self_shares = split(attempt.seed, threshold, parties)
+        key_shares = split(attempt.key_seed, threshold, parties)
+        sealed = tuple(
+            (
+                party,
+                seal_once(self._share_key(attempt, one, self.number, party), self_shares[party] + key_shares[party]),
+            )
+            for party, one in secrets.items()
         )
-        for party, advert in adverts.items():
-            if party == self.number:
-                continue
-            key = self._share_key(attempt, advert, self.number, party)
-            if key is None or attempt.masking.shared(advert.mask_key) is None:
-                raise Refused("keys", f"the keys of party {party} lead to no secret")
-            sealed.append((party, seal_once(key, self_shares[party] + key_shares[party])))
-        attempt.adverts, attempt.keys_digest = adverts, shown
-        attempt.sealed = SealedShares(attempt.number, tuple(sealed))
+        attempt.secrets, attempt.keys_digest = secrets, shown
+        attempt.sealed = SealedShares(attempt.number, sealed)
         return attempt.sealed
 
     def _check_adverts(self, request: KeyList, adverts: dict[int, Advert], attempt: _Attempt) -> None:
@@ -339,10 +345,9 @@ class Party:
             if not signed_by(self._roster.members[party].key, "advert", advert.signed_bytes, advert.signature):
                 raise Refused("signature", f"the keys of party {party} are not signed with its key in the roster")
 
-    def _share_key(self, attempt: _Attempt, other: Advert, sender: int, receiver: int) -> bytes | None:
+    def _share_key(self, attempt: _Attempt, secrets: _Secrets, sender: int, receiver: int) -> bytes:
         """The key under which one party seals shares for another."""
-        secret = attempt.encryption.shared(other.encryption_key)
-        return None if secret is None else derive(secret, self._digest, "share", attempt.number, sender, receiver)
+        return derive(secrets.sealing, self._digest, "share", attempt.number, sender, receiver)
 
     # ---- the vector ------------------------------------------------------------------------------------------------
 
@@ -374,7 +379,10 @@ class Party:
         if attempt.sealed is None:
             raise Refused("order", "no shares were dealt in this attempt")
         participants = set(request.participants)
-        if not increasing(request.participants, self._terms.parties) or not participants <= set(attempt.adverts):
+        if not increasing(request.participants, self._terms.parties) or not participants <= {
+            *attempt.secrets,
+            self.number,
+        }:
             raise Refused("participants", "somebody takes part whose keys this party does not have")
         if self.number not in participants:
             raise Refused("participants", "this party does not take part")
@@ -393,9 +401,7 @@ class Party:
             if party == self.number:
                 add_mask(masked, self_key(attempt.seed, terms, *where, party))
                 continue
-            secret = attempt.masking.shared(attempt.adverts[party].mask_key)
-            if secret is None:  # `_share` has refused such keys
-                raise Refused("keys", f"the key of party {party} leads to no secret")
+            secret = attempt.secrets[party].masking
             add_pair_mask(masked, pair_key(secret, terms, *where, self.number, party), self.number, party)
         return masked.astype("<u4", copy=False).tobytes()
 
@@ -498,8 +504,7 @@ class Party:
         survivors = set(statement.survivors)
         self_shares, key_shares, invalid = [], [], []
         for party, sealed in task.shares:
-            key = self._share_key(attempt, attempt.adverts[party], party, self.number)
-            text = None if key is None else unseal_once(key, sealed)
+            text = unseal_once(self._share_key(attempt, attempt.secrets[party], party, self.number), sealed)
             if text is None:
                 invalid.append(party)
             elif party in survivors:
@@ -508,6 +513,14 @@ class Party:
                 key_shares.append((party, text[SEED:]))
         attempt.reveal = Reveal(attempt.number, attempt.seed, tuple(self_shares), tuple(key_shares), tuple(invalid))
         return attempt.reveal
+
+
+def _agreed(attempt: _Attempt, other: Advert) -> _Secrets:
+    """The secrets that this party shares with another. Raises `Refused` if the other's keys lead to none."""
+    sealing, masking = attempt.encryption.shared(other.encryption_key), attempt.masking.shared(other.mask_key)
+    if sealing is None or masking is None:
+        raise Refused("keys", f"the keys of party {other.party} lead to no secret")
+    return _Secrets(sealing, masking)
 
 
 def _refusal(attempt: int, refused: Refused) -> Refusal:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -111,12 +112,12 @@ class Terms:
                 f"{self.colluding}; raise the threshold"
             )
 
-    @property
+    @cached_property
     def canonical(self) -> bytes:
         """The terms as JSON with one spelling, which is what the digest is computed from."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         return digest("terms", self.canonical)
 
