@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,18 @@ def test_two_quorums_share_more_parties_than_may_collude() -> None:
     for parties in range(3, 201):
         assert 3 * least_threshold(parties) > 2 * parties
         assert 2 * least_threshold(parties) - parties > parties // 3 - (parties % 3 == 0)
+
+
+def test_the_table_of_the_documentation_states_what_terms_allow() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "secure-sum.md").read_text()
+    rows = [tuple(map(int, row)) for row in re.findall(r"(?m)^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page)]
+    assert len(rows) == 6
+    for parties, threshold, drop, collude in rows:
+        roster = roster_of(identities(parties))
+        assert (least_threshold(parties), parties - threshold) == (threshold, drop)
+        terms_of(roster, colluding=collude)
+        with pytest.raises(UsageError):
+            terms_of(roster, colluding=collude + 1)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": 1}', "[" * 100_000])

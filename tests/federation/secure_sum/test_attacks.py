@@ -186,6 +186,7 @@ def test_false_participants_are_refused_before_anything_is_paid(tmp_path: Path) 
     }.items():
         assert reason(federation.ask(VICTIM, replace(task, participants=participants))) == expected
     assert reason(federation.ask(VICTIM, replace(task, shares=task.shares[:-1]))) == "participants"
+    assert reason(federation.ask(VICTIM, replace(task, payload=bytes(2**17)))) == "malformed"
     assert federation.ledgers[VICTIM].paid == []
     assert isinstance(federation.ask(VICTIM, task)[0], MaskedVector)
 
@@ -569,6 +570,8 @@ def test_a_vector_of_another_size_is_named_and_ignored(tmp_path: Path) -> None:
     federation = at(tmp_path, Stage.VECTORS)
     federation.server.receive(3, encode((MaskedVector(0, bytes(4)),)))
     assert "4 bytes, not 20" in reported(federation, 3)
+    federation.server.receive(3, encode((MaskedVector(0, bytes(20), bytes(2**17)),)))
+    assert "deposits 131072 bytes" in reported(federation, 3)
     federation.server.receive(3, encode((MaskedVector(0, bytes(20)),)))
     federation.server.receive(3, encode((MaskedVector(0, bytes(19) + b"\1"),)))
     assert "two different vectors" in reported(federation, 3)

@@ -25,7 +25,7 @@ def test_a_round_takes_three_exchanges_and_the_first_five(tmp_path: Path) -> Non
         federation.check(federation.sum(round, f"model {round}".encode()))
         counts.append(federation.exchanges - before)
     assert counts == [5, 3, 3, 3]
-    assert federation.server.reports == []
+    assert not federation.server.reports
     assert all(ledger.paid == [0, 1, 2, 3] for ledger in federation.ledgers)
     assert all(ledger.told == {0: True, 1: True, 2: True} for ledger in federation.ledgers)
 

@@ -70,6 +70,7 @@ from .wire import (
     decode_requests,
     encode,
     increasing,
+    largest_content,
 )
 
 FILE = "secure-sum.jsonl"
@@ -378,6 +379,8 @@ class Party:
     def _check_task(self, request: Task, attempt: _Attempt) -> None:
         if attempt.sealed is None:
             raise Refused("order", "no shares were dealt in this attempt")
+        if max(len(request.payload), len(request.deposit)) > largest_content(self._terms.dimension):
+            raise Refused("malformed", f"the payload has {len(request.payload)} bytes, more than the dimension allows")
         participants = set(request.participants)
         if not increasing(request.participants, self._terms.parties) or not participants <= {
             *attempt.secrets,

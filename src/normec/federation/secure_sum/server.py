@@ -19,6 +19,7 @@ again for the same shares, and never for those of another sum.
 from __future__ import annotations
 
 import base64
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -58,11 +59,13 @@ from .wire import (
     Task,
     decode_answers,
     encode,
+    largest_content,
 )
 
 FILE = "secure-sum.jsonl"
 OPENING = "opening.bin"
 DEPOSITS = "deposits"
+MOST_REPORTS = 10_000  # the newest are kept
 
 
 class Stage(IntEnum):
@@ -138,7 +141,7 @@ class Server:
         terms.check_roster(roster)
         self._folder, self._roster, self._terms, self._digest = Path(folder), roster, terms, terms.digest
         self.stage = Stage.IDLE
-        self.reports: list[Report] = []
+        self.reports: deque[Report] = deque(maxlen=MOST_REPORTS)
         self.sum: OpenedSum | None = None
         self._payload = b""
         self._round = -1
@@ -382,6 +385,8 @@ class Server:
             self._report(party, f"sent a late vector of attempt {answer.attempt}")
         elif len(answer.vector) != 4 * self._terms.dimension:
             self._report(party, f"sent a vector of {len(answer.vector)} bytes, not {4 * self._terms.dimension}")
+        elif len(answer.deposit) > largest_content(self._terms.dimension):
+            self._report(party, f"deposits {len(answer.deposit)} bytes, more than the dimension allows")
         elif party not in attempt.vectors:
             if answer.deposit:
                 write_atomic(self._folder / DEPOSITS / f"{party}.bin", answer.deposit, private=True)

@@ -25,9 +25,13 @@ from .roster import MOST
 from .terms import LARGEST_DIMENSION, LARGEST_TERMS, MOST_ROUNDS
 
 MOST_LINKS = MOST_ROUNDS
-LARGEST_PAYLOAD = 16 * LARGEST_DIMENSION + 2**16  # bytes: a model in double precision, and as much again
-LARGEST_DEPOSIT = 16 * LARGEST_DIMENSION + 2**16
 SEALED_SHARE = 2 * SEED + TAG
+
+
+def largest_content(dimension: int) -> int:
+    """The most bytes of a payload or a deposit: eight vectors in double precision, and some more."""
+    return 64 * dimension + 2**16
+
 
 PartyNumber = Annotated[int, Meta(ge=0, lt=MOST)]
 Attempt = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -38,7 +42,7 @@ Signature = Annotated[bytes, Meta(min_length=SIGNATURE, max_length=SIGNATURE)]
 Seed = Annotated[bytes, Meta(min_length=SEED, max_length=SEED)]
 Sealed = Annotated[bytes, Meta(min_length=SEALED_SHARE, max_length=SEALED_SHARE)]
 Parties = Annotated[tuple[PartyNumber, ...], Meta(max_length=MOST)]
-Deposit = Annotated[bytes, Meta(max_length=LARGEST_DEPOSIT)]
+Content = Annotated[bytes, Meta(max_length=largest_content(LARGEST_DIMENSION))]
 
 
 class Message(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -121,11 +125,11 @@ class Task(Message, frozen=True):
 
     attempt: Attempt
     round: Round
-    payload: Annotated[bytes, Meta(max_length=LARGEST_PAYLOAD)]
+    payload: Content
     participants: Parties
     shares: Annotated[tuple[tuple[PartyNumber, Sealed], ...], Meta(max_length=MOST)]
     history: Annotated[tuple[Certificate, ...], Meta(max_length=MOST_LINKS)] = ()
-    deposit: Deposit = b""
+    deposit: Content = b""
 
 
 class MaskedVector(Message, frozen=True):
@@ -133,7 +137,7 @@ class MaskedVector(Message, frozen=True):
 
     attempt: Attempt
     vector: Annotated[bytes, Meta(max_length=4 * LARGEST_DIMENSION)]
-    deposit: Deposit = b""
+    deposit: Content = b""
 
 
 class Survivors(Message, frozen=True):
