@@ -28,6 +28,7 @@ class Ledger(Contributor):
 
     number: int
     dimension: int = DIMENSION
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.uint32))
     budget: int = 10**6
     paid: list[int] = field(default_factory=list)
     made: dict[int, Vector] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Ledger(Contributor):
 
     def contribute(self, assignment: Assignment) -> Contribution:
         assert self.paid[-1] == assignment.attempt, "noise is drawn after the payment"
-        fresh = np.frombuffer(np.random.default_rng().bytes(4 * self.dimension), dtype=np.uint32)
+        fresh = np.frombuffer(np.random.default_rng().bytes(self.dtype.itemsize * self.dimension), dtype=self.dtype)
         self.made[assignment.attempt] = fresh if self.vector is None else self.vector
         memory = f"memory before attempt {assignment.attempt:6}".encode() if self.deposits else b""
         return Contribution(self.made[assignment.attempt], memory)
@@ -91,7 +92,7 @@ class Federation:
         self.roster = roster_of(self.keys)
         self.terms = terms_of(self.roster, **changes)
         size = self.terms.dimension
-        self.ledgers = [Ledger(number, size, deposits=deposits) for number in range(parties)]
+        self.ledgers = [Ledger(number, size, self.terms.dtype, deposits=deposits) for number in range(parties)]
         self.parties = [self.open(number) for number in range(parties)]
         self.server = Server(folder / "server", self.roster, self.terms)
         self.seen: dict[int, list[bytes]] = {number: [] for number in range(parties)}
@@ -144,10 +145,8 @@ class Federation:
 
     def expected(self, opened: OpenedSum) -> Vector:
         """The sum of what the survivors made, without any protocol."""
-        total = np.zeros(self.terms.dimension, dtype=np.uint64)
-        for party in opened.survivors:
-            total += self.ledgers[party].made[opened.attempt]
-        return (total % 2**32).astype(np.uint32)
+        made = [self.ledgers[party].made[opened.attempt].tolist() for party in opened.survivors]
+        return np.array([sum(column) % 2**self.terms.modulus_bits for column in zip(*made, strict=True)], np.uint64)
 
     def check(self, opened: OpenedSum) -> None:
         np.testing.assert_array_equal(opened.values, self.expected(opened))

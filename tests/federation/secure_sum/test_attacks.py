@@ -135,6 +135,7 @@ CHANGES: dict[str, Any] = {
     "rounds": 5,
     "run": "other",
     "plan": "another",
+    "modulus_bits": 64,
     "roster": "00" * 32,
 }
 

@@ -147,11 +147,14 @@ def test_too_many_false_shares_give_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000, 2**16, 2**16 + 1, 200_001])
-def test_a_mask_is_the_key_stream_of_chacha20(size: int) -> None:
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_mask_is_the_key_stream_of_chacha20(size: int, bits: int) -> None:
     """Against another implementation, that of pycryptodome; its stream with a nonce of 8 zeros is the same."""
     key = bytes(range(1, 33))
-    expected = np.frombuffer(ChaCha20.new(key=key, nonce=bytes(8)).encrypt(bytes(4 * size)), dtype="<u4")
-    found = np.zeros(size, dtype=np.uint32)
+    expected = np.frombuffer(
+        ChaCha20.new(key=key, nonce=bytes(8)).encrypt(bytes(bits // 8 * size)), dtype=f"<u{bits // 8}"
+    )
+    found = np.zeros(size, dtype=f"u{bits // 8}")
     add_mask(found, key)
     np.testing.assert_array_equal(found, expected)
     add_mask(found, key, negative=True)

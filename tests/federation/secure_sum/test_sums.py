@@ -85,6 +85,14 @@ def test_one_party_may_drop_out_at_any_stage(tmp_path: Path, stage: Stage) -> No
     assert federation.ledgers[2].told.get(0, False) == counted
 
 
+def test_a_sum_modulo_two_to_the_64(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 5, modulus_bits=64, dimension=1000)
+    made = federation.sum(0, reaches=lambda party, now: party != 2 or now < Stage.VECTORS)
+    federation.check(made)
+    assert made.values.dtype == np.uint64
+    assert made.values.max() > 2**60
+
+
 def test_too_few_parties_open_nothing_and_the_next_attempt_is_paid_for_again(tmp_path: Path) -> None:
     federation = Federation(tmp_path, 4)
     federation.until(Stage.VECTORS)

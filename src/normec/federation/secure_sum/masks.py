@@ -1,4 +1,4 @@
-"""Masks: ChaCha20 key streams as vectors modulo 2^32, which hide a vector and cancel in the sum.
+"""Masks: ChaCha20 key streams as vectors modulo 2^32 or 2^64, which hide a vector and cancel in the sum.
 
 Party i adds +PRG(k_ij) for every j > i and −PRG(k_ij) for every j < i, and PRG(b_i), its self mask. In a sum over all
 parties the pairwise masks cancel to the last bit; the self masks are subtracted when their seeds are revealed.
@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from .keys import derive
 
-Vector = np.ndarray[Any, np.dtype[np.uint32]]
+Vector = np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]
 _BLOCK = 1 << 16  # numbers at a time, so that they stay in the cache
-_ZEROS = bytes(4 * _BLOCK)
+_ZEROS = bytes(8 * _BLOCK)
 
 
 def pair_key(secret: bytes, terms: bytes, round: int, attempt: int, one: int, other: int) -> bytes:
@@ -32,9 +32,10 @@ def self_key(seed: bytes, terms: bytes, round: int, attempt: int, party: int) ->
 def add_mask(vector: Vector, key: bytes, *, negative: bool = False) -> None:
     """Add the mask of a key to a vector in place, or subtract it. A key is used for one mask only."""
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    little_endian = vector.dtype.newbyteorder("<")
     for start in range(0, len(vector), _BLOCK):
         part = vector[start : start + _BLOCK]
-        mask = np.frombuffer(stream.update(_ZEROS[: 4 * len(part)]), dtype="<u4")
+        mask = np.frombuffer(stream.update(_ZEROS[: part.nbytes]), dtype=little_endian)
         (np.subtract if negative else np.add)(part, mask, out=part)
 
 

@@ -27,7 +27,6 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 import msgspec
-import numpy as np
 
 from ...errors import BudgetSpent, UsageError
 from ...privacy.hash_chain import Chain
@@ -88,7 +87,7 @@ class Assignment:
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """A party's vector on the grid with its noise, modulo 2^32, and what it deposits with the server (may be empty)."""
+    """A party's vector on the grid with its noise, modulo 2^32 or 2^64, and what it deposits (may be empty)."""
 
     vector: Vector
     deposit: bytes = b""
@@ -396,9 +395,10 @@ class Party:
             raise Refused("participants", "there must be shares of every other participant")
 
     def _masked(self, vector: Vector, request: Task, attempt: _Attempt) -> bytes:
-        if vector.dtype != np.uint32 or vector.shape != (self._terms.dimension,):
-            raise UsageError(f"a vector must be {self._terms.dimension} numbers of type uint32")
-        masked = vector.copy()
+        dimension, dtype = self._terms.dimension, self._terms.dtype
+        if vector.dtype.newbyteorder("<") != dtype or vector.shape != (dimension,):
+            raise UsageError(f"a vector must be {dimension} unsigned numbers of {self._terms.modulus_bits} bits")
+        masked = vector.astype(dtype)
         terms, where = self._digest, (request.round, attempt.number)
         for party in request.participants:
             if party == self.number:
@@ -406,7 +406,7 @@ class Party:
                 continue
             secret = attempt.secrets[party].masking
             add_pair_mask(masked, pair_key(secret, terms, *where, self.number, party), self.number, party)
-        return masked.astype("<u4", copy=False).tobytes()
+        return masked.tobytes()
 
     def _follow(self, request: Task) -> None:
         """Learn certificates of sums that were opened without this party, and notice if they were not."""

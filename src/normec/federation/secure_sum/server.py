@@ -88,7 +88,7 @@ class AttemptFailed(RuntimeError):  # noqa: N818  (a state of the attempt, not a
 
 
 class OpenedSum(NamedTuple):
-    """The sum modulo 2^32 of the vectors of the survivors of an attempt."""
+    """The sum of the vectors of the survivors of an attempt, modulo 2^32 or 2^64 as the terms say."""
 
     round: int
     attempt: int
@@ -383,14 +383,14 @@ class Server:
             self._report(party, "sent two different vectors; the first one counts")
         elif self.stage is not Stage.VECTORS or party not in attempt.participants:
             self._report(party, f"sent a late vector of attempt {answer.attempt}")
-        elif len(answer.vector) != 4 * self._terms.dimension:
-            self._report(party, f"sent a vector of {len(answer.vector)} bytes, not {4 * self._terms.dimension}")
+        elif len(answer.vector) != (size := self._terms.dtype.itemsize * self._terms.dimension):
+            self._report(party, f"sent a vector of {len(answer.vector)} bytes, not {size}")
         elif len(answer.deposit) > largest_content(self._terms.dimension):
             self._report(party, f"deposits {len(answer.deposit)} bytes, more than the dimension allows")
         elif party not in attempt.vectors:
             if answer.deposit:
                 write_atomic(self._folder / DEPOSITS / f"{party}.bin", answer.deposit, private=True)
-            attempt.vectors[party] = np.frombuffer(answer.vector, dtype="<u4")
+            attempt.vectors[party] = np.frombuffer(answer.vector, dtype=self._terms.dtype)
 
     def _take_signature(self, party: int, answer: Endorsement, attempt: _Attempt) -> None:
         statement = attempt.statement
@@ -476,12 +476,12 @@ class Server:
         attempt = self._attempt
         if attempt.statement is None:
             raise RuntimeError("there is no statement to certify")
-        total = np.zeros(self._terms.dimension, dtype=np.uint32)
+        total = np.zeros(self._terms.dimension, dtype=self._terms.dtype)
         for party in attempt.statement.survivors:
             total += attempt.vectors[party]
         adverts = tuple(attempt.adverts[party] for party in attempt.participants)
         certificate = Certificate(attempt.statement, tuple(sorted(attempt.signatures.items())))
-        self._opening = _Opening(certificate, adverts, total.astype("<u4", copy=False).tobytes(), 0)
+        self._opening = _Opening(certificate, adverts, total.tobytes(), 0)
         self._save(self._opening)
         self._certify(certificate)
         if self._next is not None:
@@ -514,7 +514,7 @@ class Server:
         if opening is None:
             raise RuntimeError("no sum is being opened")
         adverts = {advert.party: advert for advert in opening.adverts}
-        total = np.frombuffer(opening.values, dtype="<u4").astype(np.uint32)
+        total = np.frombuffer(opening.values, dtype=self._terms.dtype).copy()
         where = (statement.round, statement.attempt)
         seeds = {party: self._self_seed(adverts[party]) for party in statement.survivors}
         pairs = {
@@ -530,13 +530,13 @@ class Server:
                 if secret is None:
                     raise RuntimeError("a key that leads to no secret was accepted")
                 add_pair_mask(total, pair_key(secret, self._digest, *where, party, gone), party, gone, remove=True)
-        done = _Opening(opening.certificate, (), total.astype("<u4", copy=False).tobytes(), 1)
+        done = _Opening(opening.certificate, (), total.tobytes(), 1)
         self._save(done)
         self._publish(done)
 
     def _publish(self, opening: _Opening) -> None:
         statement = opening.certificate.statement
-        values = np.frombuffer(opening.values, dtype="<u4").astype(np.uint32)
+        values = np.frombuffer(opening.values, dtype=self._terms.dtype).copy()
         self.sum = OpenedSum(statement.round, statement.attempt, statement.survivors, values)
         self._opening, self.stage = opening, Stage.IDLE
 

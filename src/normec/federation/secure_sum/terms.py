@@ -15,12 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from ...errors import UsageError, at_least, non_negative, positive
 from ...system.files import parse_json, read_text, write_atomic
 from .keys import digest
 from .roster import FEWEST, MOST, Roster
 
-MODULUS_BITS = 32
+MODULI = (32, 64)  # bits
 LARGEST_DIMENSION = 2**24
 LARGEST_TERMS = 2**16  # bytes
 MOST_ROUNDS = 2**20
@@ -50,7 +52,7 @@ class Terms:
         weights: The public weight of each party.
         method: The method and its settings, as text.
         plan: Everything else that the parties agree on, as text.
-        modulus_bits: The sum is computed modulo 2 to this power.
+        modulus_bits: The sum is computed modulo 2 to this power, 32 or 64.
     """
 
     run: str
@@ -66,7 +68,7 @@ class Terms:
     weights: tuple[float, ...]
     method: str
     plan: str = ""
-    modulus_bits: int = MODULUS_BITS
+    modulus_bits: int = 32
 
     def __post_init__(self) -> None:
         for name in ("run", "roster", "method", "plan"):
@@ -95,8 +97,8 @@ class Terms:
         for name, limit in (("parties", MOST), ("dimension", LARGEST_DIMENSION), ("rounds", MOST_ROUNDS)):
             if getattr(self, name) > limit:
                 raise UsageError(f"{name} must be at most {limit}, got {getattr(self, name)}")
-        if self.modulus_bits != MODULUS_BITS:
-            raise UsageError(f"modulus_bits must be {MODULUS_BITS}, got {self.modulus_bits}")
+        if self.modulus_bits not in MODULI:
+            raise UsageError(f"modulus_bits must be 32 or 64, got {self.modulus_bits}")
 
     def _check_numbers_of_parties(self) -> None:
         n, t = self.parties, self.threshold
@@ -120,6 +122,11 @@ class Terms:
     @cached_property
     def digest(self) -> bytes:
         return digest("terms", self.canonical)
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """The type of the numbers in a vector, in the order of bytes in which they travel."""
+        return np.dtype(f"<u{self.modulus_bits // 8}")
 
     @property
     def most_attempts(self) -> int:

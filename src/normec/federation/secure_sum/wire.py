@@ -133,10 +133,10 @@ class Task(Message, frozen=True):
 
 
 class MaskedVector(Message, frozen=True):
-    """A party's vector of 32-bit numbers under its masks, and its sealed memory (empty if it deposits none)."""
+    """A party's vector under its masks, and its sealed memory (empty if it deposits none)."""
 
     attempt: Attempt
-    vector: Annotated[bytes, Meta(max_length=4 * LARGEST_DIMENSION)]
+    vector: Annotated[bytes, Meta(max_length=8 * LARGEST_DIMENSION)]
     deposit: Content = b""
 
 
