@@ -6,7 +6,9 @@ import dataclasses
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from normec.federation.secure_sum import wire
 from normec.federation.secure_sum.keys import Identity, KeyPair, digest
-from normec.federation.secure_sum.party import Party
+from normec.federation.secure_sum.party import Assignment, Party
 from normec.federation.secure_sum.refusals import REASONS, Refused
 from normec.federation.secure_sum.server import AttemptFailed, Server, Stage
 from normec.federation.secure_sum.wire import (
@@ -206,6 +208,28 @@ def test_a_vector_is_made_once_for_an_attempt(tmp_path: Path) -> None:
     ):
         assert reason(federation.ask(VICTIM, other)) == "repeated"
     assert federation.ledgers[VICTIM].paid == [0]
+
+
+def test_threads_that_ask_at_the_same_time_get_the_same_vector(tmp_path: Path) -> None:
+    federation = at(tmp_path, Stage.VECTORS)
+    request, ledger = federation.server.request(VICTIM), federation.ledgers[VICTIM]
+    started, pay = threading.Barrier(3), ledger.pay
+    switched = threading.Event()
+
+    def slowly(assignment: Assignment) -> None:
+        switched.wait(0.05)  # lets the other threads run; the result does not depend on it
+        pay(assignment)
+
+    ledger.pay = slowly  # type: ignore[method-assign]
+
+    def ask() -> bytes:
+        started.wait()
+        return federation.parties[VICTIM].answer(request)
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = {asked.result() for asked in [pool.submit(ask) for _ in range(3)]}
+    assert len(answers) == 1
+    assert ledger.paid == [0]
 
 
 def test_a_vector_that_could_not_be_made_is_not_paid_for_again(tmp_path: Path) -> None:

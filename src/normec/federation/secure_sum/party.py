@@ -20,6 +20,7 @@ The order for a vector is: check everything, write the line, pay, compute with n
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,6 +187,7 @@ class Party:
         self._identity, self._roster, self._terms, self._contributor = identity, roster, terms, contributor
         self._digest, self._accept_loss = terms.digest, accept_loss
         self._attempts: dict[int, _Attempt] = {}
+        self._one_at_a_time = threading.Lock()
         self._floor, self._entered, self._position = -1, _Entered(), Position()
         private_folder(Path(folder))
         self._record = Chain(Path(folder) / FILE, witness=witness)
@@ -232,7 +234,8 @@ class Party:
             requests = decode_requests(data)
         except Refused as refused:
             return encode((_refusal(0, refused),))
-        return encode(tuple(self._answered(request) for request in requests))
+        with self._one_at_a_time:  # two threads must not make two vectors for one task
+            return encode(tuple(self._answered(request) for request in requests))
 
     def _answered(self, request: Request) -> Answer:
         try:
