@@ -512,7 +512,7 @@ class RunConfig(BaseModel):
         "compute",
         flag=True,
         identity=False,
-        values=("auto", "loop", "compiled", "batched", "shared", "linear"),
+        values=("auto", "loop", "compiled", "recorded", "batched", "shared", "linear"),
     )
     precision: Literal["float32", "tf32", "bf16"] = setting(
         "tf32", "Precision of a GPU's matrix products: {values}", "compute", flag=True
