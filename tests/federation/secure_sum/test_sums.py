@@ -133,6 +133,24 @@ def test_a_certified_sum_that_cannot_be_opened_is_not_counted(tmp_path: Path) ->
     assert all(ledger.told == {0: False, made.attempt: True} for ledger in federation.ledgers)
 
 
+def test_an_opened_sum_is_kept_until_the_next_round_begins(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4)
+    made = federation.sum(0)
+    federation.restart_server()
+    again = federation.server.sum
+    assert again is not None
+    assert again[:3] == made[:3]
+    np.testing.assert_array_equal(again.values, made.values)
+    federation.check(federation.sum(1))
+    federation.server.close()
+    (tmp_path / "server" / "opening.bin").write_bytes(b"damaged")
+    with pytest.raises(UsageError, match="is damaged"):
+        federation.restart_server()
+    (tmp_path / "server" / "opening.bin").unlink()
+    federation.restart_server()
+    federation.check(federation.sum(2))
+
+
 def test_a_budget_that_is_spent_is_a_dropout(tmp_path: Path) -> None:
     federation = Federation(tmp_path, 4)
     federation.ledgers[3].budget = 1

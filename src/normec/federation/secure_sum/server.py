@@ -173,12 +173,15 @@ class Server:
         held = read_if_present(self._folder / OPENING)
         if held is None:
             return
-        opening = msgspec.msgpack.decode(held, type=_Opening)
+        try:
+            opening = msgspec.msgpack.decode(held, type=_Opening)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{self._folder / OPENING} is damaged: {error}; restore it, or delete it") from None
         statement = opening.certificate.statement
         if statement.count == self._position.count:  # killed between the two writes
             self._certify(opening.certificate)
         elif statement.count != self._position.count - 1:
-            raise UsageError(f"{self._folder / OPENING} does not belong to the end of {FILE}; restore both, or neither")
+            raise UsageError(f"{self._folder / OPENING} does not belong to the end of {FILE}; restore it, or delete it")
         self._opening, self._round = opening, statement.round
         if opening.opened:
             self._publish(opening)
@@ -203,7 +206,9 @@ class Server:
         return self._statement.attempt if self._opening is not None else self._attempt.number
 
     def start(self, round: int, payload: bytes) -> None:
-        """Begin an attempt to sum the vectors of a round; whatever was not opened before is given up.
+        """Begin an attempt to sum the vectors of a round.
+
+        The sum before is forgotten, so store what was made of it first. A sum that was not opened is given up.
 
         Args:
             round: The round after the last one that was summed, or the same one again if it was not opened.
