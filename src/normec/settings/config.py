@@ -318,7 +318,7 @@ class RunConfig(BaseModel):
         federated=True,
     )
     honest: int | None = setting(
-        None, "Clients that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
+        None, "Clients in every sum that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
     )
     sigma: float | None = setting(
         None,
