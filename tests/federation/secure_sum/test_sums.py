@@ -13,6 +13,8 @@ from scipy import stats
 from normec.errors import UsageError
 from normec.federation.secure_sum.server import AttemptFailed, Stage
 from normec.federation.secure_sum.wire import MaskedVector, decode_answers
+from normec.privacy.noise import SecureNoise
+from normec.privacy.secure_sum import SumGrid
 
 from .parties import Federation
 
@@ -168,6 +170,27 @@ def test_a_sum_of_many_parties(tmp_path: Path) -> None:
     federation.check(made)
     assert 7 not in made.survivors
     assert 9 in made.survivors
+
+
+@pytest.mark.parametrize("sigma", [0.5, 0.0])
+def test_messages_on_the_grid_with_noise_come_out_as_their_sum(tmp_path: Path, sigma: float) -> None:
+    """Weighted messages through the grid and the masks; with noise, all of its variance and nothing else is added."""
+    size, weights = 4000, (0.5, 1.0, 1.5, 1.0)
+    grid = SumGrid(parties=4, bound=1.0, sigma=sigma, weights=weights)
+    federation = Federation(
+        tmp_path, 4, sigma=sigma, step=grid.step, modulus_bits=grid.bits, weights=weights, dimension=size
+    )
+    messages = np.random.default_rng(0).normal(size=(4, size)) / (2 * size**0.5)
+    for ledger, message, weight in zip(federation.ledgers, messages, weights, strict=True):
+        ledger.vector = grid.encode(message, SecureNoise() if sigma else None, weight)
+    made = federation.sum(0, reaches=lambda party, now: party != 2 or now < Stage.VECTORS)
+    survivors = list(made.survivors)
+    assert survivors == [0, 1, 3]
+    error = grid.decode(made.values).numpy() - np.array(weights)[survivors] @ messages[survivors]
+    if sigma:  # a sum of squares of 4000 Gaussians, six of its standard deviations
+        assert abs(error.var() / (3 * sigma**2) - 1) < 6 * (2 / size) ** 0.5
+    else:
+        assert np.abs(error).max() <= 3 * grid.step
 
 
 # ---- what the server sees -------------------------------------------------------------------------------------------
