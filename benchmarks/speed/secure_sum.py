@@ -99,7 +99,7 @@ def measure(folder: Path, count: int, dimension: int) -> tuple[Measured, Measure
         sigma=0.0,
         step=1.0,
         dimension=dimension,
-        rounds=3,
+        rounds=4,
         weights=(1.0,) * count,
         method="none",
     )
