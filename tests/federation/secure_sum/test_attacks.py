@@ -344,7 +344,16 @@ def test_requests_of_past_attempts_are_refused(tmp_path: Path) -> None:
     assert kinds == {Invitation, KeyList, Task, Survivors, Quorum}
     for request in old:
         assert reason(federation.ask(VICTIM, request)) == "late"
+    assert 0 not in federation.parties[VICTIM]._attempts, "secrets of past attempts are kept"
     assert federation.ledgers[VICTIM].paid == paid
+
+
+def test_secrets_are_forgotten_when_the_next_vector_is_made(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4)
+    federation.sum(0)
+    assert set(federation.parties[VICTIM]._attempts) == {0, 1}
+    federation.until(Stage.SIGNATURES, 1)
+    assert set(federation.parties[VICTIM]._attempts) == {1}
 
 
 def test_a_round_is_not_rolled_back(tmp_path: Path) -> None:

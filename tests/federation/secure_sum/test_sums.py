@@ -135,6 +135,17 @@ def test_a_certified_sum_that_cannot_be_opened_is_not_counted(tmp_path: Path) ->
     assert all(ledger.told == {0: False, made.attempt: True} for ledger in federation.ledgers)
 
 
+def test_a_server_that_is_restarted_opens_the_certified_sum(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 4)
+    federation.until(Stage.REVEALS)
+    federation.restart_server()
+    assert federation.server.stage is Stage.REVEALS
+    federation.stage()
+    assert federation.server.sum is not None
+    assert federation.server.sum.attempt == 0
+    federation.check(federation.server.sum)
+
+
 def test_an_opened_sum_is_kept_until_the_next_round_begins(tmp_path: Path) -> None:
     federation = Federation(tmp_path, 4)
     made = federation.sum(0)
