@@ -4,8 +4,7 @@
 missing, of another type, outside its limits (`LIMITS`) or not finite raises a `WireError` that names the field and the
 rule, but never the contents.
 
-`encoding` is "plain" for float32 or float64 numbers. A secure sum over a network will need another encoding, for
-quantised messages with a known bound.
+`encoding` is "plain" for float32 or float64 numbers. A secure sum has messages of its own (`federation.secure_sum`).
 """
 
 from __future__ import annotations
