@@ -137,7 +137,7 @@ def one_of(choices: Iterable[str], **values: str) -> None:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ', did you mean …?' with the closest known word, or an empty text."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
     return f", did you mean {close[0]!r}?" if close else ""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from normec import __version__
 from normec.cli.app import run
 
 MISTAKES = [
@@ -68,6 +69,8 @@ MISTAKES = [
     (["compare", "--lr", "1,x"], "numbers separated by commas"),
     (["compare", "--by", "luck"], "unknown criterion"),
     (["data", "get", "cifar"], "did you mean 'cifar10'"),
+    (["train", "--data", "imagenet"], "unknown dataset 'imagenet'; choose from"),
+    (["train", "--lr", "1e300"], "lr must lie in [0, 1e+30]"),
 ]
 
 
@@ -170,3 +173,32 @@ def test_another_configuration_in_the_same_folder(
     assert run(["train", "--rounds", "3", "--beta", "0.2", "--out", "run"]) == 2
     assert "beta is 0.011 there, 0.2 here" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_section_in_a_file_of_settings_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("[train]\nlr = 0.1\n")
+    assert run(["train", "mine.toml"]) == 2
+    assert "move the settings below [train] to its top" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", [(), ("privacy",), ("theory",), ("data",), ("federation",)])
+def test_a_group_without_a_command_shows_its_help(group: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*group]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "Usage:" in printed.out
+    assert "Commands:" in printed.out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "sweep", "results", "report", "ui"])
+def test_help_is_plain_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    assert "\\" not in capsys.readouterr().out

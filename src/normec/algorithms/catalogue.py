@@ -6,7 +6,8 @@ and completion need no torch. A new method of this package is a file beside this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -49,6 +50,17 @@ class Entry:
         module, _, name = self.factory.partition(":")
         made: Callable[..., Any] = getattr(import_module(f".{module}", __package__), name)
         return made
+
+    def build(self, settings: Settings, sizes: Sequence[int], participation: float = 1.0) -> Any:
+        """Build the method for a model of tensors of these sizes, of whose clients this share takes part in a round."""
+        make = self.make()
+        own = dict(settings)
+        takes = inspect.signature(make).parameters
+        if "sizes" in takes:
+            own["sizes"] = tuple(sizes)
+        if "participation" in takes:
+            own["participation"] = participation
+        return make(**own)
 
     def defaults(self, private: bool) -> dict[str, Any]:
         """The settings that are used where none are given."""

@@ -110,8 +110,8 @@ class NormEC(ErrorFeedbackScheme):
     """α-NormEC, Algorithm 1: Ψ = Norm_α. ``server_norm=False`` is the paper's ablation "without SN".
 
     Args:
-        alpha: Smoothing of the normalisation, v/(α + ‖v‖).
-        beta: The step size of the memories along the messages.
+        alpha: Smoothing of the normalisation, v/(α + ‖v‖); the default is the paper's usual value.
+        beta: The step size of the memories along the messages; the default is the paper's best value.
         server_norm: Whether the server normalises its step.
         decay: The share of the memories that is forgotten in each round, λ; 0 in the paper.
 
@@ -128,8 +128,8 @@ class NormEC(ErrorFeedbackScheme):
     """
 
     name: ClassVar[str] = "normec"
-    alpha: float
-    beta: float
+    alpha: float = 0.01
+    beta: float = 0.1
     server_norm: bool = True
     decay: float = 0.0
 

@@ -7,13 +7,17 @@ import sys
 from typing import Annotated
 
 import typer
+import typer.core
 from click import ClickException
+from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError
 from . import compare, data, federation, privacy, report, results, sweep, theory, train, ui
 from . import options as o
 from .output import printable
+
+typer.core.HAS_RICH = False  # help is plain text; with Rich, typer writes "\\[default: …]" into it
 
 app = typer.Typer(
     name="normec",
@@ -34,13 +38,19 @@ app.add_typer(privacy.app, name="privacy")
 app.add_typer(theory.app, name="theory")
 
 
-@app.callback()
-def top(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(__version__)
         raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[  # the callback answers before a command is asked for
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
 
 
 def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
@@ -51,6 +61,9 @@ def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
         return _fail(str(error), 2)
     except Diverged as error:
         return _fail(str(error), 2 if error.round == 0 else 1)
+    except NoArgsIsHelpError as error:  # a group without a command
+        print(error.format_message())
+        return 0
     except ClickException as error:
         return _fail(error.format_message(), 2)
     except RankLost as error:

@@ -72,13 +72,9 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
             raise UsageError(f"{setting} does not apply to {config.method}, which has {has}")
     if is_own(config.method):
         return _own(config)
-    make, own = entry(config.method).make(), settings_used(config, dim)
-    takes = inspect.signature(make).parameters
-    if "sizes" in takes:
-        own["sizes"] = tuple(sizes or (dim,))
-    if "participation" in takes:
-        own["participation"] = _participation(config)
-    method: Method = make(**own)
+    known = entry(config.method)
+    share = _participation(config) if "participation" in inspect.signature(known.make()).parameters else 1.0
+    method: Method = known.build(settings_used(config, dim), sizes or (dim,), share)
     return method
 
 

@@ -112,7 +112,10 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         sensitivity, rate = _record(facts, privacy, setting)
     heaviest = setting.heaviest if privacy.trust != "local" else 1.0
     if not math.isfinite(sensitivity.cap) and not sensitivity.by_distance:
-        _refuse(f"{facts.name} sends messages without a bound; use SmoothedNorm or Clip as its operator")
+        _refuse(
+            f"{facts.name} sends messages without a bound, so that no noise protects them; train it without privacy, "
+            "or use a method that bounds its messages, such as normec, clip21 or dpsgd-clip"
+        )
     schedule = _schedule(facts, privacy, setting, sensitivity, rate)
     drawn = 1.0 if privacy.trust == "local" else math.sqrt(setting.clients)
     honest = privacy.honest or setting.clients

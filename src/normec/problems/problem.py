@@ -73,6 +73,16 @@ class Problem:
         augment: Augment | None = None,
         transform: Transform | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module) or not callable(loss):
+            raise UsageError(
+                f"a problem needs a torch.nn.Module, a loss function and the clients' data sets, in this order; "
+                f"got {type(model).__name__}, {type(loss).__name__} and {type(clients).__name__}"
+            )
+        if getattr(loss, "reduction", "mean") != "mean":
+            raise UsageError(
+                f"a client's loss is the mean over its records, got reduction={loss.reduction!r}; "  # type: ignore[attr-defined]
+                "leave reduction out"
+            )
         self.model = copy.deepcopy(model)
         self.loss, self.penalty, self.augment, self.transform = loss, penalty, augment, transform
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}

@@ -691,7 +691,9 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
         settings = {key: value for key, value in settings.items() if key in fields}
         own = parse_assignments(settings.get("method_settings") or "") | own
         settings["method_settings"] = format_assignments(own)
-    for key in settings:
+    for key, value in settings.items():
+        if key not in fields and isinstance(value, Mapping):
+            raise UsageError(f"a file of settings has no sections; move the settings below [{key}] to its top")
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
     if settings.get("private") is False:

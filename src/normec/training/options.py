@@ -150,7 +150,7 @@ class Storage:
 class Options:
     """The keyword arguments of `train`, which documents them."""
 
-    lr: float | Schedule | Literal["theory"]
+    lr: float | Schedule | Literal["theory"] | None = None
     rounds: int | None = None
     epochs: int | None = None
     batch_size: int | None = None

@@ -22,7 +22,7 @@ from ..algorithms.message_weights import message_weights
 from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
 from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
-from ..errors import UsageError, at_least, non_negative, one_of
+from ..errors import UsageError, at_least
 from ..gradients.precision import Precision, products
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
@@ -52,6 +52,7 @@ from .run import (
     record_clip_of,
 )
 from .settings_used import settings_used
+from .usual import local_steps_of, method_of, rounds_of_method, step_size_of
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
@@ -68,9 +69,9 @@ RECORDED = (
 
 def train(
     problem: Objective,
-    method: Method,
+    method: Method | str,
     *,
-    lr: float | Schedule | Literal["theory"],
+    lr: float | Schedule | Literal["theory"] | None = None,
     rounds: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -111,11 +112,12 @@ def train(
 
     Args:
         problem: What is minimised: a `Problem`, or plain functions (`Problem.from_functions`).
-        method: What clients send and what the server does with it, such as `NormEC`.
+        method: What clients send and what the server does with it, such as `NormEC`; or a name as on the command line,
+            such as "normec", with the settings that the command line uses.
         lr: The step size: a number, a function of the round, or "theory" for the step size with the best guarantee
-            (`normec.theory`). The function is called for all rounds before the first round begins, so that it cannot
-            depend on the clients' data.
-        rounds: The number of rounds.
+            (`normec.theory`). The default is the usual step size of a method that is given by name. A function is
+            called for all rounds before the first round begins, so that it cannot depend on the clients' data.
+        rounds: The number of rounds (default: the usual number of a method that is given by name).
         epochs: The number of passes over the average client's records, instead of `rounds`.
         batch_size: Records per gradient (default: full local gradients).
         batch_rate: The probability with which each record is part of a gradient (Poisson batches), instead of
@@ -196,8 +198,22 @@ def train(
         return loop.run()
 
 
-def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoop:
+def prepare(problem: Objective, method: Method | str, options: Options) -> TrainingLoop:
     """Validate the arguments of `train`, and return its loop before the first round."""
+    _check_problem(problem)
+    private = options.privacy is not None
+    if private and not hasattr(options.privacy, "with_noise"):
+        raise UsageError(f"privacy must be a normec.Privacy, such as Privacy(epsilon=8), got {options.privacy!r}")
+    method, entry = method_of(method, problem, private, options.participation)
+    optimizer = server_optimizer_of(options.server_optimizer)
+    lr = step_size_of(options.lr, method, entry, private, optimizer)
+    if entry is not None:
+        rounds_given = options.rounds is not None or options.epochs is not None
+        options = replace(
+            options,
+            rounds=options.rounds if rounds_given else rounds_of_method(entry, private),
+            local=options.local if options.local is not None else local_steps_of(entry, private),
+        )
     logging, memory, compute, out = options.logging, options.memory, options.compute, options.out
     communicator, witness = compute.communicator or SingleProcess(), options.storage.witness
     rounds, epochs, batch_size = map(_plain, (options.rounds, options.epochs, _batch_size(options)))
@@ -208,13 +224,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     log_every, evaluate_every = map(_plain, (logging.every, logging.evaluate_every))
     privacy = options.privacy.with_noise("seeded") if options.privacy is not None else None
     at_least(0, seed=seed or 0)
-    _check_method(method)
-    lr, batch_rate = options.lr, options.batch_rate
-    if isinstance(lr, str):
-        one_of(("theory",), lr=lr)
-    elif not callable(lr):
-        lr = float(lr)
-        non_negative(lr=lr)
+    batch_rate = options.batch_rate
     initial_memory = memory.initial
     if not isinstance(initial_memory, str):
         initial_memory = torch.as_tensor(initial_memory)
@@ -228,13 +238,12 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
         raise UsageError(
             f"{method.name} corrects local steps; give local=LocalSteps(steps=…, lr=…) with scale='gradient'"
         )
-    device = torch.device(options.device) if options.device is not None else problem.x0.device
+    device = _device(options.device) if options.device is not None else problem.x0.device
     problem = _moved(problem, device, compute.dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
     if privacy is not None and counted:
         privacy.refuse_private_sizes(options.public_sizes)
     total = _horizon(problem, rounds, epochs, batch_size)
-    optimizer = server_optimizer_of(options.server_optimizer)
     weights = relative_weights(options.weights, problem, privacy, options.public_sizes)
     privacy = privacy.for_rounds(total) if privacy is not None else None
     if isinstance(lr, str):
@@ -338,9 +347,22 @@ def _tabulated(lr: Schedule, rounds: int) -> tuple[float, ...]:
     return sizes
 
 
-def _check_method(method: Any) -> None:
-    if not isinstance(method, Method):
-        raise UsageError(f"method must be a normec.Method, such as normec.NormEC(0.01, 0.1), got {method!r}")
+def _check_problem(problem: Any) -> None:
+    if isinstance(problem, Method | str) or not hasattr(problem, "client_loss"):
+        raise UsageError(
+            f"the first argument must be a normec.Problem, got {type(problem).__name__}; "
+            "call train(problem, method, ...)"
+        )
+
+
+def _device(name: str | torch.device) -> torch.device:
+    """Return the device of that name, if this machine has it."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise UsageError(f"there is no device {str(name)!r} here; use cpu, or cuda where there is a GPU") from None
+    return device
 
 
 def _plain(number: Any) -> Any:

@@ -1,0 +1,93 @@
+"""Methods by name train with the command line's settings; mistakes in the arguments of `train` are one plain line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from normec import NormEC, Poisson, Privacy, Problem, UsageError, train
+from normec.experiments import build, methods
+from normec.settings import config
+
+from ..support.runs import problem
+
+
+@pytest.mark.parametrize(
+    "name", ["normec", "clip21", "ef21", "dpsgd-clip", "gd", "fedavg", "scaffold", "dpsgd-adaptive"]
+)
+@pytest.mark.parametrize("private", [True, False])
+def test_a_name_is_the_command_lines_method(name: str, private: bool) -> None:
+    settings = config.make({"method": name, "clients": 5, "private": private, "model": "softmax"})
+    of = build.problem(settings)
+    privacy = Privacy(epsilon=8, trust="secure-sum") if private else None
+    if private and name in ("ef21", "gd"):
+        with pytest.raises(UsageError, match="without a bound"):
+            train(of, name, rounds=1, privacy=privacy)
+        return
+    found = train(of, name, rounds=1, privacy=privacy, seed=0)
+    expected = train(
+        of,
+        methods.build(settings, len(of.x0), of.tensor_sizes),
+        lr=methods.step_size(settings),
+        local=methods.local_steps(settings),
+        rounds=1,
+        privacy=privacy,
+        seed=0,
+    )
+    assert torch.equal(found.x, expected.x)
+
+
+def test_the_usual_rounds() -> None:
+    of = problem()
+    assert train(of, "gd", device="cpu").state.round == 300
+    assert train(of, "clip21", privacy=Privacy(epsilon=8)).state.round == 50
+    assert train(of, "gd", rounds=3).state.round == 3
+
+
+def test_the_share_of_participating_clients_is_known_to_the_method() -> None:
+    run = train(problem(), "scaffold", rounds=2, participation=Poisson(0.5))
+    assert run.state.round == 2
+
+
+def test_default_settings_of_a_method() -> None:
+    assert NormEC() == NormEC(alpha=0.01, beta=0.1)
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown device": ({"device": "quantum"}, "there is no device 'quantum' here"),
+    "a name that is nearly right": ({"method": "normex"}, "did you mean 'normec'"),
+    "a class": ({"method": NormEC}, "got the class NormEC"),
+    "a number as privacy": ({"privacy": 8}, r"privacy must be a normec.Privacy, such as Privacy\(epsilon=8\), got 8"),
+    "no step size": ({"lr": None}, "lr must be given"),
+    "an endless step": ({"lr": 1e300}, "lr must lie in"),
+    "swapped arguments": ({"problem": NormEC()}, "the first argument must be a normec.Problem, got NormEC"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named(name: str) -> None:
+    wrong, says = MISTAKES[name]
+    options: dict[str, Any] = {"problem": problem(), "method": NormEC(), "lr": 0.1, "rounds": 2} | wrong
+    with pytest.raises(UsageError, match=says):
+        train(**options)
+
+
+def test_a_scheduler_is_no_step_size() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(UsageError, match="a scheduler goes into lr_schedule"):
+        train(problem(), NormEC(), lr=torch.optim.lr_scheduler.StepLR(optimizer, 1), rounds=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_loss_that_is_no_mean_is_found_at_the_start(reduction: str) -> None:
+    with pytest.raises(UsageError, match=f"got reduction='{reduction}'"):
+        Problem(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction=reduction), [])
+
+
+def test_a_problem_with_its_parts_in_another_order() -> None:
+    with pytest.raises(UsageError, match="in this order"):
+        Problem([], F.cross_entropy, nn.Linear(2, 2))  # type: ignore[arg-type]
