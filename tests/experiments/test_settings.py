@@ -162,6 +162,7 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
             "data_dir",
             "records",
             "test_records",
+            "scaling",
             "honest",
             "column",
             "replay",

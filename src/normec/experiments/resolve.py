@@ -47,6 +47,7 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
         **methods.local_settings_used(config),
         **server.settings_used(config, total),
         "clients": known.clients if known.clients is not None else build.number_of_clients(config),
+        "scaling": config.scaling or ("public" if config.data == "heart-disease" else None),
         "epsilon": build.target_epsilon(config),
         "lr": _step_size(config, known.lr),
         "noise_schedule": config.noise_schedule or "constant" if config.private else None,

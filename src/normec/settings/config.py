@@ -100,11 +100,11 @@ class RunConfig(BaseModel):
         None,
         "Number of clients",
         "data",
-        unset="100; with split = column, one for each value",
+        unset="100; with split = column or centre, one for each value",
         flag=True,
         follows=("split", "data", "column", "records", "validation"),
     )
-    split: Literal["iid", "dirichlet", "label", "column"] = setting(
+    split: Literal["iid", "dirichlet", "label", "column", "centre"] = setting(
         "iid", "How the records are divided among the clients: {values}", "data", flag=True
     )
     concentration: float = setting(
@@ -112,6 +112,14 @@ class RunConfig(BaseModel):
     )
     shards: int = setting(1, "Shards of sorted labels per client in the label split", "data")
     column: int | None = setting(None, "Input column whose values define the clients of the column split", "data")
+    scaling: Literal["public", "centre"] | None = setting(
+        None,
+        "Scaling of heart-disease: by fixed numbers (public), or by the statistics of each hospital, which the "
+        "guarantee does not cover (centre)",
+        "data",
+        unset="public for heart-disease",
+        follows=("data",),
+    )
     augment: bool = setting(True, "Augment training images where the data set has an augmentation", "data")
     validation: float = setting(0.0, "Share of the training records held out for choosing settings", "data")
 
