@@ -73,11 +73,11 @@ class Dataset:
         for part, data in (("train", self.train), ("test", self.test)):
             if data is not None:
                 self._check(part, data)
-        for name, owners, part in (("groups", self.groups, self.train), ("test_groups", self.test_groups, self.test)):
-            if owners is not None and (part is None or owners.shape != (len(part),)):
+        for name, owners, held in (("groups", self.groups, self.train), ("test_groups", self.test_groups, self.test)):
+            records = 0 if held is None else len(held)
+            if owners is not None and owners.shape != (records,):
                 raise UsageError(
-                    f"{name} of {self.name} must have one value a record, {0 if part is None else len(part)}, "
-                    f"got shape {tuple(owners.shape)}"
+                    f"{name} of {self.name} must have one value a record, {records}, got shape {tuple(owners.shape)}"
                 )
 
     def _check(self, part: str, data: TensorDataset) -> None:

@@ -205,7 +205,7 @@ def privacy(config: RunConfig) -> Privacy | None:
         memory=config.memory_used,
         sigma=config.sigma,
         replay=config.replay,
-        record_clip=config.record_clip,
+        record_clip=config.record_clip_used,
         record_clip_by=config.record_clip_by or "record",
         noise_schedule=config.noise_schedule or "constant",
     )
