@@ -65,7 +65,7 @@ def check_every_method(device: str) -> None:
     for name, method in METHODS.items():
         expected = train(problem("small"), method, compute=Compute(engine="loop"), **options)
         moved = float((expected.x - problem("small").x0).norm())
-        for engine in ("loop", "batched", "shared"):
+        for engine in ("loop", "batched", "shared", "recorded"):
             of = problem("small", device, torch.float32)
             run = train(of, method, compute=Compute(engine=engine, precision="float32"), **options)
             assert run.engine == engine

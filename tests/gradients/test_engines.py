@@ -17,7 +17,7 @@ from normec.sampling.batches import PoissonBatches
 from ..support.runs import StopAt, same, states
 from .cases import BATCH, METHODS, problem
 
-ENGINES = ("loop", "batched", "shared")
+ENGINES = ("loop", "batched", "shared", "recorded")
 SETTINGS: dict[str, dict[str, Any]] = {
     "batches": {"batch_size": BATCH},
     "sampled": {"batch_size": BATCH, "participation": FixedSize(3)},
@@ -48,7 +48,7 @@ def close(found: Run, expected: Run) -> None:
 @pytest.mark.parametrize(("name", "setting"), RUNS)
 def test_every_method_ends_alike(name: str, setting: str) -> None:
     expected = run("loop", METHODS[name], **SETTINGS[setting])
-    for engine in ("batched", "shared"):
+    for engine in ENGINES[1:]:
         close(run(engine, METHODS[name], **SETTINGS[setting]), expected)
 
 
@@ -60,7 +60,7 @@ def test_other_problems_end_alike_with_every_kind_of_row(name: str) -> None:
         "participation": Poisson(0.6),
     }
     expected = run("loop", NormEC(0.1, 0.3), name, **options, memory=Memory(initial="gradient"))
-    for engine in ("batched", "shared"):
+    for engine in ENGINES[1:]:
         close(run(engine, NormEC(0.1, 0.3), name, **options, memory=Memory(initial="gradient")), expected)
 
 
@@ -68,7 +68,7 @@ def test_other_problems_end_alike_with_every_kind_of_row(name: str) -> None:
 def test_private_runs_end_alike(trust: Any) -> None:
     privacy = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust=trust)
     expected = run("loop", NormEC(0.1, 0.3, decay=0.1), "norms", privacy=privacy, batch_size=BATCH)
-    for engine in ("batched", "shared"):
+    for engine in ENGINES[1:]:
         close(run(engine, NormEC(0.1, 0.3, decay=0.1), "norms", privacy=privacy, batch_size=BATCH), expected)
 
 

@@ -8,6 +8,7 @@ Where there is no pytest, from the root of the repository, all checks or those n
 from __future__ import annotations
 
 import logging
+import random
 import sys
 import tempfile
 import time
@@ -44,7 +45,10 @@ from normec import (
 )
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients.engine import Block
+from normec.gradients.loop import LoopEngine
 from normec.gradients.precision import Precision, products
+from normec.gradients.recorded import RecordedEngine
+from normec.sampling.batches import Batches
 from normec.training import fused_update as update
 from normec.training.options import Options
 from normec.training.train import prepare, ready
@@ -276,6 +280,69 @@ def check_models_that_wait() -> None:
     replay("small", sampled=False)
 
 
+class Drops(nn.Module):
+    """Dropout, statistics, and a parameter without a rule; `how` it does something else from one call to the next."""
+
+    def __init__(self, how: str = "") -> None:
+        super().__init__()
+        self.how, self.calls = how, 0
+        self.first, self.norm, self.last = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(torch.tanh(self.norm(self.first(x))) * self.scale, 0.3, self.training)
+        if self.how == "counts":
+            self.calls += 1
+        if self.how == "draws":
+            x = x * (1 + random.random())
+        if self.how == "waits":
+            x = x * (1 + float(x.sum() > 0))
+        found: Tensor = self.last(x)
+        return found
+
+
+def check_recorded() -> None:
+    """Recorded rounds are the loop's to the bit, random numbers and statistics too, whoever takes part."""
+    sizes = (9,) * 40  # two blocks
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(0)
+        clients = [TensorDataset(torch.randn(size, 6), torch.arange(size) % 4) for size in sizes]
+        of = Problem(Drops(), F.cross_entropy, clients).to(torch.device(DEVICE), dtype)
+        assert of.sizes is not None
+        batches = Batches(of.sizes, 4, 1)
+        with products("float32"):
+            mine, loop = RecordedEngine(of, of.records, batches, 3), LoopEngine(of, batches, 3)  # type: ignore[arg-type]
+            x, buffers, others = of.x0.clone(), of.initial_buffers(), of.initial_buffers()
+            for round in range(12):
+                who = None if round < 7 else torch.arange(round, 40, 5)
+                found, expected = torch.zeros(2, 40, len(x), device=DEVICE, dtype=dtype)
+                for table, engine, kept in ((found, mine, buffers), (expected, loop, others)):
+                    for block in engine.blocks(x, kept, round, who):  # type: ignore[attr-defined]
+                        table[block.rows] = block.grads
+                assert torch.equal(found, expected), (dtype, round)
+                assert all(torch.equal(rows, others[name]) for name, rows in buffers.items()), (dtype, round)
+                x -= 0.1 * expected.mean(0)
+            assert mine._graphs is not None
+            assert len(mine._graphs._kept) == 2
+
+
+def check_models_that_are_not_recorded() -> None:
+    """They train by the engine's plain loop, with one line, to the loop's numbers."""
+    for how, words in (("counts", "plain attributes"), ("draws", "on the host"), ("waits", "no CUDA graph")):
+        torch.manual_seed(0)
+        clients = [TensorDataset(torch.randn(9, 6), torch.arange(9) % 4) for _ in range(5)]
+        of = Problem(Drops(how), F.cross_entropy, clients)
+        options: dict[str, Any] = {"lr": 0.1, "rounds": 8, "batch_size": 4, "device": DEVICE}
+        recorded, loop = (Compute(engine=engine, precision="float32") for engine in ("recorded", "loop"))
+        with lines() as said:
+            run = train(of, NormEC(0.1, 0.3), compute=recorded, **options, **QUIET)
+        assert len(said) == 1, said
+        assert words in said[0] or how == "draws", said  # what nobody seeds differs from the loop at once
+        if how != "draws":
+            assert run.engine == "recorded"
+            near(run.x, train(of, NormEC(0.1, 0.3), compute=loop, **options, **QUIET).x, 1e-4, how)
+
+
 def check_too_little_memory() -> None:
     """A real shortage: blocks shrink, and x, memories and every client's statistics are those of a run with room."""
     # Two rounds: in the third one a graph would be recorded, and say that it has no room.
@@ -341,6 +408,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
     for check in (
         check_graphs,
+        check_recorded,
+        check_models_that_are_not_recorded,
         check_closing,
         check_no_hidden_sync,
         check_no_hidden_sync_in_the_batched_engine,

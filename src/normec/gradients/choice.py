@@ -21,19 +21,22 @@ from .local_steps import LocalEngine, LocalLoop, OneByOne, steps_of
 from .loop import LoopEngine
 from .precision import Precision
 from .record_clip import RecordClip
+from .recorded import RecordedEngine
 from .shared.engine import SharedEngine
 from .shared.rules import NoRule
 from .verified_engine import FastEngine, VerifiedEngine
 
-ENGINES = ("auto", "loop", "compiled", "batched", "shared", "linear")
+ENGINES = ("auto", "loop", "compiled", "recorded", "batched", "shared", "linear")
 
 # Parameters × records per batch above which the convolutions of one client keep a CPU busy.
 _HEAVY = 3e6
+# Clients up to which a GPU takes one after the other, in a recording, and not all at once by vmap.
+_FEW = 128
 # Operations of a client's gradient above which convolutions with weights of their own do so.
 _HEAVY_LOCAL = 1e8
 
 
-Kind = Literal["compiled", "batched", "shared", "linear"]
+Kind = Literal["compiled", "recorded", "batched", "shared", "linear"]
 
 
 def choose_engine(
@@ -83,6 +86,8 @@ def choose_engine(
         return _fall_back(name, loop, "Poisson batches differ in length from client to client")
     elif name != "auto":
         kinds = (cast(Kind, name),)
+    elif problem.x0.is_cuda and local is None:
+        kinds = ("shared", "recorded") if _one_by_one(problem) else ("shared", "batched")
     elif problem.x0.is_cuda or _light(problem, gradients, local is not None):
         kinds = ("shared", "batched") if local is None else ("batched",)
     elif pays_back(
@@ -121,7 +126,7 @@ def _fast(
     private: bool,
     compiling: bool,
     local: bool,
-) -> LinearEngine | SharedEngine | BatchedEngine | CompiledEngine:
+) -> LinearEngine | SharedEngine | BatchedEngine | RecordedEngine | CompiledEngine:
     """The engine of that kind for the run's problem, or for a copy to compare engines on."""
     records = problem.records
     if not isinstance(records, ResidentRecords):
@@ -133,6 +138,8 @@ def _fast(
     match kind:
         case "shared":
             return SharedEngine(problem, records, batches, seed, precision, private=private)
+        case "recorded":
+            return RecordedEngine(problem, records, batches, seed, precision)
         case "batched":
             return BatchedEngine(problem, records, batches, seed, precision, local=local)
         case _:
@@ -149,6 +156,12 @@ def _light(problem: Problem, loop: LoopEngine, local: bool) -> bool:
     if local:
         return operations(problem) * float(loop.divisors.mean()) < _HEAVY_LOCAL
     return len(problem.x0) * float(loop.divisors.mean()) < _HEAVY
+
+
+def _one_by_one(problem: Problem) -> bool:
+    """Whether a GPU takes one client after the other: few clients, or modules that vmap cannot do."""
+    drawing = nn.modules.dropout._DropoutNd, nn.RNNBase
+    return problem.clients <= _FEW or any(isinstance(module, drawing) for module in problem.model.modules())
 
 
 def _fall_back(name: str, loop: LoopEngine | LocalLoop, reason: str) -> Engine:

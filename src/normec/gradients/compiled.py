@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,7 +14,8 @@ from ..sampling.batches import Batches
 from ..sampling.random_streams import derive_seed, seed_generators
 from .batch_feed import BatchFeed
 from .engine import Block
-from .precision import Precision, autocast
+from .model_copy import ModelCopy
+from .precision import Precision
 
 _BLOCK_FLOATS = 2**24
 # Rough constants: float32 operations per second of a CPU, the seconds that compiling takes, and the share of time that
@@ -38,17 +38,12 @@ class CompiledEngine:
         *,
         compiling: bool = True,
     ) -> None:
-        self._problem, self._records, self._seed, self._precision = problem, records, seed, precision
+        self._problem, self._seed = problem, seed
         self._feed = BatchFeed(problem, records, batches, seed)
-        self._model = copy.deepcopy(problem.model)
-        if records.inputs.ndim == 4:
-            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._buffers = dict(self._model.named_buffers())
-        self._forward: Callable[[Tensor], Tensor] = self._model
+        self._copy = ModelCopy(problem, records, precision)
         if compiling:
             # Dropout must draw the same numbers as in the loop, not numbers of the compiler.
-            self._forward = torch.compile(self._model, dynamic=False, options={"fallback_random": True})
+            self._copy.forward = torch.compile(self._copy.model, dynamic=False, options={"fallback_random": True})
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
 
     @property
@@ -77,37 +72,10 @@ class CompiledEngine:
                 for i, client in enumerate(group.tolist()):
                     seed_generators(derive_seed(self._seed, "model", client, round), x.device)
                     own = {name: rows[client] for name, rows in buffers.items()}
-                    self._set(x)  # for every client, because a model may write to its parameters
-                    losses[i] = self._gradient(own, numbers[i], uniforms[i] if uniforms is not None else None, grads[i])
+                    self._copy.set(x)  # for every client, because a model may write to its parameters
+                    drawn = uniforms[i] if uniforms is not None else None
+                    losses[i] = self._copy.gradient(own, numbers[i], drawn, grads[i])
                 yield Block.of(group, grads if slope is None else grads.add_(slope), losses + base)
-
-    @torch.no_grad()
-    def _set(self, x: Tensor) -> None:
-        parts = x.split([p.numel() for p in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.copy_(part.view(parameter.shape))
-
-    def _gradient(self, buffers: Buffers, numbers: Tensor, uniforms: Tensor | None, grad: Tensor) -> Tensor:
-        inputs, targets = self._records.inputs.index_select(0, numbers), self._records.targets[numbers]
-        if self._problem.augment is not None and uniforms is not None:
-            inputs = self._problem.augment(inputs, uniforms)
-        inputs = self._problem.prepared(inputs, grad.dtype)
-        with torch.no_grad():
-            for name, held in self._buffers.items():
-                held.copy_(buffers[name])
-        self._model.train()
-        with torch.enable_grad(), autocast(grad.device, self._precision):
-            loss = self._problem.loss(self._forward(inputs), targets)
-            found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        with torch.no_grad():
-            for name, held in self._buffers.items():
-                buffers[name].copy_(held)
-            flat = [
-                g.reshape(-1) if g is not None else p.new_zeros(p.numel())
-                for g, p in zip(found, self._parameters, strict=True)
-            ]
-            torch.cat(flat, out=grad)
-        return loss.detach()
 
 
 def pays_back(problem: Problem, records: float, rounds: int) -> bool:

@@ -30,13 +30,16 @@ class _Recorded:
 class CudaGraphs:
     """Runs a function, and replays a captured graph of it once the same call has occurred often enough."""
 
-    def __init__(self, what: str = "this model") -> None:
-        """`what` names the function in the warning that it cannot be captured."""
-        self._what = what
+    def __init__(self, what: str = "this model", patience: int = _PATIENCE) -> None:
+        """`what` names the function in the warning that it cannot be captured.
+
+        A call is captured when it occurs for the `patience`-th time.
+        """
+        self._what, self._patience = what, patience
         self._seen: dict[tuple[object, ...], int] = {}
         self._kept: dict[tuple[object, ...], _Recorded] = {}
         self._pool: Any = None
-        self._off = False
+        self.off = False  # whether nothing is recorded any more
 
     def run(
         self,
@@ -45,26 +48,33 @@ class CudaGraphs:
         fixed: Sequence[Tensor],
         name: str,
         changed: Buffers | None = None,
+        generators: Sequence[torch.Generator] = (),
+        seed: Callable[[], None] = lambda: None,
     ) -> Result:
         """Return function(*moving). It uses the tensors `fixed` in place; a graph is valid for their addresses only.
 
         `changed` are the fixed tensors that the function changes; they are restored after trial runs before the
         capture. Without `changed` there are no trial runs, and the call before is checked for synchronisation instead.
         This suits functions for which no library has to choose kernels or allocate workspaces.
+
+        The function may draw random numbers from `generators`; `seed` is called before it runs and before each replay.
         """
         key = (name, *(tuple(t.shape) for t in moving), *(t.data_ptr() for t in fixed))
         kept = self._kept.get(key)
         if kept is None:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._off or self._seen[key] < _PATIENCE or len(self._kept) >= MOST:
-                watched = changed is None and not self._off and self._seen[key] == _PATIENCE - 1
+            if self.off or self._seen[key] < self._patience or len(self._kept) >= MOST:
+                watched = changed is None and not self.off and self._seen[key] == self._patience - 1
+                seed()
                 return self._watched(function, moving) if watched else function(*moving)
-            kept = self._record(function, moving, changed)
+            kept = self._record(function, moving, changed, generators)
             if kept is None:
+                seed()
                 return function(*moving)
             self._kept[key] = kept
         for held, given in zip(kept.inputs, moving, strict=True):
             held.copy_(given)
+        seed()
         kept.graph.replay()
         output: Result = kept.output
         return output
@@ -74,15 +84,20 @@ class CudaGraphs:
         with _waits() as found:
             result = function(*moving)
         if found:
-            self._give_up("it waits for the device")
+            self.give_up("it waits for the device")
         return result
 
-    def _give_up(self, reason: str) -> None:
-        self._off = True
+    def give_up(self, reason: str) -> None:
+        """Record nothing from now on."""
+        self.off = True
         logging.getLogger("normec").warning("no CUDA graph for %s: %s", self._what, reason)
 
     def _record(
-        self, function: Callable[..., Any], moving: Sequence[Tensor], changed: Buffers | None
+        self,
+        function: Callable[..., Any],
+        moving: Sequence[Tensor],
+        changed: Buffers | None,
+        generators: Sequence[torch.Generator],
     ) -> _Recorded | None:
         inputs = [tensor.clone() for tensor in moving]
         before = {name: tensor.clone() for name, tensor in (changed or {}).items()}
@@ -96,6 +111,8 @@ class CudaGraphs:
                         function(*inputs)
                 here.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
+            for generator in generators:
+                graph.register_generator_state(generator)
             with torch.cuda.graph(graph, pool=self._pool):
                 output = function(*inputs)
             self._pool = graph.pool()
@@ -103,7 +120,7 @@ class CudaGraphs:
         except RuntimeError as error:  # a model that waits for the device cannot be captured
             torch.cuda.set_stream(here)  # a failed capture leaves its own stream as the current one
             here.wait_stream(side)
-            self._give_up(str(error).splitlines()[0])
+            self.give_up(str(error).splitlines()[0])
             return None
         finally:
             for name, tensor in (changed or {}).items():

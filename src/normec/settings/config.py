@@ -327,7 +327,7 @@ class RunConfig(BaseModel):
         federated=True,
     )
     honest: int | None = setting(
-        None, "Clients that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
+        None, "Clients in every sum that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
     )
     sigma: float | None = setting(
         None,
@@ -366,9 +366,14 @@ class RunConfig(BaseModel):
         "privacy",
         unset="auto with unit = record; none with batch_size, local steps or augmentation",
         follows=("unit", "private", "batch_size", "local_steps", "local_epochs", "data", "augment"),
+        federated=True,
     )
     record_clip_by: Literal["record", "layer"] | None = setting(
-        None, "What record_clip bounds: the gradient of a whole record, or each layer alone", "privacy", unset="record"
+        None,
+        "What record_clip bounds: the gradient of a whole record, or each layer alone",
+        "privacy",
+        unset="record",
+        federated=True,
     )
     witness: str | None = setting(
         None,
@@ -459,7 +464,11 @@ class RunConfig(BaseModel):
         None, "Examples per gradient or local step", "training", unset="full batch", flag=True, federated=True
     )
     batch_rate: float | None = setting(
-        None, "Probability with which an example enters a batch, instead of batch_size", "training", unset="full batch"
+        None,
+        "Probability with which an example enters a batch, instead of batch_size",
+        "training",
+        unset="full batch",
+        federated=True,
     )
     sample_rate: float | None = setting(
         None, "Probability with which a client takes part in a round", "training", unset="every client takes part"
@@ -523,7 +532,7 @@ class RunConfig(BaseModel):
         "compute",
         flag=True,
         identity=False,
-        values=("auto", "loop", "compiled", "batched", "shared", "linear"),
+        values=("auto", "loop", "compiled", "recorded", "batched", "shared", "linear"),
     )
     precision: Literal["float32", "tf32", "bf16"] = setting(
         "tf32", "Precision of a GPU's matrix products: {values}", "compute", flag=True

@@ -98,8 +98,8 @@ class Compute:
 
     Args:
         dtype: The type of the model and of the messages (default: that of the model's parameters).
-        engine: How the clients' gradients are computed: "auto", "loop", "shared", "batched", "linear", "compiled", or
-            an engine of your own.
+        engine: How the clients' gradients are computed: "auto", "loop", "shared", "batched", "linear", "compiled",
+            "recorded", or an engine of your own.
         precision: How a GPU multiplies matrices: "float32", "tf32", or "bf16" for forward and backward passes. The
             model and the messages keep their type.
         communicator: Spreads the clients over the processes of a job (`normec.distributed.join`). Every rank makes the

@@ -1,0 +1,101 @@
+"""The loop with copies of the model gives the loop's numbers; `test_gpu` checks its recordings."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normec import Compute, NormEC, train
+from normec.gradients.cuda_graphs import CudaGraphs
+from normec.gradients.recorded import RecordedEngine, _attributes, _host_generators
+from normec.problems.client_data import ResidentRecords
+from normec.sampling.batches import Batches
+
+from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
+from .test_verified_engine import MODELS, by_the_loop, lines, made, of, trained
+
+
+def recorded(name: str, seed: int = 1) -> RecordedEngine:
+    case = problem(name)
+    assert isinstance(case.records, ResidentRecords)
+    assert case.sizes is not None
+    return RecordedEngine(case, case.records, Batches(case.sizes, BATCH, 1), seed)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_is_the_loop_s(name: str) -> None:
+    case = problem(name)
+    loop, *_ = engines(case, BATCH)
+    mine = recorded(name)
+    for round, clients in ((0, None), (3, torch.tensor([0, 3, 4]))):
+        assert apart(everything(mine, case, round, clients), everything(loop, case, round, clients)) < 1e-10
+    assert apart(everything(mine, case, 6, full=True), everything(loop, case, 6, full=True)) < 1e-10
+
+
+def test_blocks_are_made_smaller_down_to_one_record() -> None:
+    mine, case = recorded("small"), problem("small")
+    whole = everything(mine, case, 2)
+    while mine.shrink():
+        assert apart(everything(mine, case, 2), whole) == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_model_is_wrong(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each client has a pass of its own: what the other engines get wrong is right here, dropout included."""
+    run = trained(made(name), "recorded")
+    assert run.engine == "recorded"
+    assert lines(caplog) == []
+    torch.testing.assert_close(run.x, by_the_loop(name).x, rtol=1e-9, atol=1e-9)
+
+
+class Writes(nn.Module):
+    """Its weights shrink with every pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.weight.data.mul_(0.5)
+        found: Tensor = self.last(x)
+        return found
+
+
+def test_a_model_that_changes_its_parameters_is_left_to_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    run = train(of(Writes()), NormEC(0.1, 0.3), lr=0.3, rounds=2, batch_size=BATCH, compute=Compute(engine="recorded"))
+    assert run.engine == "loop"
+    (line,) = lines(caplog)
+    assert "changes its own parameters" in line
+
+
+def test_what_python_does_otherwise_next_time_is_seen() -> None:
+    """A recording repeats what Python did once: plain attributes that change and numbers drawn on the host tell."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    before = _attributes([model])
+    model.train()
+    assert _attributes([model]) == before
+    model[0].calls = 1  # type: ignore[assignment]
+    counted = _attributes([model])
+    model[0].calls = 2  # type: ignore[assignment]
+    assert _attributes([model]) != counted
+    model[0].kept = torch.zeros(2)
+    held = _attributes([model])
+    model[0].kept.add_(1)  # type: ignore[operator]
+    assert _attributes([model]) != held
+    for draw in (random.random, np.random.rand):
+        drawn = _host_generators()
+        assert _host_generators() == drawn
+        draw()
+        assert _host_generators() != drawn
+
+
+def test_once_given_up_nothing_is_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    graphs = CudaGraphs("a round")
+    graphs.give_up("it counts")
+    assert graphs.off
+    assert caplog.messages == ["no CUDA graph for a round: it counts"]
+    assert graphs.run(lambda x: 2 * x, [torch.ones(2)], [], "twice").tolist() == [2, 2]
