@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -182,7 +182,12 @@ def training(
 
 
 def privacy(config: RunConfig) -> Privacy | None:
-    """Return the privacy statement of the run; None if privacy is off."""
+    """Return the privacy statement of a run in one place; None if privacy is off."""
+    return statement(config, config.record_clip_used)
+
+
+def statement(config: RunConfig, record_clip: float | Literal["auto"] | None) -> Privacy | None:
+    """Return the privacy statement of a run with that clip per record; None if privacy is off."""
     from ..privacy import Privacy
 
     if not config.private:
@@ -205,7 +210,7 @@ def privacy(config: RunConfig) -> Privacy | None:
         memory=config.memory_used,
         sigma=config.sigma,
         replay=config.replay,
-        record_clip=config.record_clip_used,
+        record_clip=record_clip,
         record_clip_by=config.record_clip_by or "record",
         noise_schedule=config.noise_schedule or "constant",
     )

@@ -364,7 +364,7 @@ class RunConfig(BaseModel):
         None,
         "Norm to which each record's gradient is clipped, with unit = record, or auto for a norm below 1",
         "privacy",
-        unset="auto with unit = record; none with batch_size, local steps or augmentation",
+        unset="auto with unit = record; none with batch_size, local steps or augmentation, and in a federation",
         follows=("unit", "private", "batch_size", "local_steps", "local_epochs", "data", "augment"),
         federated=True,
     )
