@@ -1,4 +1,4 @@
-"""The commands: study, table, collect, pages."""
+"""The commands: study, table, heart, collect, pages."""
 
 from __future__ import annotations
 
@@ -75,6 +75,25 @@ def study(
     done = runner.run(chosen, out / page.RECORDS, limit_seconds, device, report, together, cell or ())
     print("\n".join(map(str, page.write(out, pictures=find_spec("matplotlib") is not None))))
     print("done" if done else "time limit reached; the same command continues")
+
+
+@app.command("heart")
+def heart(
+    processes: Annotated[int, typer.Option(help="Number of processes.")] = 2,
+    record: Annotated[Path | None, typer.Option(help="File of the record.", show_default=False)] = None,
+    page: Annotated[Path | None, typer.Option(help="File of the page.", show_default=False)] = None,
+) -> None:
+    """Train the four hospitals of heart-disease at patient level, beside FLamby's published results."""
+    from normec.errors import at_least
+    from normec.system.files import write_atomic
+
+    from . import heart as hospitals
+
+    at_least(1, processes=processes)
+    path, target = record or hospitals.RECORD, page or hospitals.PAGE
+    hospitals.run(processes, partial(print, file=sys.stderr, flush=True), path)
+    write_atomic(target, hospitals.page(json.loads(path.read_text(encoding="utf-8"))))
+    print(target)
 
 
 @app.command("collect")

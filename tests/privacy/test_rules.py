@@ -404,3 +404,62 @@ def test_weights_and_sizes_must_be_one_for_each_client() -> None:
         Setting(4, 10, weights=(1.0, 1.0))
     with pytest.raises(UsageError, match="records must be one number for each"):
         Setting(4, 10, records=(3.0, 4.0))
+
+
+@pytest.mark.parametrize("weights", [(), SHARES])
+@pytest.mark.parametrize("clip", [0.5, 1.0, 60.0, 200.0])
+def test_a_client_adds_the_noise_of_its_own_records(clip: float, weights: tuple[float, ...]) -> None:
+    """Each client's ε, computed alone from its own Δ_i and σ_i, is that of the run; weights change nothing."""
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=clip, noise="seeded")
+    run = release(DPSGD, privacy, but(WEIGHTED, weights=weights))
+    for size, relative in zip(HOSPITALS, run.relative or (), strict=True):
+        alone = release(DPSGD, privacy, Setting(1, 50, records=size))
+        assert alone.relative is None
+        assert alone.epsilon(0.3 * relative, 1e-5) == pytest.approx(run.epsilon(0.3, 1e-5), rel=1e-9)
+    assert max(run.relative or ()) == 1
+    if clip <= 1:
+        assert run.relative == pytest.approx([30 / size for size in HOSPITALS], rel=1e-9)
+
+
+def test_clients_whose_messages_may_turn_around_add_the_same_noise() -> None:
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=400.0, noise="seeded")
+    assert release(DPSGD, privacy, WEIGHTED).relative is None
+    assert release(DPSGD, but(privacy, record_clip=None), WEIGHTED).relative is None
+    summed = but(privacy, record_clip=1.0, trust="secure-sum")
+    assert release(DPSGD, summed, but(WEIGHTED, dimension=10)).relative is None
+    assert release(DPSGD, but(privacy, record_clip=1.0), but(WEIGHTED, records=(30,) * 4)).relative is None
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.1, 5.0])
+def test_hidden_memories_grow_in_proportion_or_all_add_the_same_noise(clip: float) -> None:
+    """With a clean memory Δ_k grows; the ε of every client alone is never above that of the run."""
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=clip, memory="clean", noise="seeded")
+    facts = Facts("NormEC", bound=1.0, feedback=True, lipschitz=10.0, beta=0.1, decay=0.02)
+    run = release(facts, privacy, WEIGHTED)
+    alone = [release(facts, privacy, Setting(1, 50, records=size)) for size in HOSPITALS]
+    spent = run.epsilon(0.3, 1e-5)
+    for own, relative in zip(alone, run.relative or (1.0,) * 4, strict=True):
+        assert own.epsilon(0.3 * relative, 1e-5) <= spent * (1 + 1e-9)
+    assert (run.relative is None) == (clip == 5.0)
+    if run.relative is not None:
+        assert alone[0].epsilon(0.3 * run.relative[0], 1e-5) == pytest.approx(spent, rel=1e-9)
+
+
+def test_the_grid_costs_every_client_alike() -> None:
+    """Rounding to a grid adds to Δ in proportion to σ_i, so that one multiplier holds for all."""
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=60.0, noise="secure")
+    run = release(DPSGD, privacy, but(WEIGHTED, dimension=10**6))
+    for size, relative in zip(HOSPITALS, run.relative or (), strict=True):
+        alone = release(DPSGD, privacy, Setting(1, 50, records=size, dimension=10**6))
+        assert alone.epsilon(0.3 * relative, 1e-5) <= run.epsilon(0.3, 1e-5) * (1 + 1e-9)
+
+
+def test_sampled_records_add_the_noise_of_their_own_client() -> None:
+    batch = Sampling(0.5)
+    sizes = tuple(0.5 * size for size in HOSPITALS)
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=1.0, noise="seeded")
+    run = release(DPSGD, privacy, Setting(4, 20, batch=batch, records=sizes))
+    assert run.rate == 0.5
+    for size, relative in zip(sizes, run.relative or (), strict=True):
+        alone = release(DPSGD, privacy, Setting(1, 20, batch=batch, records=size))
+        assert alone.epsilon(0.3 * relative, 1e-5) == pytest.approx(run.epsilon(0.3, 1e-5), rel=1e-6)

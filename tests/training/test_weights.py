@@ -253,6 +253,32 @@ def test_a_record_moves_a_sum_weighted_by_records_alike_at_every_client() -> Non
     assert sigmas["records"] / sigmas["equal"] == pytest.approx((4 / sum(sizes)) / (1 / min(sizes)), rel=1e-6)
 
 
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_the_weighted_mean_has_each_client_s_own_noise(noise: Any) -> None:
+    """Local trust, records: σ_i = σ n_min/n_i, and the mean has variance Σ w_i² σ_i²; one step with lr = 1 shows it.
+
+    Seeded noise is drawn for the mean, secure noise for each message.
+    """
+    sizes, wide = (5, 10, 20, 40), 20_000
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1, wide))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return 0 * inputs @ self.weight.T
+
+    clients = [TensorDataset(torch.ones(size, wide), torch.zeros(size, 1)) for size in sizes]
+    flat = Problem(Flat(), F.mse_loss, clients)
+    privacy = Privacy(sigma=0.5, unit="record", record_clip=1.0, noise=noise)
+    run = train(flat, DPSGD(Clip(1.0)), lr=1.0, rounds=1, seed=0, weights="records", privacy=privacy)
+    assert run.privacy is not None
+    expected = 0.5 * math.sqrt(sum((size / 75 * 5 / size) ** 2 for size in sizes))
+    assert float(run.x.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * wide))
+    assert any("its own records need: between 0.125 sigma" in note for note in run.privacy.notes)
+
+
 @pytest.mark.parametrize("at", [1, 7])
 @pytest.mark.parametrize("trust", [None, "local", "secure-sum"])
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, at: int, trust: Any) -> None:

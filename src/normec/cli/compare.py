@@ -82,7 +82,10 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show
 
-    columns = ("method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s")
+    columns = ["method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s"]
+    over_clients = any(row.get("accuracy_mean_over_clients") is not None for row in rows)
+    if over_clients:
+        columns.insert(7, ">mean over clients")
     lines = []
     for row in rows:
         if row["status"] == "diverged":
@@ -95,6 +98,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
                 number(row["lr"]),
                 *(number(row[key]) for key in ("loss", "grad_norm", "memory_error")),
                 percent(row["accuracy"]),
+                *([percent(row["accuracy_mean_over_clients"])] if over_clients else []),
                 number(row["bytes"] / 1e6),
                 f"{row['seconds']:.1f}",
             ]

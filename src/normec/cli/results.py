@@ -19,14 +19,19 @@ COLUMNS = {
     "memory_error": "memory error",
     "validation_loss": "validation loss",
     "validation_accuracy": "validation",
+    "validation_accuracy_mean_over_clients": "validation, mean over clients",
     "test_loss": "test loss",
     "accuracy": "accuracy",
+    "accuracy_mean_over_clients": "accuracy, mean over clients",
     "best_accuracy": "best accuracy",
     "epsilon": "ε",
     "seconds": "s",
     "finished": "seeds",
 }
-USUAL = ("loss", "grad_norm", "validation_accuracy", "accuracy", "epsilon", "seconds")
+USUAL = (
+    *("loss", "grad_norm", "validation_accuracy", "validation_accuracy_mean_over_clients"),
+    *("accuracy", "accuracy_mean_over_clients", "epsilon", "seconds"),
+)
 LOCAL = ("by", "tried", "edge", "folder", "error", "status", "round", "rounds")
 
 
@@ -176,7 +181,7 @@ def _measured(row: dict[str, Any], name: str) -> str:
     mean, spread = row[name], row.get(f"{name}_spread")
     if mean is None:
         return ""
-    if name.endswith("accuracy"):
+    if "accuracy" in name:
         return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "") + " %"
     if name == "seconds":
         return f"{mean:.1f}"

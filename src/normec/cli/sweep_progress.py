@@ -218,7 +218,7 @@ def ending(event: Event, by: str) -> str:
 
 def value(column: str, number: float) -> str:
     """Return the value of a column with its name."""
-    shown = f"{100 * number:.2f} %" if column.endswith("accuracy") else f"{number:.4g}"
+    shown = f"{100 * number:.2f} %" if "accuracy" in column else f"{number:.4g}"
     return f"{column.replace('_', ' ')} {shown}"
 
 

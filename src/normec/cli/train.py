@@ -158,6 +158,7 @@ def show_result(result: Result) -> None:
         ("gradient norm", measured("grad_norm")),
         ("memory error", measured("memory_error")),
         ("test accuracy", percent(final.get("accuracy"))),
+        ("mean over clients", percent(final.get("accuracy_mean_over_clients"))),
         ("best test accuracy", percent(summary["best_accuracy"])),
         ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
         ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from .cifar import read_arrays
 from .embedded import read_embedded
 from .entries import ENTRIES, FILE_PREFIX, Entry
 from .folders import locate, missing
+from .heart_disease import read_heart_disease
 from .idx import read_pair
 from .libsvm import Table, class_indices, read_libsvm
 from .partition import stratified
@@ -41,7 +43,8 @@ class Dataset:
         shape: The shape of an input.
         transform: Applied to every batch.
         augment: Applied to training batches, before `transform`.
-        groups: The natural owner of each training record, for the split by column.
+        groups: The natural owner of each training record, for the splits by column and by centre.
+        test_groups: The natural owner of each test record.
         fitted: Whether inputs were scaled by statistics of the training records, which no noise covers in a private
             run.
 
@@ -62,6 +65,7 @@ class Dataset:
     transform: Transform | None = None
     augment: Augment | None = None
     groups: Tensor | None = None
+    test_groups: Tensor | None = None
     fitted: bool = False
 
     def __post_init__(self) -> None:
@@ -69,11 +73,12 @@ class Dataset:
         for part, data in (("train", self.train), ("test", self.test)):
             if data is not None:
                 self._check(part, data)
-        if self.groups is not None and self.groups.shape != (len(self.train),):
-            raise UsageError(
-                f"groups of {self.name} must have one value a training record, {len(self.train)}, "
-                f"got shape {tuple(self.groups.shape)}"
-            )
+        for name, owners, held in (("groups", self.groups, self.train), ("test_groups", self.test_groups, self.test)):
+            records = 0 if held is None else len(held)
+            if owners is not None and owners.shape != (records,):
+                raise UsageError(
+                    f"{name} of {self.name} must have one value a record, {records}, got shape {tuple(owners.shape)}"
+                )
 
     def _check(self, part: str, data: TensorDataset) -> None:
         if len(data.tensors) != 2:
@@ -95,7 +100,7 @@ class Dataset:
             raise UsageError(f"{part} targets of {self.name} must lie in 0 … {self.classes - 1}, got {low} … {high}")
 
 
-def load(name: str, data_dir: str | Path | None = None) -> Dataset:
+def load(name: str, data_dir: str | Path | None = None, scaling: Literal["public", "centre"] | None = None) -> Dataset:
     """Load a known data set (see `listing`), or any file in LIBSVM's format as ``libsvm:PATH``.
 
     Nothing is downloaded here; see `get`. Sets published without a test part get a fixed one: 20 % of every class (see
@@ -105,12 +110,15 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
     Args:
         name: The name of the data set, or ``libsvm:PATH``.
         data_dir: The folder to look in (default: the environment variable NORMEC_DATA), before the cache.
+        scaling: How the inputs of heart-disease are scaled: "public", by fixed public numbers (default), or "centre",
+            by statistics of each hospital's training patients, which no noise covers in a private run. Other data sets
+            have one scaling.
 
     Returns:
         The data set.
 
     Raises:
-        UsageError: The name is unknown, or a file is missing or damaged.
+        UsageError: The name is unknown, a file is missing or damaged, or the data set has no choice of scalings.
 
     Example:
         >>> digits = load("digits")  # part of scikit-learn
@@ -118,9 +126,15 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
         (10, (64,), 1438)
     """
     if name.startswith(FILE_PREFIX):
+        if scaling is not None:
+            raise UsageError("scaling is a choice of heart-disease; the inputs of your own file are used as they are")
         return _libsvm_file(name, Path(name.removeprefix(FILE_PREFIX)).expanduser())
     one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=name)
     entry = ENTRIES[name]
+    if entry.family == "heart-disease":
+        return _heart_disease(entry, scaling or "public")
+    if scaling is not None:
+        raise UsageError(f"scaling is a choice of heart-disease, and {name} has one scaling; leave it out")
     if entry.family == "embedded":
         train, test = read_embedded(name)
         return Dataset(name, _pair(*train), _pair(*test), entry.classes, entry.shape, fitted=name != "digits")
@@ -138,6 +152,21 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
     test_part = read_pair(files["t10k-images-idx3-ubyte"], files["t10k-labels-idx1-ubyte"], entry.classes)
     scale = Scale() if name == "mnist" else Normalize(FASHION_MEAN, FASHION_STD)
     return Dataset(name, _pair(*train_part), _pair(*test_part), entry.classes, entry.shape, scale)
+
+
+def _heart_disease(entry: Entry, scaling: Literal["public", "centre"]) -> Dataset:
+    one_of(("public", "centre"), scaling=scaling)
+    inputs, targets, owners, test = read_heart_disease(scaling)
+    return Dataset(
+        entry.name,
+        _pair(inputs[~test], targets[~test]),
+        _pair(inputs[test], targets[test]),
+        entry.classes,
+        entry.shape,
+        groups=torch.from_numpy(owners[~test]),
+        test_groups=torch.from_numpy(owners[test]),
+        fitted=scaling == "centre",
+    )
 
 
 def _libsvm_entry(entry: Entry, paths: list[Path]) -> Dataset:

@@ -14,7 +14,7 @@ from typing import Literal
 from .cifar import ARCHIVE
 from .origins import DebianPackage, Download, NpmPackage, Origin
 
-Family = Literal["embedded", "libsvm", "idx", "cifar10"]
+Family = Literal["embedded", "heart-disease", "libsvm", "idx", "cifar10"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,17 @@ _ALL = (
     _embedded("digits", 1_797, 64, 10, "UCI Optical Recognition of Handwritten Digits (test part)"),
     _embedded("breast_cancer", 569, 30, 2, "UCI Breast Cancer Wisconsin (Diagnostic)"),
     _embedded("wine", 178, 13, 3, "UCI Wine"),
+    Entry(
+        "heart-disease",
+        "heart-disease",
+        486,
+        254,
+        (13,),
+        2,
+        "UCI Heart Disease (Janosi, Steinbrunn, Pfisterer, Detrano 1988), four hospitals",
+        "CC BY 4.0",
+        "https://doi.org/10.24432/C52P4X",
+    ),
     _libsvm(
         "a9a",
         32_561,

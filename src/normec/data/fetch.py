@@ -41,7 +41,7 @@ def get(name: str, data_dir: str | Path | None = None, report: Report = _silent)
         report: Called with a line of text for each step.
 
     Returns:
-        The folder of the files; None for sets inside scikit-learn.
+        The folder of the files; None for sets inside scikit-learn or normec.
 
     Raises:
         UsageError: The name is unknown, no origin delivers the right files, or the folder cannot be written.
@@ -57,6 +57,9 @@ def get(name: str, data_dir: str | Path | None = None, report: Report = _silent)
     entry = ENTRIES[name]
     if entry.family == "embedded":
         report(f"{name}: nothing to get, it is part of scikit-learn")
+        return None
+    if entry.family == "heart-disease":
+        report(f"{name}: nothing to get, it is part of normec")
         return None
     if present := locate(entry, data_dir):
         verify(entry, present)

@@ -22,6 +22,7 @@ VARIABLE = "NORMEC_DATA"
 # is called after the set; torchvision's layout is understood.
 _SUBFOLDERS: dict[Family, tuple[str, ...]] = {
     "embedded": (),
+    "heart-disease": (),
     "libsvm": ("", "{name}", "libsvm"),
     "idx": ("{name}",),
     "cifar10": ("{name}",),
@@ -29,6 +30,7 @@ _SUBFOLDERS: dict[Family, tuple[str, ...]] = {
 _TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
 _SUFFIXES: dict[Family, tuple[str, ...]] = {
     "embedded": (),
+    "heart-disease": (),
     "libsvm": ("", ".gz", ".bz2"),
     "idx": ("", ".gz"),
     "cifar10": ("",),
@@ -85,7 +87,7 @@ class Listing:
         page: Its web page.
         how: How it is obtained.
         present: Whether it can be loaded now.
-        folder: The folder of its files; None for sets inside scikit-learn and for absent ones.
+        folder: The folder of its files; None for sets inside a package and for absent ones.
 
     Example:
         >>> listing()[0].name
@@ -126,6 +128,8 @@ def _row(entry: Entry, data_dir: str | Path | None) -> Listing:
     files = locate(entry, data_dir)
     if entry.family == "embedded":
         present, how = find_spec("sklearn") is not None, "inside scikit-learn"
+    elif entry.family == "heart-disease":
+        present, how = True, "inside normec"
     else:
         present, how = files is not None, "; ".join(origin.label for origin in entry.origins)
     return Listing(

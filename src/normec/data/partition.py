@@ -9,6 +9,7 @@ chosen. All are deterministic in `seed`.
     label      records sorted by label and cut into clients × shards_per_client contiguous shards;
                one shard per client is the fully sorted split, more are assigned at random (McMahan et al. 2017)
     column     one client for each distinct value of `groups`, in the values' sorted order
+    centre     the same for the natural owners that a data set names, such as hospitals
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch import Tensor
 
 from ..errors import UsageError, at_least, one_of, positive
 
-SCHEMES = ("iid", "dirichlet", "label", "column")
+SCHEMES = ("iid", "dirichlet", "label", "column", "centre")
+BY_GROUPS = ("column", "centre")  # the data decide the number of clients
 _TEST_FRACTION, _TEST_SEED = 0.2, 0
 
 Indices = npt.NDArray[np.int64]
@@ -44,14 +46,14 @@ def split(
 
     Args:
         targets: The class of each record, ``[records]``.
-        clients: The number of clients. It may be None for "column", where the data decides; a number given there must
-            agree with it.
+        clients: The number of clients. It may be None for "column" and "centre", where the data decides; a number given
+            there must agree with it.
         scheme: "iid", "label" (sorted by class, in shards), "dirichlet" (the classes of a client are drawn from a
-            Dirichlet distribution) or "column" (one client for each value of `groups`).
+            Dirichlet distribution), "column" or "centre" (one client for each value of `groups`).
         seed: The seed of the split.
         concentration: The concentration of "dirichlet"; small numbers make clients differ more.
         shards_per_client: The number of shards of each client, for "label".
-        groups: The owner of each record, for "column".
+        groups: The owner of each record, for "column" and "centre".
 
     Returns:
         For each client the sorted indices of its records, int64.
@@ -68,10 +70,10 @@ def split(
     at_least(0, seed=seed)
     if targets.ndim != 1:
         raise UsageError(f"targets must be one value a record, got shape {tuple(targets.shape)}")
-    if scheme == "column":
-        return _by_client(*_column(len(targets), clients, groups))
+    if scheme in BY_GROUPS:
+        return _by_client(*_column(scheme, len(targets), clients, groups))
     if clients is None:
-        raise UsageError(f"clients must be given for scheme {scheme!r}; only 'column' finds it in the data")
+        raise UsageError(f"clients must be given for scheme {scheme!r}; only 'column' and 'centre' find it in the data")
     at_least(1, clients=clients)
     if clients > len(targets):
         raise UsageError(
@@ -141,9 +143,10 @@ def _dirichlet(labels: npt.NDArray[Any], clients: int, concentration: float, ran
     return owners
 
 
-def _column(records: int, clients: int | None, groups: Column | None) -> tuple[Indices, int]:
+def _column(scheme: str, records: int, clients: int | None, groups: Column | None) -> tuple[Indices, int]:
     if groups is None:
-        raise UsageError("scheme 'column' needs groups: one integer or string a record (a LIBSVM file's qid)")
+        cure = "" if scheme == "column" else "; only heart-disease and LIBSVM files with a qid name the owners"
+        raise UsageError(f"scheme {scheme!r} needs groups: one integer or string a record (a LIBSVM file's qid){cure}")
     column = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if column.dtype.kind == "O" and all(isinstance(value, str) for value in column.flat):
         column = column.astype(str)

@@ -15,6 +15,9 @@ per client: the definition, not the code under audit. Under "secure-sum" and "ce
 round. Under "local" trust it sees every message. A simulation of local trust adds one draw to the sum instead; this sum
 is audited as well and compared with the noise of all messages together.
 
+**Records.** At record level the canary is one record. All clients have small gradients, and the record moves that of
+its client by its clipped norm over the client's number of records. Methods without a state are audited in this way.
+
 `normec.privacy.audit_releases` turns the observations with and without the canary into a lower bound on ε.
 """
 
@@ -59,13 +62,14 @@ def audit_method(
     seed: int = 0,
     local: LocalSteps | None = None,
     weights: Sequence[float] = (),
+    records: Sequence[int] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Audit:
     """Try to refute the ε of `method` under `privacy` with `trials` runs with a canary and as many without.
 
     Args:
         method: The method, with a bounded operator.
-        privacy: The statement to audit, at client level and without a gain from sampling.
+        privacy: The statement to audit, without a gain from sampling; at record level with `record_clip` and `records`.
         clients: The number of clients; at least 4.
         rounds: The rounds of a run.
         dimension: The dimension of a message.
@@ -75,6 +79,7 @@ def audit_method(
         local: The clients' local steps, by sgd without momentum; None: one gradient in a round.
         weights: The clients' weights, with the sum 1 (default: equal). They are sorted, so that the first client is the
             heaviest.
+        records: At record level, the number of records of each client, in the order of the weights.
         progress: Is told how many of the runs are done.
 
     Returns:
@@ -83,13 +88,16 @@ def audit_method(
     at_least(192, trials=trials)
     at_least(4, clients=clients)
     at_least(1, rounds=rounds, dimension=dimension)
-    if privacy.unit != "client" or privacy.sampling is not None:
-        raise UsageError("the audit works at client level and without sampling; leave out sampling and unit")
+    if privacy.sampling is not None:
+        raise UsageError("the audit works without sampling; leave it out")
+    shifts = _record_shifts(method, privacy, records, clients)
     if local is not None and (local.steps is None or local.optimizer != "sgd" or local.momentum):
         raise UsageError("the audit knows local steps by sgd without momentum; give local_steps, and leave those out")
     privacy = privacy.with_noise("seeded").for_rounds(rounds)
     planned = message_weights(method, [1.0] * rounds) if privacy.noise_schedule == "best" else None
-    relative = checked_weights(sorted(weights, reverse=True), clients) if weights else None
+    if weights and not records:
+        weights = sorted(weights, reverse=True)
+    relative = checked_weights(weights, clients) if weights else None
     setting = Setting(
         clients,
         rounds,
@@ -98,6 +106,7 @@ def audit_method(
         local_steps=local is not None,
         message_weights=planned,
         weights=tuple(relative.tolist()) if relative is not None else (),
+        records=tuple(map(float, records)) or None,
     )
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
@@ -105,7 +114,8 @@ def audit_method(
     direction = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, dimension)))
     direction /= direction.norm(dim=1, keepdim=True)
     observers = [(True, claim.epsilon)] if privacy.trust == "local" else [(False, claim.epsilon)]
-    if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean" and relative is None:
+    alike = relative is None and composed.relative is None  # else clients move the sum by different lengths
+    if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean" and alike:
         together = replace(composed, gain=math.sqrt(clients))  # the guarantee of the sum of all messages
         observers.append((False, together.epsilon(claim.sigma, privacy.delta)))
     views, done = [], 0
@@ -113,7 +123,7 @@ def audit_method(
         found = []
         for canary in (0, clients - 1):
             scenario = [
-                _Scenario(method, privacy.relation, clients, canary, direction, present, local, relative)
+                _Scenario(method, privacy.relation, clients, canary, direction, present, local, relative, shifts)
                 for present in (True, False)
             ]
             seen = []
@@ -129,10 +139,29 @@ def audit_method(
             with_canary, without = (np.array(one.expected(rounds, per_message)) for one in scenario)
             found.append(View(f"canary is client {canary}", seen[0], seen[1], with_canary, without, epsilon))
         name = "single messages" if per_message else "the sum"
-        if relative is None:  # else the two canaries move the sum by different lengths
+        if alike:
             views.append(_pooled(found, name))
         views += [replace(one, name=f"{name}, {one.name}") for one in found]
     return audit_releases(views, privacy.delta, confidence)
+
+
+def _record_shifts(method: Method, privacy: Privacy, records: Sequence[int], clients: int) -> tuple[float, ...] | None:
+    """How far one record moves the gradient of each client; None at client level."""
+    if privacy.unit == "client":
+        if records:
+            raise UsageError("records are for an audit at record level; leave them out, or give unit='record'")
+        return None
+    if privacy.record_bound is None or len(records) != clients:
+        raise UsageError(
+            f"an audit at record level needs record_clip and the records of each of the {clients} clients, "
+            f"got {len(records)}"
+        )
+    if Steps(method, torch.zeros(1)).stateful:
+        raise UsageError(
+            f"{method.name} keeps a state, through which a record may act in many ways; at record level the audit is "
+            "for methods without one"
+        )
+    return tuple(privacy.record_bound / own for own in records)
 
 
 def _pooled(views: list[View], name: str) -> View:
@@ -166,6 +195,7 @@ class _Scenario:
     present: bool
     local: LocalSteps | None = None
     weights: Tensor | None = None  # n·w_i, unless all are equal
+    shifts: tuple[float, ...] | None = None  # at record level, how far a record moves each client's gradient
 
     @property
     def steps(self) -> int:
@@ -188,6 +218,9 @@ class _Scenario:
         sign = _SIGNS[round % len(_SIGNS)]
         absent = 0.0 if self.relation == "zero-out" else -1.0
         grads: Tensor = (0.3 * min(self.method.bound, 1.0) * rest).repeat(self.clients, 1)
+        if self.shifts is not None:
+            grads[self.canary] += sign * self.shifts[self.canary] * (1.0 if self.present else absent) * direction
+            return grads
         grads[self.opponent] = -sign * HUGE / 2 * direction
         grads[self.canary] = sign * HUGE * (1.0 if self.present else absent) * direction
         return grads
@@ -277,6 +310,8 @@ class _RecordingMechanism(Mechanism):
         self.seen: dict[int, Tensor] = {}
         self.whole = torch.zeros(0)
         super().__init__(*arguments, **words)
+        # The engine of a scenario yields sums of clipped records; the loop need not clip them.
+        self.privacy = replace(self.privacy, unit="client", record_clip=None, record_clip_by="record")
 
     @property
     def takes_sums(self) -> bool:

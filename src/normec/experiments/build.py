@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from .. import data, models
+from ..data.partition import BY_GROUPS
 from ..errors import UsageError, at_least
 from ..problems.problem import Problem
 from ..sampling.participation import FixedSize, Participation, Poisson
@@ -35,7 +36,7 @@ PRIVATE_SETTINGS = tuple(name for name in in_groups("privacy") if name != "priva
 def problem(config: RunConfig) -> Problem:
     """Return the problem: the clients' data and the initial model; the seed decides the split and the parameters."""
     clients = number_of_clients(config)
-    found = data.load(config.data, config.data_dir)
+    found = data.load(config.data, config.data_dir, config.scaling)
     inputs, targets = found.train.tensors
     used = _drawn(len(targets), "records", config.records, config.public_seed)
     kept, held_out = (used[part] for part in _holdout(len(used), config))
@@ -63,7 +64,7 @@ def problem(config: RunConfig) -> Problem:
         built.loss,
         clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
         test=_test(found, config),
-        validation=Subset(found.train, held_out) if len(held_out) else None,  # type: ignore[arg-type]
+        validation=_by_owner(found.train, held_out, groups, config) if len(held_out) else None,
         penalty=models.NonconvexPenalty(config.penalty) if config.penalty else None,
         augment=found.augment if config.augment else None,
         transform=found.transform,
@@ -71,8 +72,8 @@ def problem(config: RunConfig) -> Problem:
 
 
 def number_of_clients(config: RunConfig) -> int | None:
-    """Return the number of clients; None if the values of a column decide it."""
-    return DEFAULT_CLIENTS if config.clients is None and config.split != "column" else config.clients
+    """Return the number of clients; None if the data decide it."""
+    return DEFAULT_CLIENTS if config.clients is None and config.split not in BY_GROUPS else config.clients
 
 
 def _drawn(count: int, setting: str, wanted: int | None, seed: int) -> Tensor:
@@ -86,12 +87,24 @@ def _drawn(count: int, setting: str, wanted: int | None, seed: int) -> Tensor:
     return torch.randperm(count, generator=draw)[:wanted].sort().values
 
 
-def _test(found: data.Dataset, config: RunConfig) -> Dataset[Any] | None:
+def _test(found: data.Dataset, config: RunConfig) -> Dataset[Any] | list[Dataset[Any]] | None:
     """Return the test records; if fewer are used, they are the same for every seed."""
-    if found.test is None or config.test_records is None:
-        return found.test
+    if found.test is None:
+        return None
     used = _drawn(len(found.test), "test_records", config.test_records, seed=0)
-    return Subset(found.test, used)  # type: ignore[arg-type]  # a tensor of indices
+    return _by_owner(found.test, used, found.test_groups, config)
+
+
+def _by_owner(
+    records: Dataset[Any], used: Tensor, owners: Tensor | None, config: RunConfig
+) -> Dataset[Any] | list[Dataset[Any]]:
+    """Return the records `used` in one set or, if the clients are the data set's centres, in one for each of them."""
+    sets: list[Dataset[Any]] = [Subset(records, used)]  # type: ignore[arg-type]  # a tensor of indices
+    if config.split == "centre" and owners is not None:
+        parts = [used[owners[used] == owner] for owner in owners.unique()]
+        if all(len(part) for part in parts):
+            sets = [Subset(records, part) for part in parts]  # type: ignore[arg-type]
+    return sets if len(sets) > 1 else sets[0]
 
 
 def problem_key(config: RunConfig) -> str:
@@ -169,7 +182,12 @@ def training(
 
 
 def privacy(config: RunConfig) -> Privacy | None:
-    """Return the privacy statement of the run; None if privacy is off."""
+    """Return the privacy statement of a run in one place; None if privacy is off."""
+    return statement(config, config.record_clip_used)
+
+
+def statement(config: RunConfig, record_clip: float | Literal["auto"] | None) -> Privacy | None:
+    """Return the privacy statement of a run with that clip per record; None if privacy is off."""
     from ..privacy import Privacy
 
     if not config.private:
@@ -192,7 +210,7 @@ def privacy(config: RunConfig) -> Privacy | None:
         memory=config.memory_used,
         sigma=config.sigma,
         replay=config.replay,
-        record_clip=config.record_clip,
+        record_clip=record_clip,
         record_clip_by=config.record_clip_by or "record",
         noise_schedule=config.noise_schedule or "constant",
     )

@@ -30,7 +30,8 @@ Key = tuple[Any, ...]
 ALWAYS = ("data", "model", "method")
 METRICS = (
     *("loss", "grad_norm", "smallest_grad_norm", "memory_error"),
-    *("validation_loss", "validation_accuracy", "test_loss", "accuracy", "best_accuracy"),
+    *("validation_loss", "validation_accuracy", "validation_accuracy_mean_over_clients"),
+    *("test_loss", "accuracy", "accuracy_mean_over_clients", "best_accuracy"),
     *("epsilon", "bytes", "seconds"),
 )
 STATES = ("finished", "stopped", "diverged", "failed", "unfinished")

@@ -46,7 +46,7 @@ HELD_OUT = (
     "the validation records are held out of the training records: no client has them, no noise covers them, and the "
     "guarantee does not protect them"
 )
-FITTED = "the inputs were scaled by statistics of all training records, which no noise covers"
+FITTED = f"the inputs were scaled by statistics of the training records, which are {NOT_COVERED}: no noise covers them"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def steps(
     if summary["privacy"] is not None:
         if config.validation:
             summary["privacy"]["notes"] += (HELD_OUT,)
-        if data.load(config.data, config.data_dir).fitted:
+        if data.load(config.data, config.data_dir, config.scaling).fitted:
             summary["privacy"]["notes"] += (FITTED,)
     if communicator.size > 1:
         summary["ranks"] = communicator.size

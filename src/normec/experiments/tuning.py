@@ -15,17 +15,19 @@ Key = TypeVar("Key")
 # The columns that can decide, and whether larger values are better.
 CRITERIA: Mapping[str, bool] = {
     "validation_accuracy": True,
+    "validation_accuracy_mean_over_clients": True,
     "validation_loss": False,
     "loss": False,
     "grad_norm": False,
     "smallest_grad_norm": False,
     "memory_error": False,
     "accuracy": True,
+    "accuracy_mean_over_clients": True,
     "best_accuracy": True,
     "test_loss": False,
 }
 RESULTS = ("finished", "stopped")  # the states of runs with a result; a run is stopped when its privacy budget is spent
-TEST = ("accuracy", "best_accuracy", "test_loss")
+TEST = ("accuracy", "accuracy_mean_over_clients", "best_accuracy", "test_loss")
 DEFAULT = "validation_accuracy"
 
 

@@ -332,10 +332,33 @@ class Mechanism:
 
     def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
         """Messages ``[c, d]`` with the noise of their clients, as an observer of single messages sees them."""
-        if isinstance(self._source, GridNoise):
+        sigmas = self.client_sigmas(clients)
+        if isinstance(self._source, GridNoise) and self.release.relative is None:
             return privatise(messages, self.round_sigma, self._source, bound=self.release.bound)
-        draws = [self._draw(messages[0], self.round_sigma, "client", client) for client in clients.tolist()]
-        return messages + torch.stack(draws)
+        if isinstance(self._source, GridNoise):
+            rows = zip(messages, sigmas, strict=True)
+            return torch.stack([privatise(row, own, self._source, bound=self.release.bound) for row, own in rows])
+        named = zip(clients.tolist(), sigmas, strict=True)
+        return messages + torch.stack([self._draw(messages[0], own, "client", client) for client, own in named])
+
+    def client_sigmas(self, clients: Tensor) -> list[float]:
+        """The noise of some clients in the round that was paid for last."""
+        sigma, relative = self.round_sigma, self.release.relative
+        return [sigma if relative is None else sigma * relative[client] for client in clients.tolist()]
+
+    def variance_of_messages(self, drawn: Tensor | None, weights: Tensor | None) -> float:
+        """The variance, in units of σ², of the noise in a sum of messages that carry their own: Σ (n·w_i)² (σ_i/σ)².
+
+        Args:
+            drawn: The clients that take part; None for all of them.
+            weights: n·w_i of all clients; None if they are equal.
+        """
+        if weights is None and self.release.relative is None:
+            return self.setting.clients if drawn is None else len(drawn)
+        factors = torch.ones(self.setting.clients, dtype=torch.float64) if weights is None else weights.double().cpu()
+        if self.release.relative is not None:
+            factors = factors * torch.tensor(self.release.relative, dtype=torch.float64)
+        return float((factors if drawn is None else factors[drawn.cpu()]).square().sum())
 
     def outgoing(self, sums: Tensor, share: float = 1.0, variance: float = 0) -> Tensor:
         """The noisy sum of this process for the round that was paid for last; integers for noise on a grid.

@@ -1,6 +1,7 @@
 """The releases of a run, round by round, and the noise that they need; connects `rules` and `accounting`.
 
-σ is always the standard deviation per coordinate of ONE client's noise. Under local trust it is added to the message,
+σ is always the standard deviation per coordinate of ONE client's noise; if clients of unequal size add unequal noise
+(rule C1), that of the client whose records move its message most. Under local trust it is added to the message,
 and where a sum is seen to the weighted message (rule W); with equal weights they are the same. The observer named by
 `trust` faces σ·gain (secure sum: √honest, central: √n, local: 1), so round k has the noise multiplier
 
@@ -38,6 +39,7 @@ class Release:
         dimension: The dimension of a message.
         notes: What belongs beside ε in a report.
         schedule: s_k = σ_k/σ of each round; None if the noise is constant.
+        relative: σ_i/σ of each client's own noise (rule C1); None if all clients add σ.
 
     Example:
         >>> run = Release(Sensitivity(cap=1.0), gain=10.0, drawn=10.0, rate=1.0, rounds=100)
@@ -56,6 +58,7 @@ class Release:
     dimension: int | None = None
     notes: tuple[str, ...] = ()
     schedule: tuple[float, ...] | None = None
+    relative: tuple[float, ...] | None = None
 
     def sigma_at(self, sigma: float, round: int) -> float:
         """σ_k of one round."""

@@ -23,11 +23,19 @@ W  weights w_i: with ω_i = n·w_i public, the server uses Σ ω_j m_j / n, so t
    A client i moves it by ω_i times what its message moves by, so Δ = max_i ω_i Δ_i, where Δ_i is that of R1 to R4 for
    client i. With R4 and ω_i = n·n_i/N a record moves the sum by n·LC/N whichever client holds it. Where e_k > 0, cap,
    shift and drift of `record_sensitivity` are each taken at their largest over the clients. Under T1 the observer sees
-   m_i + z_i whatever its weight: Δ = max_i Δ_i, and the weighted mean has noise of variance σ² Σ w_i². S1 holds with
-   Δ = b·max_i ω_i: its proof is about one client's vector of length at most Δ. The weights must be public: they, and
-   the Δ that follows from them, are not covered by the noise.
+   m_i + z_i whatever its weight: Δ = max_i Δ_i, and the weighted mean has noise of variance Σ w_i² σ_i², with the σ_i
+   of C1. S1 holds with Δ = b·max_i ω_i: its proof is about one client's vector of length at most Δ. The weights must be
+   public: they, and the Δ that follows from them, are not covered by the noise.
 
 T1 local: the observer sees m_i + z_i; σ_eff = σ.
+C1 each client's own noise, local, record with R4: client i adds σ_i = σ Δ_i/Δ, where Δ_i is that of R4 with its own
+   number of records, and Δ = max_i Δ_i. So σ is the noise of the client with the largest Δ_i, and σ_i/Δ_i = σ/Δ at
+   every client. Proof: neighbours differ in a record of one client i. Given the past, the messages of the other clients
+   are the same in both, their noise is independent of z_i, and the divergence of the round is that of m_i + z_i alone,
+   a Gaussian of σ_i that moves by at most Δ_i. Where e_k > 0, e_k and with it Δ_k are proportional to the shift s_i as
+   long as no Δ_k is as large as 2b: then σ_i = σ s_i/max_j s_j, and otherwise every client uses σ. With w_i = n_i/N and
+   no Δ_i at 2b, w_i σ_i is the same for every client. S2 holds client by client, because the rate is that of all
+   clients. The σ_i are functions of the numbers of records, which are public at record level.
 T2 secure-sum: it sees Σ(m_j + z_j) and may know all but `honest` of the z_j; σ_eff = σ√honest. Every client adds
    its noise in every round, drawn or not; a "zero-out" client sends noise only. Between real parties a sum is opened
    only with at least n_min of them, of which c may collude: honest = n_min − c. Messages and noise lie on the grid of
@@ -66,6 +74,7 @@ Refused, because we know no valid rule:
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -106,10 +115,11 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
     _refuse_leaks(facts, privacy, setting)
     if privacy.honest is not None and privacy.honest > setting.clients:
         _refuse(f"honest = {privacy.honest} is more than the {setting.clients} clients; lower it")
+    relative: tuple[float, ...] | None = None
     if privacy.unit == "client":
         sensitivity, rate = _client(facts, privacy, setting)
     else:
-        sensitivity, rate = _record(facts, privacy, setting)
+        sensitivity, relative, rate = _record(facts, privacy, setting)
     heaviest = setting.heaviest if privacy.trust != "local" else 1.0
     if not math.isfinite(sensitivity.cap) and not sensitivity.by_distance:
         _refuse(
@@ -132,8 +142,9 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         bound=facts.bound,
         heaviest=heaviest,
         dimension=setting.dimension,
-        notes=_notes(privacy, setting, schedule),
+        notes=_notes(privacy, setting, schedule, relative),
         schedule=schedule,
+        relative=relative,
     )
 
 
@@ -184,8 +195,8 @@ def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
     return Sensitivity(cap), sampling.rate
 
 
-def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
-    """R3, R4, S2, W."""
+def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, tuple[float, ...] | None, float]:
+    """R3, R4, S2, W, C1: the sensitivity, each client's noise relative to σ (None: all alike), and the rate."""
     if setting.local_steps:
         _refuse(
             "local steps have no rule at record level: a record moves every later iterate of its client, so its share"
@@ -206,7 +217,25 @@ def _record(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivi
             _refuse(f"no proved gain from batches in the 'replace' relation; use relation='zero-out'{cure}")
         if batch.scheme != "poisson":
             _refuse(f"no valid gain from batches of a fixed size; use scheme='poisson'{cure}")
-    return _record_sensitivity(facts, privacy, setting, hidden), batch.rate if batch.claims else 1.0
+    sensitivity = _record_sensitivity(facts, privacy, setting, hidden)
+    rate = batch.rate if batch.claims else 1.0
+    if privacy.trust != "local" or privacy.record_bound is None or not math.isfinite(facts.lipschitz):
+        return sensitivity, None, rate
+    return *_own_noise(setting, sensitivity), rate
+
+
+def _own_noise(setting: Setting, sensitivity: Sensitivity) -> tuple[Sensitivity, tuple[float, ...] | None]:
+    """C1: the sensitivity without its cap, and Δ_i/Δ of each client; None if all are alike."""
+    fewest = min(setting.divisors)
+    shifts = sensitivity.shift * fewest / np.array(setting.divisors)
+    moved = np.minimum(sensitivity.cap, sensitivity.slope * shifts)
+    if sensitivity.drift and float(sensitivity.at(np.array([setting.rounds - 1.0]))[0]) >= sensitivity.cap:
+        return sensitivity, None
+    if bool((moved == moved[0]).all()):
+        return sensitivity, None
+    # Without the cap, because what a grid adds to Δ is then proportional to σ_i at every client.
+    uncapped = replace(sensitivity, cap=math.inf, shift=float(moved.max()) / sensitivity.slope)
+    return uncapped, tuple(np.minimum(1.0, moved / moved.max() * (1 + 1e-12)).tolist())
 
 
 def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden: bool) -> Sensitivity:
@@ -277,7 +306,9 @@ def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, dra
     return drawn * math.sqrt(setting.dimension) * 2.0 ** -(SUM_GRID_BITS if summed else GRID_BITS)
 
 
-def _notes(privacy: Privacy, setting: Setting, schedule: tuple[float, ...] | None) -> tuple[str, ...]:
+def _notes(
+    privacy: Privacy, setting: Setting, schedule: tuple[float, ...] | None, relative: tuple[float, ...] | None
+) -> tuple[str, ...]:
     """Remarks for reports of ε."""
     notes = []
     if privacy.unit == "client" and privacy.delta >= 1 / setting.clients:
@@ -303,5 +334,10 @@ def _notes(privacy: Privacy, setting: Setting, schedule: tuple[float, ...] | Non
         notes.append(
             f"the noise changes by round (noise_schedule = {name}): {schedule[0]:.4g} sigma in the first round, "
             f"{schedule[-1]:.4g} sigma in the last, between {min(schedule):.4g} and {max(schedule):.4g} sigma"
+        )
+    if relative is not None:
+        notes.append(
+            "each client adds the noise that its own records need: between "
+            f"{min(relative):.3g} sigma for the client with the most records and sigma for the one with the fewest"
         )
     return tuple(notes)

@@ -41,7 +41,8 @@ class Problem:
         model: Any module. Its trainable parameters, flattened in order, are x. It is copied and never changed.
         loss: `loss(outputs, targets)`, the mean over a batch.
         clients: Map-style data sets of (input, target), one per client.
-        test: Evaluated for the loss and, where targets are class numbers, the accuracy.
+        test: Evaluated for the loss and, where targets are class numbers, the accuracy: one data set, or a list with
+            one for each client. With a list, the mean of the clients' accuracies is measured as well.
         validation: Evaluated like `test`; for choosing settings.
         penalty: `penalty(x)` is added to the loss of every client.
         augment: Applied to training batches.
@@ -66,9 +67,9 @@ class Problem:
         model: nn.Module,
         loss: Loss,
         clients: Sequence[Dataset[Any]],
-        test: Dataset[Any] | None = None,
+        test: Dataset[Any] | Sequence[Dataset[Any]] | None = None,
         *,
-        validation: Dataset[Any] | None = None,
+        validation: Dataset[Any] | Sequence[Dataset[Any]] | None = None,
         penalty: Callable[[Tensor], Tensor] | None = None,
         augment: Augment | None = None,
         transform: Transform | None = None,
@@ -91,16 +92,13 @@ class Problem:
         self._shapes = {name: p.shape for name, p in trainable.items()}
         self.x0 = torch.cat([p.detach().flatten() for p in trainable.values()])
         self.records = records.gather(clients)
-        self.test = records.gather([test]) if test is not None else None
-        self.validation = records.gather([validation]) if validation is not None else None
+        evaluated = {"test": _sets(test, len(clients)), "validation": _sets(validation, len(clients))}
+        self.test, self.validation = (records.gather(sets) if sets else None for sets in evaluated.values())
         self.clients = len(clients)
         held = records.origins(clients)
         self.repeated = len(held.unique()) < len(held)  # whether a record occurs more than once
-        evaluated = {"test": test, "validation": validation}
         self.shown = [  # the evaluated sets that contain records of the clients
-            name
-            for name, by in evaluated.items()
-            if by is not None and bool(torch.isin(records.origins([by]), held).any())
+            name for name, sets in evaluated.items() if sets and bool(torch.isin(records.origins(sets), held).any())
         ]
         self.sizes: Tensor | None = self.records.sizes
         self._kernels_agree: bool | None = None  # None: not known yet
@@ -172,6 +170,7 @@ class Problem:
     def evaluate(self, x: Tensor, buffers: Buffers, batch_size: int | None = None) -> dict[str, float]:
         """Return loss and accuracy on the test and validation sets, with the clients' averaged buffers.
 
+        `accuracy` counts all records alike, and `accuracy_mean_over_clients` all clients, if each has a set of its own.
         They are computed by copies of the model, the loss and the transform that never saw a client's records.
         `batch_size` is the number of records at a time; by default it depends on the device.
         """
@@ -185,9 +184,15 @@ class Problem:
         ):
             if held is not None:
                 size = batch_size or self._evaluation_batch(held, x.device)
-                found[name], right = evaluator._score(held, x, shared, size)
-                if right is not None:
-                    found[accuracy] = right
+                counts = held.sizes.tolist()
+                scores = [evaluator._score(held, number, x, shared, size) for number in range(len(counts))]
+                found[name] = sum(total for total, _ in scores) / sum(counts)
+                right = [hits for _, hits in scores if hits is not None]
+                if len(right) == len(counts):
+                    found[accuracy] = sum(right) / sum(counts)
+                    if len(counts) > 1:
+                        shares = [hits / count for hits, count in zip(right, counts, strict=True)]
+                        found[f"{accuracy}_mean_over_clients"] = sum(shares) / len(shares)
         self._kernels_agree = evaluator._kernels_agree
         return found
 
@@ -208,8 +213,11 @@ class Problem:
                 return max(_EVALUATED, min(5 * _EVALUATED, 2**24 // first.numel()))
         return _EVALUATED
 
-    def _score(self, held: records.Records, x: Tensor, buffers: Buffers, batch_size: int) -> tuple[float, float | None]:
-        count = int(held.sizes[0])
+    def _score(
+        self, held: records.Records, number: int, x: Tensor, buffers: Buffers, batch_size: int
+    ) -> tuple[float, int | None]:
+        """Return the sum of the losses on one of the `held` sets, and how many predictions are right, if known."""
+        count = int(held.sizes[number])
         total, right = (
             x.new_zeros((), dtype=torch.float64),
             torch.zeros((), dtype=torch.int64, device=x.device),
@@ -217,14 +225,14 @@ class Problem:
         classified = True
         context = kernels.evaluating if self._use_kernels(held, x, buffers) else nullcontext
         for rows in torch.arange(count, device=x.device).split(batch_size):
-            inputs, targets = held.batch(0, rows)
+            inputs, targets = held.batch(number, rows)
             with context():
                 outputs = self.outputs(x, inputs, buffers)
             total += self.loss(outputs, targets).double() * len(targets)
             hits = correct(outputs, targets)
             classified = classified and hits is not None
             right += hits.sum() if hits is not None else 0
-        return float(total) / count, float(right) / count if classified else None
+        return float(total), int(right) if classified else None
 
     def _use_kernels(self, held: records.Records, x: Tensor, buffers: Buffers) -> bool:
         """Whether evaluation may use kernels: on a GPU, if their outputs agree with those of PyTorch."""
@@ -362,6 +370,17 @@ class Problem:
         inputs = self.prepared(inputs, x.dtype)
         outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **(buffers or {})}, (inputs,))
         return outputs
+
+
+def _sets(given: Dataset[Any] | Sequence[Dataset[Any]] | None, clients: int) -> list[Dataset[Any]]:
+    """Return the sets for evaluation: none, one, or one for each client."""
+    if given is None or not isinstance(given, list | tuple):
+        return [] if given is None else [given]  # type: ignore[list-item]  # no sequence of data sets
+    if len(given) != clients:
+        raise UsageError(
+            f"test and validation need one data set, or one for each of {clients} clients, got {len(given)}"
+        )
+    return list(given)
 
 
 def _sharing_trainable(model: nn.Module) -> nn.Module:

@@ -29,7 +29,9 @@ class Metric:
 
 METRICS = (
     Metric("accuracy", "test accuracy, %", "max", "linear", True),
+    Metric("accuracy_mean_over_clients", "test accuracy, mean over clients, %", "max", "linear", True),
     Metric("validation_accuracy", "validation accuracy, %", "max", "linear", True),
+    Metric("validation_accuracy_mean_over_clients", "validation accuracy, mean over clients, %", "max", "linear", True),
     Metric("best_accuracy", "best test accuracy, %", "max", "linear", True),
     Metric("loss", "training loss"),
     Metric("test_loss", "test loss"),

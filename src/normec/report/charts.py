@@ -31,7 +31,17 @@ class Chart:
 
 RESULT = (
     Chart(
-        "accuracy", "Accuracy", {"accuracy": "test", "validation_accuracy": "validation"}, "accuracy, %", "linear", True
+        "accuracy",
+        "Accuracy",
+        {
+            "accuracy": "test",
+            "accuracy_mean_over_clients": "test, mean over clients",
+            "validation_accuracy": "validation",
+            "validation_accuracy_mean_over_clients": "validation, mean over clients",
+        },
+        "accuracy, %",
+        "linear",
+        True,
     ),
     Chart("loss", "Loss", {"loss": "training", "test_loss": "test", "validation_loss": "validation"}, "loss f(x)"),
     Chart("grad_norm", "Gradient norm", {"grad_norm": "‖∇f(x)‖"}, "‖∇f(x)‖"),

@@ -83,7 +83,7 @@ def curves(
         raise UsageError(f"no history has any of {', '.join(panel[0] for panel in panels)}; there is nothing to draw")
     with figure(path, len(drawn), 2.9) as (sheet, axes):
         for axis, (column, label, scale) in zip(axes, drawn, strict=True):
-            factor = 100 if column.endswith("accuracy") else 1
+            factor = 100 if "accuracy" in column else 1
             for position, (name, group) in enumerate(seeds.items()):
                 band = over_seeds(group, column, spread)
                 colour, style = COLOURS[position % len(COLOURS)], STYLES[position % len(STYLES)]

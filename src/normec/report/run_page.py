@@ -127,6 +127,7 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
     of = f"of {formatting.number(view.rounds)}" if view.rounds else ""
     return [
         ("Test accuracy", formatting.percent(final.get("accuracy")), f"best {formatting.percent(best)} in round {at}"),
+        ("Test accuracy, mean over clients", formatting.percent(final.get("accuracy_mean_over_clients")), ""),
         ("Training loss", formatting.number(final.get("loss")), NOT_COVERED if view.private else ""),
         ("Gradient norm", formatting.number(final.get("grad_norm"), 3), NOT_COVERED if view.private else ""),
         (

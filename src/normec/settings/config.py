@@ -28,6 +28,7 @@ from ..algorithms.lr_schedule import SCHEDULES
 from ..algorithms.server_optimizer import OPTIMIZERS
 from ..errors import UsageError, nearest
 from ..system.files import read_toml
+from .data_defaults import usual_settings
 
 Scalar = str | int | float | bool
 METHODS = "normec.methods"  # the entry point group for methods of other packages (`algorithms.registry`)
@@ -100,11 +101,11 @@ class RunConfig(BaseModel):
         None,
         "Number of clients",
         "data",
-        unset="100; with split = column, one for each value",
+        unset="100; with split = column or centre, one for each value",
         flag=True,
         follows=("split", "data", "column", "records", "validation"),
     )
-    split: Literal["iid", "dirichlet", "label", "column"] = setting(
+    split: Literal["iid", "dirichlet", "label", "column", "centre"] = setting(
         "iid", "How the records are divided among the clients: {values}", "data", flag=True
     )
     concentration: float = setting(
@@ -112,6 +113,14 @@ class RunConfig(BaseModel):
     )
     shards: int = setting(1, "Shards of sorted labels per client in the label split", "data")
     column: int | None = setting(None, "Input column whose values define the clients of the column split", "data")
+    scaling: Literal["public", "centre"] | None = setting(
+        None,
+        "Scaling of heart-disease: by fixed numbers (public), or by the statistics of each hospital, which the "
+        "guarantee does not cover (centre)",
+        "data",
+        unset="public for heart-disease",
+        follows=("data",),
+    )
     augment: bool = setting(True, "Augment training images where the data set has an augmentation", "data")
     validation: float = setting(0.0, "Share of the training records held out for choosing settings", "data")
 
@@ -355,6 +364,8 @@ class RunConfig(BaseModel):
         None,
         "Norm to which each record's gradient is clipped, with unit = record, or auto for a norm below 1",
         "privacy",
+        unset="auto with unit = record; none with batch_size, local steps or augmentation, and in a federation",
+        follows=("unit", "private", "batch_size", "local_steps", "local_epochs", "data", "augment"),
         federated=True,
     )
     record_clip_by: Literal["record", "layer"] | None = setting(
@@ -542,12 +553,26 @@ class RunConfig(BaseModel):
 
     def identity_settings(self) -> dict[str, Any]:
         """Return the settings that the run's numbers depend on; `diagnostics` only decides which are recorded."""
-        return self.record(name for name in IDENTITY if name != "diagnostics") | {"memory": self.memory_used}
+        used: dict[str, Any] = {"memory": self.memory_used}
+        if self.record_clip_used is not None:
+            used["record_clip"] = self.record_clip_used
+        return self.record(name for name in IDENTITY if name != "diagnostics") | used
 
     @property
     def memory_used(self) -> Literal["clean", "noisy"]:
         """What memories take: as given, or what suits the unit and the trust (`privacy.statement.default_memory`)."""
         return self.memory or ("noisy" if (self.unit, self.trust) == ("record", "local") else "clean")
+
+    @property
+    def record_clip_used(self) -> float | Literal["auto"] | None:
+        """The clip of each record: as given, or "auto" for protected records, where a rule covers it.
+
+        Without a clip per record, one record counts as much as a whole client.
+        """
+        local = self.local_steps is not None or self.local_epochs is not None
+        augmented = self.augment and self.data == "cifar10"
+        covered = self.private and self.unit == "record" and self.batch_size is None and not local and not augmented
+        return "auto" if self.record_clip is None and covered else self.record_clip
 
     def record(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the settings that have a value, in plain types; only those in `names`, if given."""
@@ -684,7 +709,7 @@ def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = N
 
 
 def make(settings: Mapping[str, Any]) -> RunConfig:
-    """Return a checked configuration; integers are accepted for floats."""
+    """Return a checked configuration with the defaults of its data set; integers are accepted for floats."""
     fields = RunConfig.model_fields
     own = {key: value for key, value in settings.items() if key not in fields}
     if own and is_own(str(settings.get("method", ""))):
@@ -699,7 +724,8 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
     if settings.get("private") is False:
         settings = {"seed": 0, **settings}  # nothing in the run is secret, so the default seed is 0
     try:
-        return RunConfig.model_validate(dict(settings))
+        checked = RunConfig.model_validate({**usual_settings(settings), **settings})
+        return RunConfig.model_construct(_fields_set=set(settings), **dict(checked))
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None

@@ -70,7 +70,7 @@ class GraphedRound:
             self._lr.fill_(now[1])
         moving = [] if isinstance(block.rows, slice) else [block.rows]
         if self._mechanism is not None:
-            variance = self._plan.noise_variance(block.clients, self._n)
+            variance = self._mechanism.variance_of_messages(block.clients, self._plan.weights)
             moving.append(self._mechanism.noise_of_sum(state.x, variance))
 
         def compute(*inputs: Tensor) -> None:

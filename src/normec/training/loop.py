@@ -303,7 +303,7 @@ class TrainingLoop:
             total = self.storage.releases.read(k, total) if known else total
         elif self.mechanism is not None:
             n = self.problem.clients
-            variance = self.plan.noise_variance(drawn, n) if self.update.fused else 0
+            variance = self.mechanism.variance_of_messages(drawn, self.plan.weights) if self.update.fused else 0
             total = self.mechanism.outgoing(total, len(self.own) / n, variance)
         self.faults.note_sum(total, k)
         if self.communicator.size == 1:

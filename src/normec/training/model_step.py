@@ -51,7 +51,7 @@ class NoiseVariance:
         """The variance in a round, from that of the round before.
 
         `of_messages`: in units of σ², the variance of the noise in the sum of the round's messages if each has its own
-        (`Plan.noise_variance`).
+        (`Mechanism.variance_of_messages`).
         """
         if self._mechanism is None:
             return 0.0
@@ -103,7 +103,7 @@ class ModelStep:
     """
 
     def __init__(self, method: Method, plan: Plan, x: Tensor, clients: int, mechanism: Mechanism | None) -> None:
-        self._plan, self._clients, declared = plan, clients, plan.server_optimizer
+        self._plan, self._mechanism, declared = plan, mechanism, plan.server_optimizer
         self._optimizer = OptimizerStep(declared, method, x, clients, mechanism) if declared is not None else None
 
     def begin(self, state: State) -> None:
@@ -124,7 +124,8 @@ class ModelStep:
         self._average(state, state.round + 1)
 
     def _optimize(self, optimizer: OptimizerStep, state: State, direction: Tensor, drawn: Tensor | None) -> None:
-        variance = self._plan.noise_variance(drawn, self._clients)
+        noise = self._mechanism
+        variance = noise.variance_of_messages(drawn, self._plan.weights) if noise is not None else 0.0
         if state.round < self._plan.warmup:
             optimizer.take_noise(state.optimizer, variance)
             return

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 COLUMNS = (
     *("round", "messages", "bytes"),
     *UNNOISED,
-    *("test_loss", "accuracy", "validation_loss", "validation_accuracy", "epsilon"),
+    *("test_loss", "accuracy", "accuracy_mean_over_clients"),
+    *("validation_loss", "validation_accuracy", "validation_accuracy_mean_over_clients", "epsilon"),
 )
 
 

@@ -176,12 +176,6 @@ class Plan:
             return self.lr(k)
         return self.lr[k] if isinstance(self.lr, tuple) else self.lr
 
-    def noise_variance(self, drawn: Tensor | None, clients: int) -> float:
-        """The variance, in units of σ², of the noise in a sum of messages that carry their own: Σ (n·w_i)²."""
-        if self.weights is None:
-            return clients if drawn is None else len(drawn)
-        return float((self.weights if drawn is None else self.weights[drawn]).square().sum())
-
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
         apart = ("secret", "diagnostics", "local", "weights")

@@ -521,7 +521,7 @@ def _mechanism(
             clients = FULL
     divisors = problem.sizes if batches is None else batches.expected
     records: float | tuple[float, ...] | None = float(divisors.min()) if divisors is not None else None
-    if divisors is not None and plan.weights is not None:
+    if divisors is not None and (plan.weights is not None or privacy.record_clip is not None):
         records = tuple(divisors.tolist())
     setting = Setting(
         clients=problem.clients,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,7 +48,8 @@ METHODS = {
     "dpsgd-adaptive": AdaptiveClip(DPSGD(Clip(0.3))),
     "clip21-adaptive": AdaptiveClip(Clip21(0.3)),
 }
-HOSPITALS = [size / 486 for size in (199, 172, 30, 85)]
+PATIENTS = (30, 85, 172, 199)  # the canary is in the first or in the last hospital
+HOSPITALS = [size / 486 for size in PATIENTS]
 SMALL: dict[str, Any] = {"rounds": 3, "trials": 240, "dimension": 6}
 
 # Every method, and every pair of trust, relation and noise, at least once.
@@ -141,6 +143,19 @@ def test_weighted_sums_keep_their_epsilon(method: Method, trust: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trust", "weights", "noise"),
+    [("local", HOSPITALS, "seeded"), ("local", (), "secure"), ("secure-sum", HOSPITALS, "seeded")],
+)
+def test_records_of_unequal_hospitals_keep_their_epsilon(trust: Any, weights: Any, noise: Any) -> None:
+    """Under local trust every hospital adds the noise of its own records; the canary is in the first or the last."""
+    privacy = Privacy(epsilon=8, trust=trust, unit="record", record_clip=1.0, noise=noise)
+    found = audit_method(DPSGD(Clip(1.0)), privacy, weights=weights, records=PATIENTS, **SMALL | {"trials": 480})
+    assert not found.violated, found
+    assert found.epsilon > 0.25 * found.claim
+
+
+@pytest.mark.slow
 def test_more_runs_come_nearer() -> None:
     privacy = Privacy(epsilon=8, trust="secure-sum", noise="seeded")
     found = audit_method(DPSGD(SmoothedNorm(0.01)), privacy, rounds=2, trials=2000, dimension=2)
@@ -155,8 +170,15 @@ def test_too_few_runs_and_other_units_are_refused() -> None:
         audit_method(NormEC(0.01, 0.1), privacy, trials=100)
     with pytest.raises(UsageError, match="clients must be a whole number >= 4"):
         audit_method(NormEC(0.01, 0.1), privacy, clients=3)
-    with pytest.raises(UsageError, match="at client level"):
+    with pytest.raises(UsageError, match="needs record_clip and the records of each of the 4 clients"):
         audit_method(NormEC(0.01, 0.1), Privacy(epsilon=8, unit="record"))
+    record = Privacy(epsilon=8, unit="record", record_clip=1.0)
+    with pytest.raises(UsageError, match="keeps a state"):
+        audit_method(NormEC(0.01, 0.1), record, records=PATIENTS)
+    with pytest.raises(UsageError, match="records are for an audit at record level"):
+        audit_method(NormEC(0.01, 0.1), privacy, records=PATIENTS)
+    with pytest.raises(UsageError, match="without sampling"):
+        audit_method(NormEC(0.01, 0.1), replace(privacy, sampling=0.5))
 
 
 def drawn_as(change: Callable[[Mechanism, Tensor, float, tuple[Any, ...]], Tensor]) -> Callable[..., None]:
@@ -351,6 +373,24 @@ def weights_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Setting, "heaviest", property(lambda self: 1.0))  # noqa: ARG005
 
 
+def noise_of_the_share(patch: pytest.MonkeyPatch) -> None:
+    """A hospital's noise follows its share of the sum twice: the smaller its share of the noise, the larger it is."""
+    true = Mechanism.client_sigmas
+    patch.setattr(
+        Mechanism,
+        "client_sigmas",
+        lambda self, clients: [
+            sigma * 30 / PATIENTS[client] for sigma, client in zip(true(self, clients), clients.tolist(), strict=True)
+        ],
+    )
+
+
+def noise_of_another_client(patch: pytest.MonkeyPatch) -> None:
+    """The clients' noise is in the wrong order."""
+    true = Mechanism.client_sigmas
+    patch.setattr(Mechanism, "client_sigmas", lambda self, clients: true(self, 3 - clients))
+
+
 NORMEC, CLIPPED = NormEC(0.01, 0.1), DPSGD(Clip(0.3))
 # name → (bug, method, trust, ε, more arguments)
 BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] = {
@@ -457,6 +497,17 @@ def test_planted_bugs_are_refuted(name: str, monkeypatch: pytest.MonkeyPatch) ->
     plant(monkeypatch)
     privacy = Privacy(epsilon=epsilon, trust=trust, noise="seeded")  # type: ignore[arg-type]
     found = audit_method(method, privacy, **SMALL | more)
+    assert found.violated, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [noise_of_the_share, noise_of_another_client])
+def test_wrong_noise_of_single_hospitals_is_refuted(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    privacy = Privacy(epsilon=4, unit="record", record_clip=1.0, noise="seeded")
+    found = audit_method(DPSGD(Clip(1.0)), privacy, weights=HOSPITALS, records=PATIENTS, **SMALL)
     assert found.violated, found
 
 

@@ -139,7 +139,8 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         roster.names,
         _plan(config, settings.records_of_parties),
         run=settings.name,
-        privacy=build.privacy(config),
+        # Records are clipped if the terms say so, because parties must agree on the number that divides their sum.
+        privacy=build.statement(config, config.record_clip),
         folder=out,
         minimum=settings.least,
         evaluate=evaluate,

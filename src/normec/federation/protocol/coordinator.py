@@ -136,17 +136,13 @@ class Coordinator:
         plans = [PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds, local, heaviest, own) for own in clipped]
         self._terms, self._plans = (MethodTerms.of(method), terms), dict(zip(self.parties, plans, strict=True))
         self._local = privacy is not None and privacy.trust == "local"
-        ratios = noise_ratios(method, privacy, plans, len(x0))
-        self._ratios = dict(zip(self.parties, ratios.tolist(), strict=True))
-        weights = torch.ones_like(ratios) if plan.weights is None else plan.weights
-        own_noise = bool((ratios < 1).any())
-        # The noise in a sum of messages with unequal noise is that of equal noise under these weights.
-        noisy = dataclasses.replace(plan, weights=ratios * weights) if own_noise else plan
-        self._model_step = ModelStep(method, noisy, x0, len(parties), self.mechanism)
+        ratios = noise_ratios(self.mechanism, method, plans, len(x0))
+        self._ratios = dict(zip(self.parties, ratios, strict=True))
+        self._model_step = ModelStep(method, plan, x0, len(parties), self.mechanism)
         largest, length = max(sigmas) if self._local else 0.0, self.message_length
         limits = Limits.of(method, largest, length)
         own_limits = {node: Limits.of(method, largest * ratio, length) for node, ratio in self._ratios.items()}
-        self._own_limits = own_limits if own_noise else {}
+        self._own_limits = own_limits if min(ratios) < 1 else {}
         identity = {
             "method": identity_of(method),
             "dtype": str(x0.dtype),

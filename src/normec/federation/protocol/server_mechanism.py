@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from ...algorithms.method import Method
 from ...errors import UsageError
 from ...privacy.mechanism import Mechanism
@@ -43,17 +39,19 @@ def record_terms(
     return terms
 
 
-def noise_ratios(method: Method, privacy: Privacy | None, plans: Sequence[PlanTerms], dimension: int) -> Tensor:
+def noise_ratios(
+    mechanism: Mechanism | None, method: Method, plans: Sequence[PlanTerms], dimension: int
+) -> list[float]:
     """σ_i/σ of each party: with a clip per record, noise is proportional to what one of its own records can change.
 
-    All parties then have the same noise multiplier and the same ε, namely that of the party with the largest σ_i = σ.
-    Raises `UsageError` if a party could not agree to its terms.
+    All parties then have the same noise multiplier and the same ε, namely that of the party with the largest σ_i = σ
+    (rule C1 of `privacy.rules`). Raises `UsageError` if a party could not agree to its terms.
     """
-    if privacy is None or privacy.record_clip is None:
-        return torch.ones(len(plans), dtype=torch.float64)
-    releases = [release_of(method, privacy, plan, parties=len(plans), dimension=dimension) for plan in plans]
-    changes = np.concatenate([own.sensitivity.at(np.zeros(1)) for own in releases])
-    return torch.from_numpy(changes / changes.max())
+    if mechanism is None or mechanism.privacy.record_clip is None:
+        return [1.0] * len(plans)
+    for plan in plans:
+        release_of(method, mechanism.privacy, plan, parties=len(plans), dimension=dimension)
+    return list(mechanism.release.relative or [1.0] * len(plans))
 
 
 def mechanism_of(
