@@ -22,7 +22,7 @@ def run(command: list[str], folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["own-method.md", "server-step.md"])
+@pytest.mark.parametrize("name", ["tutorials/own-method.md", "guides/server-step.md"])
 def test_every_block_of_a_guide_runs(name: str, tmp_path: Path) -> None:
     program = []
     for language, file, text in BLOCK.findall((DOCS / name).read_text(encoding="utf-8")):
