@@ -13,6 +13,7 @@ import torch
 import normec
 from normec import (
     DPSGD,
+    EF21,
     AdaptiveClip,
     Clip,
     Clip21,
@@ -21,6 +22,7 @@ from normec import (
     Method,
     NormEC,
     Privacy,
+    Problem,
     SmoothedNorm,
     train,
 )
@@ -160,6 +162,16 @@ def test_it_is_known_by_its_settings() -> None:
     assert works_by_rows(method)
 
 
+@pytest.mark.parametrize(("slope", "sigma"), [(0.0, 0.01), (1e9, 100.0)], ids=["vanishing", "noise alone"])
+def test_the_threshold_stays_within_the_range_of_its_precision(slope: float, sigma: float) -> None:
+    """Updates that vanish, or noise that outweighs the bit, carry it ever further in one direction."""
+    planes = Problem.from_functions([lambda x: slope * x.sum()] * 4, torch.ones(2))
+    method = AdaptiveClip(DPSGD(Clip(1.0)), threshold_lr=5.0)
+    run = train(planes, method, lr=0.0, rounds=60, privacy=Privacy(sigma=sigma, trust="central"), seed=0)
+    assert run.finished
+    assert 1e-16 < float(run.state.server["threshold"]) < 1e16
+
+
 class WithoutNoiseOnTheBit(AdaptiveClip):
     """A planted bug: the bit goes out with a thousand times the weight that was accounted for."""
 
@@ -184,6 +196,7 @@ def test_a_bit_that_is_not_covered_stops_the_run() -> None:
     ("make", "why"),
     [
         (lambda: AdaptiveClip(NormEC(0.1, 0.1)), "methods that clip"),
+        (lambda: AdaptiveClip(EF21(Clip(1.0))), "cannot replace the clipping of ef21"),
         (lambda: AdaptiveClip(DPSGD(Clip(1.0)), quantile=1.0), "quantile must lie between"),
         (lambda: AdaptiveClip(DPSGD(Clip(1.0)), bit_weight=0.0), "bit_weight must lie between"),
         (lambda: AdaptiveClip(DPSGD(Clip(1.0)), participation=2.0), "participation must lie in"),

@@ -32,6 +32,18 @@ def test_a_state_of_one_client_is_no_state_of_four() -> None:
         one.load_state_dict(four.state_dict())
 
 
+def test_a_state_of_other_weights_is_refused() -> None:
+    def made(weights: tuple[float, ...] | None) -> ClientOptimizer:
+        how: dict[str, Any] = {"privacy": Privacy(**GIVEN), "rounds": 10, "weights": weights}
+        return cluster.NormEC([nn.Parameter(torch.zeros(6))], 0.0, 0.1, 5.0, clients=2, **how)
+
+    weighted, equal = made((0.75, 0.25)), made(None)
+    with pytest.raises(UsageError, match=r"weights is \[1.5, 0.5\] in the state, \[\] here"):
+        equal.load_state_dict(weighted.state_dict())
+    with pytest.raises(UsageError, match=r"weights is \[\] in the state, \[1.5, 0.5\] here"):
+        weighted.load_state_dict(equal.state_dict())
+
+
 def test_a_state_of_other_shapes_is_refused() -> None:
     one = normec([nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2))])
     other = normec([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))])

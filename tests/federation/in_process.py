@@ -60,7 +60,7 @@ def plan(rounds: int, lr: float = 0.5, batch_size: int | None = None, **changes:
         lr=lr,
         rounds=rounds,
         batch_size=batch_size,
-        batch_rate=None,
+        batch_rate=changes.pop("batch_rate", None),
         warmup=changes.pop("warmup", 0),
         seed=changes.pop("seed", 7),
         participation=participation,

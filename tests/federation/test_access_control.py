@@ -19,6 +19,7 @@ from normec.federation.protocol.wire import LARGEST
 
 STARTING = "/v1/control/start-run"
 PULLING = "/v1/fleet/pull-messages"
+NODE = 7
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's table of connections is Linux's")
 
 
@@ -48,8 +49,8 @@ class Asked:
         at = {"client": (client, 40000), "server": (client, 9092)}
         scope = {"type": "http", "path": path, "headers": list(headers), **at}
 
-        async def known(_: Any) -> bool:
-            return registered
+        async def known(_: Any) -> int | None:
+            return NODE if registered else None
 
         port = (
             access_control.OwnerAndParties(self._behind, known, hosts)
@@ -81,13 +82,18 @@ def asked(path: str, *headers: tuple[bytes, bytes], **named: Any) -> int:
 
 @linux
 @pytest.mark.parametrize(
-    "path", [STARTING, "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/v1/fleet", "/"]
+    "path",
+    [
+        *(STARTING, "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/v1/fleet", "/"),
+        *(access_control.SERVER + "receive", access_control.SERVER + "send", "/v1/normec/", "/v1/normec/party"),
+    ],
 )
 def test_strangers_reach_the_fleets_interface_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for user in (None, os.getuid() + 1):  # elsewhere, and another user of this machine
         monkeypatch.setattr(access_control, "holder", lambda *_, user=user: user)
         assert asked(path) == 403
         assert asked(PULLING) == 200
+        assert asked(access_control.PARTY + "receive") == 200
         assert asked("/health") == 200
 
 
@@ -153,21 +159,24 @@ def test_a_partys_request_is_heard_whole() -> None:
     assert (found.status, found.heard) == (200, b"one two three")
 
 
-def test_a_request_that_no_party_signed_is_not_even_read() -> None:
-    found = Asked(PULLING, parts=[bytes(1000)] * 1000, registered=False)
+@pytest.mark.parametrize("path", [PULLING, access_control.PARTY + "receive", access_control.PARTY + "send"])
+def test_a_request_that_no_party_signed_is_not_even_read(path: str) -> None:
+    found = Asked(path, parts=[bytes(1000)] * 1000, registered=False)
     assert (found.status, found.read, found.heard) == (401, 0, b"")
 
 
-def test_a_partys_request_is_cut_off_at_its_largest_size() -> None:
+@pytest.mark.parametrize("path", ["/v1/fleet/push-object", access_control.PARTY + "send"])
+def test_a_partys_request_is_cut_off_at_its_largest_size(path: str) -> None:
     part = bytes(2**20)
-    found = Asked("/v1/fleet/push-object", parts=(part for _ in range(10**9)))
+    found = Asked(path, parts=(part for _ in range(10**9)))
     assert (found.status, found.heard) == (413, b"")
     assert found.read == access_control.LARGEST_BODY // len(part) + 1
-    assert asked("/v1/fleet/push-object", parts=[part] * (access_control.LARGEST_BODY // len(part))) == 200
+    assert asked(path, parts=[part] * (access_control.LARGEST_BODY // len(part))) == 200
 
 
-def test_an_answer_lists_a_limited_number_of_objects() -> None:
-    assert asked(access_control.PUSH, parts=[bytes(2**10)] * 65) == 413
+@pytest.mark.parametrize("path", [access_control.PUSH, access_control.PARTY + "receive"])
+def test_an_answer_lists_a_limited_number_of_objects(path: str) -> None:
+    assert asked(path, parts=[bytes(2**10)] * 65) == 413
 
 
 def test_the_answer_of_a_very_large_model_fits_the_list() -> None:
@@ -197,7 +206,7 @@ def pushed(node: int, **metadata: Any) -> bytes:
 
 
 def test_a_party_pushes_its_own_answers() -> None:
-    body = pushed(7)
+    body = pushed(NODE)
     assert Asked(access_control.PUSH, parts=[body]).heard == body
 
 
@@ -210,7 +219,11 @@ def test_a_party_pushes_its_own_answers() -> None:
     ],
 )
 def test_a_party_pushes_nothing_in_the_name_of_others(metadata: dict[str, Any]) -> None:
-    assert asked(access_control.PUSH, parts=[pushed(7, **metadata)]) == 403
+    assert asked(access_control.PUSH, parts=[pushed(NODE, **metadata)]) == 403
+
+
+def test_a_party_pushes_nothing_as_another_node() -> None:
+    assert asked(access_control.PUSH, parts=[pushed(8, src_node_id=8)]) == 403
 
 
 def test_what_is_no_push_at_all_does_not_pass() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,13 +17,14 @@ from typer.testing import CliRunner
 from normec import GD, Method, NormEC, Privacy, UsageError
 from normec.cli.federation import app
 from normec.federation.protocol import journal, party_state
-from normec.federation.protocol.account import FILE
+from normec.federation.protocol.account import FILE, Releases
 from normec.federation.protocol.gradient_oracle import GradientOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.spending import spending
 from normec.federation.protocol.terms import PlanTerms
 from normec.federation.protocol.wire import Refusal, Reply
+from normec.privacy import gaussian
 
 from .faulty_network import DIMENSION, Quadratic
 from .hostile import SIGMA, HostileServer, zeros
@@ -40,13 +42,33 @@ def server(folder: Path, run: str, privacy: Privacy | None, method: Method | Non
     )
 
 
-@pytest.mark.parametrize(("name", "value"), [("unit", "record"), ("relation", "replace")])
-def test_a_ledgers_epsilon_is_printed_under_no_other_name(name: str, value: str, tmp_path: Path) -> None:
+def test_a_ledgers_epsilon_is_printed_under_no_other_name(tmp_path: Path) -> None:
     secure = Privacy(sigma=SIGMA, noise="secure", memory="noisy")
     assert isinstance(server(tmp_path, "r", secure).ask(), Reply)
-    assert spending(tmp_path, ALL)["epsilon"] > 0
-    with pytest.raises(UsageError, match=f"was begun for {name} = .*, got '{value}'; keep the policy's unit"):
-        spending(tmp_path, ALL.model_copy(update={name: value}))
+    found = spending(tmp_path, ALL)
+    assert found["epsilon"] == found["epsilons"]["client"] == pytest.approx(gaussian.epsilon(1 / SIGMA, ALL.delta))
+    by_record = spending(tmp_path, ALL.model_copy(update={"unit": "record"}))
+    assert (
+        by_record["epsilon"] == by_record["epsilons"]["record"] == pytest.approx(gaussian.epsilon(2 / SIGMA, ALL.delta))
+    )
+    with pytest.raises(UsageError, match="was begun for relation = 'zero-out', got 'replace'; keep the policy's"):
+        spending(tmp_path, ALL.model_copy(update={"relation": "replace"}))
+
+
+@pytest.mark.parametrize(
+    ("unit", "relation", "client", "record"),
+    [("client", "zero-out", 4.0, 2.0), ("client", "replace", 4.0, 4.0), ("record", "zero-out", 8.0, 4.0)],
+)
+def test_a_ledger_that_was_begun_for_one_unit(
+    unit: str, relation: str, client: float, record: float, tmp_path: Path
+) -> None:
+    """Its multiplier is that of a message of bound b: the change is b for a client left out, 2b for anything else."""
+    line = {"kind": "release", "run": "r~0", "node": "a", "count": 3, "multiplier": 4.0, "recovered": False}
+    header = {"kind": "header", "format": 1, "unit": unit, "relation": relation}
+    releases = Releases(tmp_path, [header, line])
+    releases.check(relation)
+    for name, multiplier in (("client", client), ("record", record)):
+        assert releases.epsilon(name, 1e-5) == pytest.approx(gaussian.epsilon(math.sqrt(3) / multiplier, 1e-5))
 
 
 def test_messages_without_noise_are_counted_when_their_runs_are_removed(tmp_path: Path) -> None:

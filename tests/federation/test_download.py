@@ -19,9 +19,9 @@ httpx = pytest.importorskip("httpx")
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from normec.federation.flower.download import Allowance, _inflated, _names, limit_responses  # noqa: E402
+from normec.federation.flower.download import Allowance, _inflated, limit_responses, object_names, pull_message  # noqa: E402
 from normec.federation.flower.records import from_records, to_records  # noqa: E402
-from normec.federation.flower.supernode import VECTORS, receive_request  # noqa: E402
+from normec.federation.flower.supernode import VECTORS  # noqa: E402
 from normec.federation.protocol.wire import WireError  # noqa: E402
 
 NUMBERS = 650
@@ -41,7 +41,7 @@ def message(records: Any) -> Any:
 
 def read(sent: Any) -> Any:
     """What the server does with an answer that has arrived, object by object."""
-    names = _names(get_object_tree(sent), ALLOWED.objects)
+    names = object_names(get_object_tree(sent), ALLOWED.objects)
     contents = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
     assert set(names) == set(contents)
     return _inflated(sent.object_id, contents, ALLOWED.size)
@@ -60,7 +60,7 @@ def test_a_large_models_message_comes_in_pieces_and_is_read() -> None:
     vector = np.zeros(numbers, np.float32)
     sent, allowed = message(to_records({"message": vector})), Allowance.of(numbers)
     contents = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
-    assert len(_names(get_object_tree(sent), allowed.objects)) == len(contents)
+    assert len(object_names(get_object_tree(sent), allowed.objects)) == len(contents)
     found = _inflated(sent.object_id, contents, allowed.size)
     assert np.array_equal(from_records(found.content, numbers)["message"], vector)
 
@@ -68,7 +68,7 @@ def test_a_large_models_message_comes_in_pieces_and_is_read() -> None:
 def test_two_thousand_arrays_are_refused_by_their_names_alone() -> None:
     vectors = {f"v{i}": np.full(1, i, np.float32) for i in range(2000)}
     with pytest.raises(WireError, match="objects"):
-        _names(get_object_tree(message(to_records(vectors))), ALLOWED.objects)
+        object_names(get_object_tree(message(to_records(vectors))), ALLOWED.objects)
 
 
 def test_a_table_with_fifty_thousand_numbers_is_refused_before_it_is_read() -> None:
@@ -176,24 +176,21 @@ def test_nobody_is_sent_elsewhere(web: str) -> None:
     assert called == ["/elsewhere"]
 
 
-def test_a_party_is_sent_two_vectors_and_no_more() -> None:
+def test_a_party_is_sent_three_vectors_and_no_more() -> None:
     numbers = 20_000
     allowed = Allowance.of(numbers, VECTORS)
-    vectors = {name: np.random.default_rng(i).normal(size=numbers) for i, name in enumerate(("x", "row", "more"))}
-    two, three = (message(to_records(dict(list(vectors.items())[:count]))) for count in (2, 3))
-    larger = message(to_records({"x": np.zeros(2 * numbers + 2**14)}))
-    confirmed = []
+    vectors = {
+        name: np.random.default_rng(i).normal(size=numbers) for i, name in enumerate(("x", "row", "public", "more"))
+    }
+    three, four = (message(to_records(dict(list(vectors.items())[:count]))) for count in (3, 4))
+    larger = message(to_records({"x": np.zeros(3 * numbers + 2**14)}))
 
     def asked(sent: Any) -> Any:
         contents = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
-        confirm = lambda run, name: confirmed.append((run, name))  # noqa: E731
-        announce = lambda: (sent, get_object_tree(sent))  # noqa: E731
-        pull = lambda run, name: contents[name]  # noqa: E731, ARG005
-        return receive_request((7, announce, None, None, None, pull, None, confirm), allowed)
+        return pull_message(sent.object_id, get_object_tree(sent), allowed, contents.get, lambda _: True, 0.0)
 
-    found = from_records(asked(two).content, numbers)
-    assert all(np.array_equal(found[name], vectors[name]) for name in ("x", "row"))
-    for sent in (three, larger):
+    found = from_records(asked(three).content, numbers)
+    assert all(np.array_equal(found[name], vectors[name]) for name in ("x", "row", "public"))
+    for sent in (four, larger):
         with pytest.raises(WireError):
             asked(sent)
-        assert confirmed[-1] == (1, sent.object_id)  # it is deleted at the SuperLink

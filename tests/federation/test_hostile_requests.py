@@ -95,7 +95,7 @@ class Scene:
         releases = read_releases(self.folder)
         assert releases.count() == len(self.bad.left | self.good.left)
         assert releases.recovered() == 0
-        assert releases.epsilon(1e-5) <= 1e6
+        assert releases.epsilon("client", 1e-5) <= 1e6
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -46,7 +46,7 @@ def test_each_message_costs_what_its_own_method_and_noise_make_it_cost(tmp_path:
         square += (method.bound / sigma) ** 2
     releases = read_releases(tmp_path)
     assert releases.count() == len(kinds)
-    assert releases.epsilon(1e-5) == pytest.approx(gaussian.epsilon(math.sqrt(square), 1e-5), rel=1e-9)
+    assert releases.epsilon("client", 1e-5) == pytest.approx(gaussian.epsilon(math.sqrt(square), 1e-5), rel=1e-9)
 
 
 def test_a_repeated_request_brings_the_same_message_and_no_second_payment(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_batches_that_the_server_chooses_cost_as_much_as_all_records(tmp_path: P
         assert isinstance(answer, Reply)
         assert float(np.linalg.norm(answer.message)) < 1 + SIGMA * (math.sqrt(DIMENSION) + 7.5)
     expected = gaussian.epsilon(math.sqrt(3) / SIGMA, 1e-5)
-    assert read_releases(tmp_path).epsilon(1e-5) == pytest.approx(expected, rel=1e-9)
+    assert read_releases(tmp_path).epsilon("client", 1e-5) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

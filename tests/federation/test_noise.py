@@ -134,7 +134,7 @@ def test_two_messages_of_one_party_share_no_noise(tmp_path: Path) -> None:
     [
         (Privacy(sigma=1.0, trust="secure-sum"), "not supported over a network yet"),
         (Privacy(sigma=1.0, trust="central", sampling=0.5), "no amplification by sampling"),
-        (Privacy(sigma=1.0, unit="record", record_clip=1.0), "record_clip is not supported in federations yet"),
+        (Privacy(sigma=1.0, unit="record", record_clip=1.0), "give records, one number for each party or one for all"),
         (Privacy(sigma=1.0, trust="central", memory="noisy"), "re-sends each client's noise"),
     ],
 )
@@ -156,7 +156,7 @@ def test_weighted_central_noise_covers_the_heaviest_party(kind: str, tmp_path: P
     spent = server.mechanism.release.epsilon(SIGMA, 1e-5, 1) if server.mechanism is not None else 0.0
     assert spent == pytest.approx(gaussian.epsilon(1.6 / (SIGMA * 2), 1e-5))
     for node in NODES:
-        assert read_releases(tmp_path / node).epsilon(POLICY.delta) == pytest.approx(spent)
+        assert read_releases(tmp_path / node).epsilon("client", POLICY.delta) == pytest.approx(spent)
 
 
 def test_weights_do_not_change_a_local_account(tmp_path: Path) -> None:
@@ -164,5 +164,5 @@ def test_weights_do_not_change_a_local_account(tmp_path: Path) -> None:
     expected = sum(weight * sent[node] for weight, node in zip(WEIGHTS, NODES, strict=True)) / 4
     torch.testing.assert_close(server.state.run.estimate, BETA * expected, rtol=1e-9, atol=1e-12)
     for node in NODES:
-        found = read_releases(tmp_path / node).epsilon(POLICY.delta)
+        found = read_releases(tmp_path / node).epsilon("client", POLICY.delta)
         assert found == pytest.approx(gaussian.epsilon(1 / SIGMA, 1e-5))

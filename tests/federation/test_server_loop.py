@@ -23,6 +23,7 @@ from .in_process import plan
 
 NODES = ["a", "b", "mallory"]
 LIMIT = 600.0
+ANSWER = 0.1
 Behaviour = Callable[[Request], Incoming | None]
 tokens = itertools.count()
 
@@ -55,7 +56,7 @@ def silent(_: Request) -> None:
 
 
 class Play:
-    """A mailbox, a roster and a clock. A look into an empty mailbox takes its time; nothing else does."""
+    """A mailbox, a roster and a clock. An answer takes `ANSWER` seconds, and a look into an empty mailbox its time."""
 
     def __init__(
         self, folder: Path | None, mallory: Behaviour, rounds: int, minimum: int = 2, restless: bool = False
@@ -76,6 +77,7 @@ class Play:
 
     def next(self, seconds: float) -> Incoming | None:
         if self._incoming:
+            self.now += ANSWER
             return self._incoming.pop(0)
         self.now += seconds
         return None

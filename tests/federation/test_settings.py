@@ -11,6 +11,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import methods
+from normec.federation.flower.app import _plan
 from normec.federation.flower.scaffold import app_name, write_app
 from normec.federation.flower.settings import NAMES, RECORDED, located, read
 from normec.federation.local.federation import Federation, LocalOptions, agreeing, app_config
@@ -62,6 +63,10 @@ def test_names_are_those_of_any_run() -> None:
         ({"parties": 3, "min_parties": 4}, "at most parties = 3"),
         ({"name": "a/b"}, "name"),
         ({"round_seconds": -1.0}, "round_seconds"),
+        ({"parties": 3, "records": "9,14"}, "records must be a number from 1 on for each of the 3 parties"),
+        ({"parties": 3, "records": "9,14,many"}, "records must be"),
+        ({"parties": 3, "records": "9,14,0.5"}, "records must be"),
+        ({"parties": 3, "records": "9,14,inf"}, "records must be"),
     ],
 )
 def test_mistakes(config: dict[str, object], word: str) -> None:
@@ -75,6 +80,20 @@ def test_private_by_default_with_noise_at_the_party() -> None:
     assert read({"trust": "central"}).run.memory == "clean"
     assert not read({"private": False}).run.private
     assert read({"batch-size": 4, "epsilon": ""}).run.batch_size == 4
+
+
+def test_public_numbers_of_records() -> None:
+    """They divide the sums of clipped records, and are the weights where these are to follow the records."""
+    for given, found in (("30,10,40", [30.0, 10.0, 40.0]), ("25", [25.0]), (25, [25.0]), (2.5, [2.5]), ("", None)):
+        settings = read({"parties": 3, "records": given, "unit": "record", "record_clip": "auto", "lr": 0.1})
+        assert settings.records_of_parties == found
+        assert settings.run.record_clip == "auto"
+    plan = _plan(read({"parties": 2, "weights": "records", "lr": 0.1}).run, [30.0, 10.0])
+    assert plan.weights is not None
+    assert plan.weights.tolist() == pytest.approx([1.5, 0.5])
+    for records in (None, [25.0]):
+        with pytest.raises(UsageError, match="give these numbers as records"):
+            _plan(read({"parties": 2, "weights": "records", "lr": 0.1}).run, records)
 
 
 def test_a_folder_is_known_by_its_settings(tmp_path: Path) -> None:
@@ -91,6 +110,7 @@ def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
     for config in (
         *({}, {"private": False}, {"trust": "central", "noise": "seeded"}, {"method": "dpsgd-clip"}),
         *({"server_norm": "by-tensor"}, {"method": "ef21", "private": False}, {"method": mine, "lr": 0.1}),
+        *({"method": "clip21-adaptive"}, {"method": "scaffold"}, {"method": "fedavg"}, {"unit": "record"}),
     ):
         settings = read(config)
         (tmp_path / "policy.toml").write_text(tomli_w.dumps(agreeing(settings)))

@@ -112,7 +112,7 @@ class NetworkFederation:
         return self.folder / name
 
     def begin(self, name: str, **config: Any) -> int:
-        self.config = {"name": name, "out": str(self.out(name)), "poll_seconds": 0.25, **config}
+        self.config = {"name": name, "out": str(self.out(name)), **config}
         return self.federation.start_run(**self.config)
 
     def end(self, run: int) -> str:

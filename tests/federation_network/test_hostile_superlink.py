@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,9 +21,11 @@ from flwr.app import Array, Message, RecordDict
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
+from flwr.proto.recorddict_pb2 import BytesList
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
+from normec.federation.flower.download import object_names
 from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.local.certificates import make_key, make_server
@@ -51,6 +53,9 @@ class Hostile(ThreadingHTTPServer):
             elsewhere,
             endless_part,
             repeated,
+            repeated_whole,
+            too_many_parts,
+            rubbish,
             names,
         ]
         self.parts: dict[str, bytes] = {}
@@ -76,10 +81,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(SendNodeHeartbeatResponse(success=True).SerializeToString())
         elif call == "pull-object":
             self.pull_object()
-        elif call == "pull-messages" and self.server.attacks:
+        elif call == "receive" and self.server.attacks:
             self.server.attacks.pop(0)(self)
         else:
-            if call == "pull-messages":
+            if call == "receive":
                 self.server.over.set()
             self.answer(b"")
 
@@ -92,12 +97,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.endless()
 
-    def announce(self, message: Message, tree: ObjectTree | None = None) -> None:
+    def announce(self, message: Message, tree: ObjectTree | None = None, contents: Sequence[bytes] = ()) -> None:
         from flwr.common.serde import message_to_proto
 
         tree = tree or get_object_tree(message)
         found = PullMessagesResponse(messages_list=[message_to_proto(message)], message_object_trees=[tree])
-        self.answer(found.SerializeToString())
+        self.answer(BytesList(vals=[found.SerializeToString(), *contents]).SerializeToString())
 
     def answer(self, content: bytes, status: int = 200, **headers: str) -> None:
         self.send_response(status)
@@ -141,6 +146,26 @@ def endless_part(handler: _Handler) -> None:
 
 
 def repeated(handler: _Handler) -> None:
+    sent, contents = _repeated()
+    handler.server.parts = contents
+    handler.announce(sent)
+
+
+def repeated_whole(handler: _Handler) -> None:
+    """The same, with all parts in one response."""
+    sent, contents = _repeated()
+    handler.announce(sent, None, [contents[name] for name in object_names(get_object_tree(sent), len(contents))])
+
+
+def too_many_parts(handler: _Handler) -> None:
+    handler.announce(request(LARGEST), None, [b"part"] * 1000)
+
+
+def rubbish(handler: _Handler) -> None:
+    handler.answer(b"\xff" * 100)
+
+
+def _repeated() -> tuple[Message, dict[str, bytes]]:
     """A piece of eight kilobytes, a hundred thousand times."""
     sent = request(LARGEST)
     parts = get_all_nested_objects(sent)
@@ -149,8 +174,7 @@ def repeated(handler: _Handler) -> None:
     head, _, body = contents[array].partition(b"\0")
     body = json.dumps({**json.loads(body), "arraychunk_ids": [0] * 20_000}).encode()
     contents[array] = b" ".join([*head.split(b" ")[:-1], str(len(body)).encode()]) + b"\0" + body
-    handler.server.parts = contents
-    handler.announce(sent)
+    return sent, contents
 
 
 def names(handler: _Handler) -> None:
@@ -188,8 +212,6 @@ def test_a_party_takes_nothing_that_is_too_large_and_goes_on(tmp_path: Path, mon
             "party",
             "--superlink",
             server.address,
-            "--poll",
-            "0.05",
         ]
         command += ["--root-certificates", str(tmp_path / "tls" / "ca.crt"), "--key", str(tmp_path / "key")]
         command += ["--app", str(tmp_path / "app"), "--folder", str(tmp_path / "party")]
@@ -207,7 +229,7 @@ def test_a_party_takes_nothing_that_is_too_large_and_goes_on(tmp_path: Path, mon
             party.send_signal(signal.SIGTERM)
             said, _ = party.communicate(timeout=300)
     assert party.returncode == 0, said
-    assert said.count("an exchange failed") == 6, said
+    assert said.count("an exchange failed") == 9, said
     assert ESCAPE not in said
     assert not any("elsewhere" in path for path in server.called)
     assert 0 < server.served < 2**26  # what the connection holds, no more

@@ -191,6 +191,14 @@ def test_a_deleted_ledger_does_not_begin_anew_beside_its_witness(path: Path, wit
         opened(path, witness)
 
 
+def test_a_witness_below_the_folder_of_the_ledger_is_refused(path: Path) -> None:
+    """A backup of the folder would restore both together."""
+    below = path.parent / "checkpoint"
+    below.mkdir()
+    with pytest.raises(UsageError, match="would be restored with it"):
+        opened(path, below / "witness")
+
+
 def test_another_history_of_the_same_length_is_refused(path: Path, witness: Path) -> None:
     fill(path, witness, 3)
     for file in path.parent.iterdir():

@@ -262,3 +262,21 @@ def test_the_best_schedule_follows_a_sensitivity_that_grows() -> None:
     used = np.array([composed.sigma_at(sigma, t) for t in range(rounds)])
     np.testing.assert_allclose(used**2 / used[0] ** 2, moved / weights * weights[0] / moved[0], rtol=1e-12)
     assert math.sqrt(np.sum((moved / used) ** 2)) == pytest.approx(mu_of(2, 1e-5), rel=1e-8)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_correlated_noise_is_no_better_than_the_best_schedule_at_full_participation(decay: float) -> None:
+    """Against the square-root factorisation of prefix sums, and bands of it: the noise in the last model at equal μ."""
+    rounds = 40
+    weights = [sum((1 - decay) ** k for k in range(rounds - t)) for t in range(rounds)]
+    relative = relative_noise("best", rounds, [1.0] * rounds, weights)
+    assert relative is not None
+    best = float((np.array(weights) ** 2 * np.array(relative) ** 2).sum())  # at μ² = rounds
+    coefficients = np.cumprod([1.0, *((2 * k - 1) / (2 * k) for k in range(1, rounds))])
+    for band in (1, 2, 5, rounds):
+        factor = sum(np.diag(np.full(rounds - k, coefficients[k]), -k) for k in range(band))
+        gram = factor.T @ factor
+        noise = np.linalg.solve(factor.T, np.array(weights))  # the last model has the noise weightsᵀ factor⁻¹ z
+        assert float(noise @ noise) * gram.sum() / rounds >= best * (1 - 1e-12)
+        independent = gram.sum(axis=1)  # the precisions of independent noise with the same sensitivity
+        assert np.linalg.eigvalsh(np.diag(independent) - gram).min() > -1e-9

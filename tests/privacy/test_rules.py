@@ -375,7 +375,7 @@ def test_sampled_clients_count_with_the_heaviest_weight() -> None:
 def test_a_record_moves_a_weighted_sum_by_its_client_s_share(clip: float, weights: tuple[float, ...]) -> None:
     """max over the clients of n·w_i min(2b, C/n_i); with the larger clip, single messages reach their bound."""
     privacy = Privacy(sigma=1.0, unit="record", record_clip=clip, trust="secure-sum", noise="seeded")
-    found = release(DPSGD, privacy, but(WEIGHTED, weights=weights))
+    found = release(DPSGD, privacy, but(WEIGHTED, weights=weights, dimension=5))
     expected = max(w * min(2.0, clip / size) for w, size in zip(weights, HOSPITALS, strict=True))
     assert float(found.sensitivity.at(np.zeros(1))[0]) == pytest.approx(expected, rel=1e-12)
     local = release(DPSGD, but(privacy, trust="local"), but(WEIGHTED, weights=weights))
@@ -389,10 +389,11 @@ def test_a_weighted_record_rule_covers_every_client(clients: list[tuple[float, i
     facts = Facts("NormEC", bound=1.0, feedback=True, lipschitz=2.0, beta=0.4, decay=decay)
     privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="secure-sum", noise="seeded")
     weights, sizes = zip(*clients, strict=True)
-    together = release(facts, privacy, Setting(len(clients), 30, weights=weights, records=sizes))
+    together = release(facts, privacy, Setting(len(clients), 30, weights=weights, records=sizes, dimension=5))
     k = np.arange(30.0)
     alone = [
-        weight * release(facts, privacy, Setting(1, 30, records=size)).sensitivity.at(k) for weight, size in clients
+        weight * release(facts, privacy, Setting(1, 30, records=size, dimension=5)).sensitivity.at(k)
+        for weight, size in clients
     ]
     assert (together.sensitivity.at(k) >= np.max(alone, axis=0) * (1 - 1e-12)).all()
     assert together.sensitivity.at(k)[0] == pytest.approx(min(2 * max(weights), 2 * max(w / s for w, s in clients)))

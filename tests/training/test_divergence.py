@@ -16,6 +16,7 @@ from normec import (
     DPSGD,
     EF21,
     GD,
+    AdaptiveClip,
     Callback,
     Clip,
     Clip21,
@@ -179,3 +180,11 @@ def test_a_broken_coordinate_that_was_not_sent_stops_the_run_too(tmp_path: Path)
     problem = Problem.from_functions([bowl, lambda x: bowl(x) + x[0].abs().sqrt()], torch.zeros(20))
     with pytest.raises(Diverged, match=r"client 1 .*in round 0"):
         train(problem, EF21(RandK(1)), lr=0.1, rounds=1, out=tmp_path / "run")
+
+
+def test_a_state_of_one_number_per_client_is_searched_too() -> None:
+    """Adaptive clipping keeps such a state; the gradient of client 1 is infinite, and its loss is not."""
+    root = [bowl, lambda x: x[0].sqrt(), bowl]
+    problem = Problem.from_functions(root, torch.zeros(2))
+    with pytest.raises(Diverged, match="the gradient of client 1 is not finite in round 0"):
+        train(problem, AdaptiveClip(Clip21(0.1)), lr=0.1, rounds=5)

@@ -10,6 +10,9 @@ are scaled so that a message has length 1 at most, whatever C is; with w = ``bit
                share = (1 + b / (w p)) / 2   an estimate of the share of clients that were short enough
                C ← C exp(−η (share − q))     with the share held between −1 and 2, for noise may carry it anywhere
 
+C stays between the smallest length that the model's precision measures reliably and its inverse: where all updates
+vanish, or outgrow every threshold, it would otherwise end at 0 or at infinity.
+
 p is the share of the clients that take part in a round (``participation``); those that do not send zero.
 
 Privacy: (‖Clip_C(v)‖/C)² (1−w²) + w² ≤ 1, so the bound is 1 and the noise that is drawn for it covers the additional
@@ -34,7 +37,7 @@ from ..sampling.random_streams import Key
 from .direct import DPSGD
 from .error_feedback import Clip21
 from .method import ESTIMATE, MEMORY, Method, OperatorMethod, State, Tables
-from .operators import Clip, Identity, norms
+from .operators import Clip, Identity, norms, smallest_reliable_norm
 
 THRESHOLD = "threshold"
 BOUND = 1.0
@@ -53,7 +56,7 @@ class AdaptiveClip(Method):
         participation: The share p of the clients that take part in a round.
 
     Raises:
-        UsageError: The method does not clip, or a number is out of range.
+        UsageError: The method does not clip, its clipping cannot be replaced, or a number is out of range.
 
     Example:
         >>> import torch
@@ -81,6 +84,11 @@ class AdaptiveClip(Method):
         if not (known and isinstance(self.method, OperatorMethod) and type(self.method.operator) is Clip):
             raise UsageError(
                 f"AdaptiveClip is for normec's methods that clip, such as DPSGD(Clip(1.0)), got {self.method!r}"
+            )
+        if type(self._unclipped.operator) is not Identity:  # type: ignore[attr-defined]
+            raise UsageError(
+                f"AdaptiveClip cannot replace the clipping of {self.method.name}, which computes its operator anew; "
+                "use Clip21 or Clip21SGD2M"
             )
         positive(threshold_lr=self.threshold_lr)
         for name in ("quantile", "bit_weight"):
@@ -151,6 +159,8 @@ class AdaptiveClip(Method):
         direction, kept = self.method.server_step(mean, self._inner(state, ESTIMATE))
         share = (1 + bit / (self.bit_weight * self.participation)) / 2
         moved = threshold * torch.exp(-self.threshold_lr * (share.clamp(-1, 2) - self.quantile))
+        least = smallest_reliable_norm(threshold.dtype)
+        moved = moved.clamp(least, 1 / least)
         return direction, {**_named(kept, ESTIMATE), THRESHOLD: moved}
 
     def _inner(self, state: Tables, single: str = MEMORY) -> State:

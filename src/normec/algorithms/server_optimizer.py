@@ -105,7 +105,8 @@ class ServerOptimizer:
         self.needs_noise_variance = VARIANCE in made.param_groups[0]
         hooks = made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks
         package = __package__.partition(".")[0]
-        self.known = not hooks and self._kind.__module__.partition(".")[0] in ("torch", package)
+        own = type(self) is not ServerOptimizer  # a subclass may do more than its optimizer
+        self.known = not (hooks or own) and self._kind.__module__.partition(".")[0] in ("torch", package)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -117,7 +117,6 @@ def party(
     policy: Annotated[Path, typer.Option(help="The party's policy.")],
     partition: Annotated[int, typer.Option(min=0, help="Passed to the app's data(), which defines its meaning.")] = 0,
     partitions: Annotated[int, typer.Option(min=1, help="Passed to the app's data() as well.")] = 1,
-    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between two polls for requests.")] = 0.5,
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds to keep trying if the server does not admit the party.")
     ] = 150.0,
@@ -129,7 +128,7 @@ def party(
 
     largest = load_policy(policy).largest_model  # report a mistake now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
-    run_supernode(load_client(app_), superlink, root_certificates, key, config, largest, poll, patience)
+    run_supernode(load_client(app_), superlink, root_certificates, key, config, largest, patience)
     return 0
 
 
@@ -152,9 +151,15 @@ def ledger(
         print(json.dumps(found))
         return 0
     budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
+    limits = {"record": f" of {found['record_budget']:g}"} if found["record_budget"] is not None else {}
     rows = [
         ("ε spent", f"{epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
         ("protected", f"{found['unit']}, {found['relation']}"),
+        *(
+            (f"ε per {unit}", f"{epsilon(spent)}{limits.get(unit, '')}")
+            for unit, spent in found["epsilons"].items()
+            if unit != found["unit"]
+        ),
         ("messages with noise", f"{found['releases']}, of which {found['recovered']} were charged after a lost disk"),
         (
             "of these",

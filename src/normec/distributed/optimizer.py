@@ -362,9 +362,7 @@ class ClientOptimizer(Optimizer):
         facts = {"format": FORMAT, "method": method, "rank": self.communicator.rank, "ranks": self.communicator.size}
         facts |= {"clients": len(self._clients), "parameters": self._flat.shapes}
         facts |= {"server_optimizer": self._declared.spec() if self._declared is not None else None}
-        if self._relative:
-            facts["weights"] = self._relative
-        return {**facts, "private": self._noise is not None}
+        return {**facts, "weights": self._relative, "private": self._noise is not None}
 
     def spent(self) -> Spent:
         """Return what was paid for so far: the exact ε and the facts that it depends on. Collective."""
@@ -415,6 +413,7 @@ class ClientOptimizer(Optimizer):
 
     def _unlike(self, held: dict[str, Any]) -> str | None:
         """Return why this optimizer cannot continue from a state with the facts `held`, or None."""
+        held = {"weights": [], **held}  # states of equal weights do not name them
         for name, value in self._facts().items():
             if held.get(name) != value:
                 return f"{name} is {held.get(name)} in the state, {value} here"

@@ -192,14 +192,17 @@ class _Scenario:
         grads[self.canary] = sign * HUGE * (1.0 if self.present else absent) * direction
         return grads
 
-    def updates(self, round: int) -> Tensor:
-        """What the clients' messages are made of: the gradients, or where local steps with these gradients lead."""
+    def updates(self, round: int, correction: Tensor | float = 0.0) -> Tensor:
+        """What the clients' messages are made of: the gradients, or where local steps with these gradients lead.
+
+        `correction` is added to every gradient of the local steps.
+        """
         grads, local = self.gradients(round), self.local
         if local is None:
             return grads
         y = torch.zeros_like(grads)  # x is 0 throughout
         for _ in range(self.steps):
-            y = y - local.lr * (grads + local.prox * y)
+            y = y - local.lr * (grads + correction + local.prox * y)
         return -y if local.scale == "difference" else -y / (self.steps * local.lr)
 
     def drawn(self, round: int) -> Tensor:
@@ -213,8 +216,9 @@ class _Scenario:
         state = {name: rows_like(start, self.clients).clone() for name, start in steps.initial_client_state.items()}
         server, seen = dict(steps.initial_server_state), []
         for k in range(rounds):
-            drawn, grads = self.drawn(k), self.updates(k)
-            sent, public = grads.new_zeros(self.clients, steps.message_length), steps.broadcast(server)
+            drawn, public = self.drawn(k), steps.broadcast(server)
+            grads = self.updates(k, steps.local_correction(state, public) if steps.corrects else 0.0)
+            sent = grads.new_zeros(self.clients, steps.message_length)
             before = {name: rows.clone() for name, rows in state.items()}
             state = {name: rows.clone() for name, rows in steps.absent(before).items()}
             own = {name: rows[drawn] for name, rows in before.items()}

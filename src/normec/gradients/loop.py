@@ -6,7 +6,7 @@ fixed, public B.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -109,20 +109,36 @@ class LoopEngine:
         return drawn.view(count, augment.draws)
 
 
+def record_shares(
+    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip
+) -> tuple[Tensor, Tensor]:
+    """Return the bounded gradient ``[B, d]`` and the loss ``[B]`` of every record."""
+    grads, values = record_gradients(problem, x, inputs, targets)
+    return clip(grads, problem.tensor_sizes), values
+
+
 def clipped_gradient(
-    problem: Problem, x: Tensor, client: int, rows: Tensor | None, clip: RecordClip, divisor: float
+    problem: Problem,
+    x: Tensor,
+    client: int,
+    rows: Tensor | None,
+    clip: RecordClip,
+    divisor: float,
+    shares: Callable[[Problem, Tensor, Tensor, Tensor, RecordClip], tuple[Tensor, Tensor]] = record_shares,
 ) -> tuple[Tensor, Tensor]:
     """Return (loss, gradient) of a client on its records `rows` (None: all).
 
-    The gradient of each record is bounded by `clip`; their sum is divided by `divisor`. The penalty depends on no
-    record, so its gradient is added unclipped. The loss is for the history; no guarantee covers it.
+    The gradient of each record is bounded by `clip`, as `shares` does it; their sum is divided by `divisor`. The
+    penalty depends on no record, so its gradient is added unclipped. The loss is for the history; no guarantee covers
+    it.
     """
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
     total, losses = torch.zeros_like(x), x.new_zeros(())
     for start in range(0, len(inputs), size := max(1, _CHUNK_FLOATS // len(x))):
-        grads, values = record_gradients(problem, x, inputs[start : start + size], targets[start : start + size])
-        total += clip(grads, problem.tensor_sizes).sum(0)
+        part = slice(start, start + size)
+        bounded, values = shares(problem, x, inputs[part], targets[part], clip)
+        total += bounded.sum(0)
         losses += values.sum()
     total /= divisor
     loss = losses / divisor

@@ -11,6 +11,7 @@ from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt
 from .noise import ExactNoise, NoiseSource, SecureNoise, SeededNoise, noise_source, privatise, privatise_sum
 from .release import Calibrated, Release, calibrate, paper_sigma
 from .rules import release
+from .secure_sum import SumGrid, honest_parties
 from .setting import FULL, Facts, Refused, Sampling, Setting
 from .statement import Privacy
 
@@ -36,12 +37,14 @@ __all__ = [
     "SecureNoise",
     "SeededNoise",
     "Setting",
+    "SumGrid",
     "View",
     "audit",
     "audit_releases",
     "audit_scores",
     "calibrate",
     "epsilon_of",
+    "honest_parties",
     "noise_source",
     "paper_sigma",
     "privatise",

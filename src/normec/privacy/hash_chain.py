@@ -244,8 +244,8 @@ def _verifies(previous: str, line: dict[str, Any], secret: bytes | None) -> bool
 
 
 def _outside(path: Path, witness: Path) -> Path:
-    """The path of the witness, which must not be in the folder of the file."""
-    if witness.absolute().parent.resolve() == path.absolute().parent.resolve():
+    """The path of the witness, which must not be in the folder of the file or below it."""
+    if witness.absolute().parent.resolve().is_relative_to(path.absolute().parent.resolve()):
         raise UsageError(
             f"the witness {witness} lies in the folder of {path.name} and would be restored with it; move it"
         )

@@ -110,7 +110,7 @@ class Ledger:
     Raises:
         LedgerDamaged: The file was changed, cut, or set back.
         LedgerInUse: Another process holds the file.
-        UsageError: The file belongs to another statement, or the witness lies in the ledger's own folder.
+        UsageError: The file belongs to another statement, or the witness lies in the ledger's folder or below it.
 
     Example:
         >>> import tempfile

@@ -39,6 +39,7 @@ from .noise import GridNoise, noise_source, privatise
 from .release import calibrate
 from .rounding_grid import from_grid, grid_step, snap
 from .rules import release
+from .secure_sum import SumGrid
 from .setting import Facts, Setting
 from .statement import Privacy
 
@@ -80,12 +81,14 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
 
 
-def _refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
-    """Refuse a constant that some pairs of made-up gradients contradict; that none does is no proof.
+def refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
+    """Refuse a constant of a user's method that some pairs of made-up gradients contradict; that none does is no proof.
 
     The rule for hidden memories needs more than the constant: a map that is cocoercive, as gradients of convex
     functions are.
     """
+    if not math.isfinite(lipschitz) or works_by_rows(method):
+        return
     draw = torch.Generator().manual_seed(0)
     directions = torch.randn(4, dimension, dtype=torch.float64, generator=draw)
     directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
@@ -144,7 +147,7 @@ class Mechanism:
                 "vanish in single precision; raise the bound, and lower the step size by as much"
             )
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
-            _refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
+            refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
         self.calibrated = calibrate(self.release, privacy)
         self.sigma = self.calibrated.sigma
@@ -152,6 +155,9 @@ class Mechanism:
         # The kinds of rounds, for a cheap bound on their ε (`Account.upper`); without sampling ε itself is cheap.
         self._planned = self.release.kinds(self.sigma) if scheduled and self.release.rate < 1 else []
         self._source = noise_source(privacy.noise or "secure", seed if privacy.noise == "seeded" else None)
+        self._steps: dict[float, float] = {}  # σ → step
+        if privacy.trust == "secure-sum" and privacy.noise == "secure":
+            self._step_of(self.sigma * min(self.release.schedule or (1.0,)))  # refuses noise that is too small
         self._account = Account(privacy.delta, planned=self._planned)
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
@@ -178,6 +184,20 @@ class Mechanism:
     def _sum_sigma(self) -> float:
         """The noise of the sum in the round that was paid for last."""
         return self.release.sum_sigma(self.round_sigma)
+
+    @property
+    def _sum_step(self) -> float:
+        """The step of the grid of the sum in the round that was paid for last."""
+        if self.privacy.trust != "secure-sum" or self.privacy.noise == "exact":
+            return grid_step(self._sum_sigma)
+        return self._step_of(self.round_sigma)
+
+    def _step_of(self, sigma: float) -> float:
+        """The step of the grid of a secure sum in which each client has the noise `sigma`."""
+        if sigma not in self._steps:
+            grid = SumGrid(self.setting.clients, self.release.bound, sigma, self.setting.weights)
+            self._steps[sigma] = grid.step
+        return self._steps[sigma]
 
     @property
     def keeps_noise(self) -> bool:
@@ -302,8 +322,7 @@ class Mechanism:
         if self.privacy.trust != "local":
             weighted = messages if weights is None else messages * weights[:, None]
             if isinstance(self._source, GridNoise):
-                step = grid_step(self._sum_sigma)
-                self._add(snap(weighted, step, self.release.bound * self.release.heaviest).sum(0))
+                self._add(snap(weighted, self._sum_step, self.release.bound * self.release.heaviest).sum(0))
             else:
                 self._add(weighted.sum(0))
             return messages
@@ -332,7 +351,7 @@ class Mechanism:
         if self.privacy.trust == "local" and not variance:
             return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise):
-            scale = math.sqrt(share) * sigma / grid_step(sigma)
+            scale = math.sqrt(share) * sigma / self._sum_step
             noise = torch.from_numpy(self._source.integers(len(sums), scale))
             return (noise if self._sum is None else self._sum.cpu() + noise).to(sums.device)
         noise = share * self.noise_of_sum(sums, variance)
@@ -361,7 +380,7 @@ class Mechanism:
         """Convert the sum over all processes to the dtype of `like`."""
         if whole.is_floating_point():
             return whole
-        return from_grid(whole, grid_step(self._sum_sigma), like)
+        return from_grid(whole, self._sum_step, like)
 
     def epsilon(self) -> float:
         """An upper bound of ε so far, which is cheap to compute."""

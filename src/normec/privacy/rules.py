@@ -29,7 +29,12 @@ W  weights w_i: with ω_i = n·w_i public, the server uses Σ ω_j m_j / n, so t
 
 T1 local: the observer sees m_i + z_i; σ_eff = σ.
 T2 secure-sum: it sees Σ(m_j + z_j) and may know all but `honest` of the z_j; σ_eff = σ√honest. Every client adds
-   its noise in every round, drawn or not; a "zero-out" client sends noise only.
+   its noise in every round, drawn or not; a "zero-out" client sends noise only. Between real parties a sum is opened
+   only with at least n_min of them, of which c may collude: honest = n_min − c. Messages and noise lie on the grid of
+   `secure_sum`. A sum of rounded Gaussians is, up to aliasing, a random function of m + N(0, honest·σ²I) that does not
+   depend on m. The aliasing is added to δ; a run for which it is not 0 in double precision is refused. Where Δ depends
+   on distances, the grid adds step·√d to it. This holds whatever noise a run has, so that a simulation and a deployment
+   have the same ε. The proof is in docs/concepts/secure-sum-account.md.
 T3 central: the server adds one draw of N(0, nσ²I) to the sum: the same sum as n clients adding σ each; σ_eff = σ√n.
 
 S1 Poisson sampling of clients, sum seen only, client, zero-out: Δ = b and amplification at rate q, also with hidden
@@ -69,8 +74,13 @@ from .noise_schedule import BEST, LEVELS, relative_noise
 from .record_sensitivity import Sensitivity
 from .release import Release
 from .rounding_grid import GRID_BITS
+from .secure_sum import SUM_GRID_BITS, delta_surcharge
 from .setting import Facts, Refused, Setting
 from .statement import Privacy
+
+# Assumed for the aliasing of secure sums where they are not given; both are far too large.
+MOST_COORDINATES = 10**12
+UNKNOWN_EPSILON = 1e6
 
 
 def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
@@ -105,7 +115,10 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         _refuse(f"{facts.name} sends messages without a bound; use SmoothedNorm or Clip as its operator")
     schedule = _schedule(facts, privacy, setting, sensitivity, rate)
     drawn = 1.0 if privacy.trust == "local" else math.sqrt(setting.clients)
-    gain = math.sqrt(privacy.honest) if privacy.honest is not None else drawn
+    honest = privacy.honest or setting.clients
+    gain = math.sqrt(honest) if privacy.trust == "secure-sum" else drawn
+    if privacy.trust == "secure-sum":
+        _refuse_aliasing(honest, privacy, setting)
     return Release(
         sensitivity=sensitivity,
         gain=gain,
@@ -140,6 +153,15 @@ def _refuse_leaks(facts: Facts, privacy: Privacy, setting: Setting) -> None:
             f"memory='noisy' under trust={privacy.trust!r} re-sends each client's noise, which uncovers the sum;"
             " use trust='local' (valid for a sum too) or memory='clean'"
         )
+
+
+def _refuse_aliasing(honest: int, privacy: Privacy, setting: Setting) -> None:
+    """T2: refuse sums of so many clients that rounding their noise to the grid would add to δ."""
+    ratio = 2.0**SUM_GRID_BITS / math.sqrt(setting.clients)  # σ/γ is at least this
+    coordinates = float(setting.rounds) * (setting.dimension or MOST_COORDINATES)
+    epsilon = privacy.epsilon if privacy.epsilon is not None and privacy.is_target else UNKNOWN_EPSILON
+    if delta_surcharge(epsilon, ratio, honest, coordinates) > 0:
+        _refuse(f"the grid of a secure sum is too coarse for {setting.clients:g} clients; use trust='central'")
 
 
 def _client(facts: Facts, privacy: Privacy, setting: Setting) -> tuple[Sensitivity, float]:
@@ -239,13 +261,17 @@ def _schedule(
 
 
 def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, drawn: float) -> float:
-    """What rounding to the grid adds to Δ, in units of one client's σ (`rounding_grid`); 0 if Δ depends on norms."""
-    if privacy.noise == "seeded" or not sensitivity.by_distance:
+    """What rounding to the grid adds to Δ, in units of one client's σ; 0 if Δ depends on norms.
+
+    The grid is that of `rounding_grid`, or that of `secure_sum`, where simulations count it too.
+    """
+    summed = privacy.trust == "secure-sum"
+    if not sensitivity.by_distance or (privacy.noise == "seeded" and not summed):
         return 0.0
     if setting.dimension is None:
-        kind = privacy.noise or "secure"
-        _refuse(f"noise={kind!r} with record_clip needs the message's dimension to account for its grid")
-    return drawn * math.sqrt(setting.dimension) * 2.0**-GRID_BITS
+        kind = "trust='secure-sum'" if summed else f"noise={privacy.noise or 'secure'!r}"
+        _refuse(f"{kind} with record_clip needs the message's dimension to account for its grid")
+    return drawn * math.sqrt(setting.dimension) * 2.0 ** -(SUM_GRID_BITS if summed else GRID_BITS)
 
 
 def _notes(privacy: Privacy, setting: Setting, schedule: tuple[float, ...] | None) -> tuple[str, ...]:

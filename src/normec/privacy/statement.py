@@ -61,7 +61,9 @@ class Privacy:
             ("central").
         sampling: The rate at which clients are sampled, by Poisson coins that are kept secret; the gain is claimed.
             None claims nothing.
-        honest: Under "secure-sum", how many clients keep their noise secret, the protected one included (default: all).
+        honest: Under "secure-sum", how many clients in every sum keep their noise secret, the protected one included
+            (default: all). Between real parties it is `honest_parties`: the smallest number of parties in a sum, less
+            those that may collude with the server.
         noise: "seeded" for simulations, "secure" or "exact" for deployments (default: what the context calls for).
         memory: What the client adds to its memory g_i: the message before ("clean") or after ("noisy") the noise. The
             default is "noisy" for records under local trust, where a clean memory would add up what one record did to
@@ -259,7 +261,8 @@ class Privacy:
             "what two units that belong together (one person, two clients) reveal jointly: their epsilons add up",
         ]
         if self.trust == "secure-sum":
-            gaps.append("clients that drop out of a round: their noise is then missing from the sum")
+            least = f"{self.honest} honest clients" if self.honest is not None else "all clients"
+            gaps.append(f"sums that contain the noise of fewer than {least}, because others drop out or collude")
             gaps.append("the secure-sum protocol itself, which must show the server nothing but the sum")
         if self.trust == "central":
             gaps.append("the server, which sees every message before the noise")

@@ -318,7 +318,7 @@ class RunConfig(BaseModel):
         federated=True,
     )
     honest: int | None = setting(
-        None, "Clients that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
+        None, "Clients in every sum that keep their noise secret, with trust = secure-sum", "privacy", unset="all"
     )
     sigma: float | None = setting(
         None,
@@ -355,9 +355,14 @@ class RunConfig(BaseModel):
         None,
         "Norm to which each record's gradient is clipped, with unit = record, or auto for a norm below 1",
         "privacy",
+        federated=True,
     )
     record_clip_by: Literal["record", "layer"] | None = setting(
-        None, "What record_clip bounds: the gradient of a whole record, or each layer alone", "privacy", unset="record"
+        None,
+        "What record_clip bounds: the gradient of a whole record, or each layer alone",
+        "privacy",
+        unset="record",
+        federated=True,
     )
     witness: str | None = setting(
         None,
@@ -448,7 +453,11 @@ class RunConfig(BaseModel):
         None, "Examples per gradient or local step", "training", unset="full batch", flag=True, federated=True
     )
     batch_rate: float | None = setting(
-        None, "Probability with which an example enters a batch, instead of batch_size", "training", unset="full batch"
+        None,
+        "Probability with which an example enters a batch, instead of batch_size",
+        "training",
+        unset="full batch",
+        federated=True,
     )
     sample_rate: float | None = setting(
         None, "Probability with which a client takes part in a round", "training", unset="every client takes part"

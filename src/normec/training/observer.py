@@ -178,5 +178,5 @@ def copied(buffers: Buffers) -> Buffers:
 
 def broken_rows(rows: Tensor) -> list[int]:
     """Return the numbers of the rows that are not finite."""
-    found: list[int] = (~torch.isfinite(rows.sum(-1))).nonzero()[:, 0].tolist()
+    found: list[int] = (~torch.isfinite(rows[:, None].flatten(1).sum(-1))).nonzero()[:, 0].tolist()
     return found

@@ -288,6 +288,7 @@ def prepare(problem: Objective, method: Method, options: Options) -> TrainingLoo
     plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
+        _refuse_subclasses(plan)
         notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
         mechanism = _mechanism(problem, method, plan, privacy, notes, Path(witness) if witness is not None else None)
         if isinstance(problem, Problem):
@@ -400,6 +401,16 @@ def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_s
     if problem.sizes is None:
         raise UsageError("epochs need records; a problem of plain functions takes rounds")
     return rounds_of(epochs or 0, problem.sizes, batch_size)
+
+
+def _refuse_subclasses(plan: Plan) -> None:
+    """Refuse code of the caller's own in parts of a round that see all clients, or act on what is released."""
+    for name, part, kind in (("local", plan.local, LocalSteps), ("averaging", plan.averaging, Averaging)):
+        if part is not None and type(part) is not kind:
+            raise UsageError(
+                f"{name} is a {type(part).__name__}, a subclass of {kind.__name__}: nothing checks that its code keeps "
+                f"the clients apart and reads no data, so a private run takes {kind.__name__} itself"
+            )
 
 
 def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool) -> None:

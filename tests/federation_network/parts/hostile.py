@@ -1,8 +1,11 @@
 """Nodes that were let in and answer every request with something else than a message, each in a way of its own.
 
+They answer in turn through the SuperLink's channel and through Flower's own calls.
+
 python hostile.py SUPERLINK AUTHORITY KEY…
 """
 
+import itertools
 import pickle
 import secrets
 import sys
@@ -13,16 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from normec.federation.flower.channel_clients import PartyChannel
+from normec.federation.flower.download import Allowance, PartsMissing
 from normec.federation.flower.records import to_records
 from normec.federation.flower.roster import name_of
-from normec.federation.flower.supernode import _private_key, _push
+from normec.federation.flower.supernode import VECTORS, _private_key, limited_client
 from normec.federation.protocol.wire import Refusal, Reply, chained, to_fields
 
 Fields = dict[str, Any]
@@ -92,25 +100,36 @@ def _scalars(request: Fields) -> Fields:
 
 def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
     private = _private_key(key)
-    node = name_of(public_key_to_bytes(private.public_key()))
+    keys = private, private.public_key()
+    node = name_of(public_key_to_bytes(keys[1]))
     # Nothing of it is ever accepted, so the server's record stays as it is at the start.
     record = {"node": node, "round": 0, "record.accepted": 0, "record.digest": ""}
-    with http_request_response(superlink, False, authority, (private, private.public_key())) as connection:
-        _, receive, send, _, _, pull, push, confirm = connection
-        while True:
+    allowed = Allowance.of(650, VECTORS)
+    signed = [NodeAuthHttpInterceptor(*keys)]
+    with (
+        http_request_response(superlink, False, authority, keys) as connection,
+        limited_client(allowed).from_server_address(superlink, False, authority, signed) as client,
+    ):
+        number, _, send, _, _, _, push, _ = connection
+        channel = PartyChannel(client, number, allowed)
+        for way in itertools.cycle([channel.send, partial(push_by_flower, send, push)]):
             try:
-                received = receive()
-                if received is None:
+                while (request := channel.receive()) is None:
                     time.sleep(1)
-                else:
-                    asked = received[0].metadata.run_id
-                    request = pull_and_inflate_object_from_tree(
-                        received[1], partial(pull, asked), partial(confirm, asked), return_type=Message
-                    )
-                    record["run"] = request.content["fields"]["run"]
-                    _push(Message(KINDS[kind](record), reply_to=received[0]), send, push)
-            except (RunNotRunningException, ObjectPushError):  # the server may refuse a message while it is being sent
-                time.sleep(1)
+                record["run"] = request.content["fields"]["run"]
+                way(Message(KINDS[kind](record), reply_to=request))
+            except (RunNotRunningException, ObjectPushError, PartsMissing, httpx.HTTPError):
+                time.sleep(1)  # the server may refuse a message while it is being sent
+
+
+def push_by_flower(send: Any, push: Any, reply: Message) -> None:
+    """Announce the reply, then send those of its parts that the server does not have, one by one."""
+    with no_object_id_recompute():
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        missing, session = send(reply, get_object_tree(reply), 0.0)
+        for name, part in get_all_nested_objects(reply).items():
+            if name in missing:
+                push(reply.metadata.run_id, session, name, part.deflate())
 
 
 if __name__ == "__main__":

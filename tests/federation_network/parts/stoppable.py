@@ -12,8 +12,8 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from normec.federation.flower import supernode
 from normec.federation.flower.app import client_app
+from normec.federation.flower.channel_clients import PartyChannel
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import PartyAccount
 from normec.federation.protocol.gradient_oracle import ProblemOracle
@@ -60,4 +60,4 @@ def _after(owner: object, name: str, phase: str, matters=lambda *_: True) -> Non
 _after(ProblemOracle, "gradient", "computed")
 _after(PartyAccount, "pay", "paid")
 _after(party_state, "save", "written", lambda _, state: state.pending is not None)
-_after(supernode, "_push", "sent")
+_after(PartyChannel, "send", "sent")

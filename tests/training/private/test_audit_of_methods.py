@@ -10,7 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, AdaptiveClip, Clip, Clip21, LocalSteps, NormEC, Privacy, SmoothedNorm
+from normec import (
+    DPSGD,
+    AdaptiveClip,
+    Clip,
+    Clip21,
+    Clip21SGD2M,
+    LocalSteps,
+    MomentumNormEC,
+    NormEC,
+    Privacy,
+    Scaffold,
+    SmoothedNorm,
+)
 from normec.algorithms.method import Method, ScaledDifference
 from normec.errors import UsageError
 from normec.experiments.audit import audit_method
@@ -30,6 +42,10 @@ METHODS = {
     "dpsgd-norm": DPSGD(SmoothedNorm(0.01)),
     "dpsgd-clip": DPSGD(Clip(0.3), beta=0.5),
     "dpsgd-momentum": DPSGD(Clip(0.3), momentum=0.9),
+    "normec-momentum": MomentumNormEC(0.01, 0.1, client_momentum=0.5),
+    "clip21-sgd2m": Clip21SGD2M(0.3, client_momentum=0.5),
+    "dpsgd-adaptive": AdaptiveClip(DPSGD(Clip(0.3))),
+    "clip21-adaptive": AdaptiveClip(Clip21(0.3)),
 }
 HOSPITALS = [size / 486 for size in (199, 172, 30, 85)]
 SMALL: dict[str, Any] = {"rounds": 3, "trials": 240, "dimension": 6}
@@ -47,6 +63,12 @@ TRUE = [
     ("normec-forgetting", "local", "replace", "secure"),
     ("normec", "central", "zero-out", "secure"),
     ("clip21", "secure-sum", "replace", "seeded"),
+    ("normec-momentum", "local", "zero-out", "seeded"),
+    ("normec-momentum", "secure-sum", "replace", "secure"),
+    ("clip21-sgd2m", "central", "zero-out", "seeded"),
+    ("dpsgd-adaptive", "secure-sum", "zero-out", "secure"),
+    ("dpsgd-adaptive", "local", "replace", "seeded"),
+    ("clip21-adaptive", "central", "zero-out", "seeded"),
 ]
 
 
@@ -63,12 +85,23 @@ def test_true_mechanisms_are_not_refuted_and_the_bound_has_teeth(
 
 LOCAL = {
     "fedavg": (DPSGD(Clip(0.3)), LocalSteps(steps=5, lr=0.1, scale="difference")),
+    "fedprox": (DPSGD(Clip(0.3)), LocalSteps(steps=3, lr=0.1, prox=0.5, scale="difference")),
     "fed-normec": (NormEC(0.01, 0.1), LocalSteps(steps=5, lr=0.1, prox=0.3)),
+    "scaffold": (Scaffold(0.3), LocalSteps(steps=3, lr=0.1)),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "trust"), [("fedavg", "secure-sum"), ("fed-normec", "local")])
+@pytest.mark.parametrize(
+    ("name", "trust"),
+    [
+        ("fedavg", "secure-sum"),
+        ("fedprox", "central"),
+        ("fed-normec", "local"),
+        ("scaffold", "secure-sum"),
+        ("scaffold", "local"),
+    ],
+)
 def test_local_steps_are_not_refuted_and_the_bound_has_teeth(name: str, trust: Any) -> None:
     method, local = LOCAL[name]
     found = audit_method(method, Privacy(epsilon=8, trust=trust, noise="seeded"), local=local, **SMALL)
@@ -296,6 +329,23 @@ def memories_take_the_noise_of_a_sum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Mechanism, "outgoing", outgoing)
 
 
+def no_noise_on_the_bit(_: Mechanism, noise: Tensor, *__: Any) -> Tensor:
+    """The number that adaptive clipping sends beside the update goes out as it is."""
+    noise[-1] = 0
+    return noise
+
+
+def noise_inside_the_local_steps(patch: pytest.MonkeyPatch) -> None:
+    """Every local step is noised before the message is clipped, and the message is sent as it is."""
+    real = LocalSteps.step
+
+    def planted(self: LocalSteps, moved: Tensor, grads: Tensor, *rest: Any) -> None:
+        real(self, moved, grads + torch.randn_like(grads), *rest)
+
+    patch.setattr(LocalSteps, "step", planted)
+    patch.setattr(Mechanism, "outgoing", lambda self, sums, *_: sums)  # noqa: ARG005
+
+
 def weights_ignored(patch: pytest.MonkeyPatch) -> None:
     """The noise is that of equal weights, and the sum is weighted."""
     patch.setattr(Setting, "heaviest", property(lambda self: 1.0))  # noqa: ARG005
@@ -381,6 +431,21 @@ BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] 
         8,
         {"weights": HOSPITALS, "trials": 400},
     ),
+    "a quantile's bit without noise": (drawn_as(no_noise_on_the_bit), METHODS["dpsgd-adaptive"], "secure-sum", 8, {}),
+    "noise inside the local steps": (
+        noise_inside_the_local_steps,
+        CLIPPED,
+        "secure-sum",
+        8,
+        {"local": LocalSteps(steps=3, lr=0.1)},
+    ),
+    "half of a control variate's noise": (
+        drawn_as(lambda _, noise, *__: noise * torch.linspace(1, 0, len(noise), dtype=noise.dtype).ge(0.5)),
+        Scaffold(0.3),
+        "central",
+        8,
+        {"local": LocalSteps(steps=3, lr=0.1)},
+    ),
     "few seeds": (made_as(few_seeds), NORMEC, "secure-sum", 1, {}),
 }
 
@@ -393,3 +458,19 @@ def test_planted_bugs_are_refuted(name: str, monkeypatch: pytest.MonkeyPatch) ->
     privacy = Privacy(epsilon=epsilon, trust=trust, noise="seeded")  # type: ignore[arg-type]
     found = audit_method(method, privacy, **SMALL | more)
     assert found.violated, found
+
+
+QUICK: dict[str, Any] = {"rounds": 1, "trials": 192, "dimension": 2}
+
+
+@pytest.mark.parametrize("name", ["normec-momentum", "dpsgd-adaptive", "scaffold"])
+def test_one_round_is_not_refuted(name: str) -> None:
+    method, local = LOCAL[name] if name in LOCAL else (METHODS[name], None)
+    found = audit_method(method, Privacy(epsilon=8, trust="secure-sum"), local=local, **QUICK)
+    assert not found.violated, found
+    assert found.epsilon > 0.25 * found.claim
+
+
+def test_one_round_with_a_bit_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_as(no_noise_on_the_bit)(monkeypatch)
+    assert audit_method(METHODS["dpsgd-adaptive"], Privacy(epsilon=8, trust="secure-sum"), **QUICK).violated

@@ -16,14 +16,17 @@ from torch.utils.data import Dataset, TensorDataset
 
 from normec import (
     DPSGD,
+    Averaging,
     Callback,
     Compute,
+    LocalSteps,
     Logging,
     Memory,
     NormEC,
     Poisson,
     Privacy,
     Problem,
+    ServerOptimizer,
     SmoothedNorm,
     UsageError,
     train,
@@ -177,6 +180,44 @@ def test_a_schedule_cannot_look_at_what_the_loss_has_seen() -> None:
     assert seen
     by_number = train(of, METHOD, lr=0.1, rounds=3, privacy=quiet, seed=3, compute=Compute(engine="loop")).x
     torch.testing.assert_close(by_schedule, by_number)
+
+
+class MixingSteps(LocalSteps):
+    """Local steps along the mean gradient of all clients that are computed together."""
+
+    def step(self, moved: Tensor, grads: Tensor, state: dict[str, Tensor], number: int | Tensor) -> None:
+        super().step(moved, grads.mean(0, keepdim=True).expand_as(grads).clone(), state, number)
+
+
+def test_local_steps_that_mix_clients_are_refused() -> None:
+    """They would move the sum by more than the message of one client."""
+    of, local = built(Problem, TensorDataset, 4), MixingSteps(steps=2, lr=0.1)
+    with pytest.raises(UsageError, match="local is a MixingSteps"):
+        train(of, METHOD, lr=0.1, rounds=1, local=local, privacy=PRIVATE, seed=3)
+    assert train(of, METHOD, lr=0.1, rounds=1, local=local).finished
+
+
+class Watching(Averaging):
+    """Weights iterates by whatever it has seen."""
+
+    def weight(self, k: int) -> float:
+        return 1 / (1 + k)
+
+
+def test_an_average_with_code_of_its_own_is_refused() -> None:
+    with pytest.raises(UsageError, match="averaging is a Watching"):
+        train(functions(), METHOD, lr=0.1, rounds=1, averaging=Watching("ema"), privacy=PRIVATE, seed=3)
+    assert train(functions(), METHOD, lr=0.1, rounds=1, averaging=Watching("ema")).finished
+
+
+class Reading(ServerOptimizer):
+    """An optimizer of torch, made by code of the caller's own."""
+
+
+def test_a_subclass_of_the_servers_optimizer_is_noted() -> None:
+    run = train(functions(), METHOD, lr=0.1, rounds=1, server_optimizer=Reading("adam"), privacy=PRIVATE, seed=3)
+    assert run.privacy is not None
+    assert any("the caller's own optimizer" in note for note in run.privacy.notes)
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])

@@ -12,10 +12,10 @@ Other systems only check the loopback interface, which all users of a machine sh
 container without root privileges, a process of the container's own root may forward requests from outside, and they
 come from the container's address.
 
-`OwnerAndParties` also admits parties to the fleet interface. Flower reads a whole request before it checks who sent it,
-and believes a party about the sender of a message. Here the signature is checked first, a request is cut off at
-`LARGEST_BODY`, and a party can only push answers of its own. Flower accepts one answer to a request, so the list of an
-answer's objects (`LARGEST_LIST`) limits what a party can store.
+`OwnerAndParties` also admits parties to the fleet interface and to their side of `channel`. Flower reads a whole
+request before it checks who sent it, and believes a party about the sender of a message. Here the signature is checked
+first, a request is cut off at `LARGEST_BODY`, and a party can only push answers of its own. Flower accepts one answer
+to a request, so the list of an answer's objects (`LARGEST_LIST`) limits what a party can store.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ from ...system.files import PRIVATE_FILE
 
 FLEET = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
 PUSH = FLEET + "push-messages"
+PARTY, SERVER = "/v1/normec/party/", "/v1/normec/server/"  # the calls of `channel`
+NODE = "normec.node"  # the key of an ASGI scope at which the number of the party that signed a request is kept
 HEALTH = "/health"
 LARGEST_BODY = 8 * 2**20  # bytes of a party's request; Flower sends arrays in chunks of 5 MiB
 LARGEST_LIST = 2**16  # bytes of the list of an answer's objects: about a thousand of them
+LISTS = (PUSH, PARTY + "receive")  # requests of parties that contain such a list, or less
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LOOKS = 3  # readings of the kernel's table, which may skip a line while connections open and close
 _ESTABLISHED = "01"
@@ -80,29 +83,32 @@ class OwnerOnly:
 
 
 class OwnerAndParties(OwnerOnly):
-    """ASGI middleware that passes on the requests of the owner, and of registered parties to the fleet interface.
+    """ASGI middleware that passes on the requests of the owner, and those of registered parties to their interfaces.
 
     Args:
         app: Flower's SuperLink.
-        registered: Whether the headers of a request are signed with the key of a registered party.
+        registered: Returns the number of the registered party whose key signed the headers of a request, or None.
         hosts: As in `OwnerOnly`.
     """
 
-    def __init__(self, app: App, registered: Callable[[Scope], Awaitable[bool]], hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self, app: App, registered: Callable[[Scope], Awaitable[int | None]], hosts: Collection[str] = ()
+    ) -> None:
         super().__init__(app, hosts)
         self._registered = registered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(FLEET):
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not path.startswith((FLEET, PARTY)):
             await super().__call__(scope, receive, send)
-        elif not await self._registered(scope):
+        elif (node := await self._registered(scope)) is None:
             await _refuse(send, 401, "this request is not signed by a registered party")
-        elif (body := await _body(receive, most := LARGEST_LIST if scope["path"] == PUSH else LARGEST_BODY)) is None:
+        elif (body := await _body(receive, most := LARGEST_LIST if path in LISTS else LARGEST_BODY)) is None:
             await _refuse(send, 413, f"a party's request may have at most {most} bytes here")
-        elif scope["path"] == PUSH and not own_answers(body):
+        elif path == PUSH and not own_answers(body, node):
             await _refuse(send, 403, "a party may only push answers of its own")
         else:
-            await self._app(scope, _replayed(body, receive), send)
+            await self._app({**scope, NODE: node}, _replayed(body, receive), send)
 
 
 def from_owner(scope: Scope, hosts: Collection[str]) -> bool:
@@ -121,7 +127,7 @@ def from_owner(scope: Scope, hosts: Collection[str]) -> bool:
     return found in (0, os.getuid())
 
 
-def own_answers(body: bytes) -> bool:
+def own_answers(body: bytes, node: int) -> bool:
     """Whether all messages that a node pushes are answers to requests, in its own name.
 
     Flower stores a message that answers no request as a request of the server, to any node that the message names.
@@ -134,7 +140,7 @@ def own_answers(body: bytes) -> bool:
     except DecodeError:
         return False
     known = [message.metadata for message in pushed.messages_list]
-    return all(one.reply_to_message_id and one.src_node_id == pushed.node.node_id for one in known)
+    return pushed.node.node_id == node and all(one.reply_to_message_id and one.src_node_id == node for one in known)
 
 
 async def _body(receive: Receive, most: int) -> bytes | None:
@@ -201,24 +207,34 @@ def _listed(text: str) -> tuple[bytes, int]:
 
 
 def run_superlink(arguments: list[str]) -> None:
-    """Run Flower's SuperLink with the options of `flower-superlink`, behind `OwnerAndParties`."""
+    """Run Flower's SuperLink with the options of `flower-superlink` and a `Channel`, behind `OwnerAndParties`."""
     _check_system()
     if "--enable-supernode-auth" not in arguments:
         raise UsageError("--enable-supernode-auth is missing; without it, anybody could act as a party")
     from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API
     from flwr.superlink import main
     from flwr.superlink.cli.flower_superlink import flower_superlink
+    from uvicorn import Server
+
+    from .channel import Channel
 
     _protect_database(arguments)
     for name in (FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API):
         os.environ.pop(name, None)  # further ports, without access control
-    made = main.create_app
+    made, stop, channels = main.create_app, Server.shutdown, list[Channel]()
 
     def restricted(*given: Any, **named: Any) -> Any:
         app = made(*given, **named)
-        return OwnerAndParties(app, partial(_signed, app), _listening(arguments))
+        channels.append(Channel(app))
+        return OwnerAndParties(channels[-1], partial(_signed, app), _listening(arguments))
+
+    async def shutdown(server: Server, sockets: list[socket.socket] | None = None) -> None:
+        for channel in channels:
+            channel.close()  # the web server waits for the calls that are held
+        await stop(server, sockets)
 
     setattr(main, "create_app", restricted)  # noqa: B010  (the app that Flower's command serves)
+    setattr(Server, "shutdown", shutdown)  # noqa: B010
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 
@@ -246,8 +262,8 @@ def _check_system() -> None:
         )
 
 
-async def _signed(app: Any, scope: Scope) -> bool:
-    """Whether the headers of a request to a SuperLink are signed with a registered key, by Flower's own rules."""
+async def _signed(app: Any, scope: Scope) -> int | None:
+    """The number of the party whose registered key signed the headers of a request, by Flower's own rules."""
     from fastapi import HTTPException, Request
     from flwr.proto.fleet_pb2 import ActivateNodeRequest
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
@@ -255,15 +271,16 @@ async def _signed(app: Any, scope: Scope) -> bool:
     from flwr.superlink.routers.fleet.node_auth import authenticate_node
     from starlette.concurrency import run_in_threadpool
 
-    def found() -> bool:
+    def found() -> int | None:
         request = Request({**scope, "app": app, "state": {}})
         try:
             key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
             request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # a request that names no node
             authenticate_node(request)
         except (HTTPException, ValueError):
-            return False
-        return get_linkstate(request).get_node_id_by_public_key(key) is not None
+            return None
+        node: int | None = get_linkstate(request).get_node_id_by_public_key(key)
+        return node
 
     return await run_in_threadpool(found)
 

@@ -36,7 +36,7 @@ from ..protocol.coordinator import Coordinator, disk_failure
 from ..protocol.gradient_oracle import GradientOracle, ProblemOracle
 from ..protocol.party import Party
 from ..protocol.policy import load_policy
-from ..protocol.terms import PlanTerms
+from ..protocol.terms import PlanTerms, RecordTerms
 from ..protocol.wire import Refusal, Reply, WireError, to_fields
 from . import settings as settings_of_run
 from .mailbox import Mailbox
@@ -137,17 +137,18 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         methods.build(config.model_copy(update={"method": method}), len(x0)),
         x0,
         roster.names,
-        _plan(config),
+        _plan(config, settings.records_of_parties),
         run=settings.name,
         privacy=build.privacy(config),
         folder=out,
         minimum=settings.least,
         evaluate=evaluate,
+        records=settings.records_of_parties,
     )
     config = resolved(config, Measured(dimension=len(x0), method=method))
     write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
     try:
-        with Mailbox(grid, settings.poll_seconds, len(x0)) as mailbox:
+        with Mailbox(grid, settings.parties, coordinator.message_length) as mailbox:
             run_rounds(coordinator, mailbox, roster, Timeouts(settings.round_seconds, settings.wait_seconds), _say)
         runs.write_summary(out, runs.summarise(coordinator.finish(), config.record(settings_of_run.RECORDED)))
         _say(coordinator.stopped or f"finished; the run is in {out}")
@@ -172,7 +173,7 @@ def _say(line: str) -> None:
     logging.getLogger("flwr").info(line)  # Flower's log of the run: `flwr run --stream`, `flwr log`
 
 
-def _plan(config: RunConfig) -> Plan:
+def _plan(config: RunConfig, records: list[float] | None) -> Plan:
     rounds, lr = methods.rounds(config), methods.step_size(config)
     if rounds is None or isinstance(lr, str):
         raise UsageError("a federation needs rounds and lr as numbers")
@@ -180,12 +181,17 @@ def _plan(config: RunConfig) -> Plan:
     schedule = server.schedule(config)
     weights = build.weights(config.weights)
     if weights == "records":
-        raise UsageError("the server does not know how many records the parties hold; give their weights as numbers")
+        if records is None or len(records) == 1:
+            raise UsageError(
+                "the server does not know how many records the parties hold; give these numbers as records, if they "
+                "are public, or the weights as numbers"
+            )
+        weights = [number / sum(records) for number in records]
     return Plan(
         lr=lr if schedule is None else scheduled(schedule, lr, rounds, 0),
         rounds=rounds,
         batch_size=config.batch_size,
-        batch_rate=None,
+        batch_rate=config.batch_rate,
         warmup=0,
         seed=config.public_seed,
         participation=Everyone(),
@@ -232,8 +238,21 @@ class _LazyOracle(GradientOracle):
     def check(self, x: Tensor) -> None:
         self._loaded().check(x)
 
+    def check_records(self) -> None:
+        self._loaded().check_records()
+
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
         return self._loaded().gradient(x, index, round, plan)
+
+    def corrected_update(
+        self, x: Tensor, index: int, round: int, plan: PlanTerms, correction: Tensor
+    ) -> tuple[Tensor, float]:
+        return self._loaded().corrected_update(x, index, round, plan, correction)
+
+    def clipped_gradient(
+        self, x: Tensor, index: int, round: int, plan: PlanTerms, terms: RecordTerms, *, secret_coins: bool
+    ) -> tuple[Tensor, float]:
+        return self._loaded().clipped_gradient(x, index, round, plan, terms, secret_coins=secret_coins)
 
     def _loaded(self) -> ProblemOracle:
         if self._made is None:

@@ -14,7 +14,6 @@ stays there until Flower's own time limit.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from flwr.app import Message
 
 PART_SECONDS = 120.0  # the time for the next part of a message to arrive at the SuperLink
-_RETRY_SECONDS = 0.25
 _PLAIN = 2**16  # bytes of an object without numbers, and of a message without its numbers
 _PIECE = 2**20  # the least bytes of an array chunk; those of Flower are five times as large
 _NAME = 2**8  # bytes of an object's name in a list
@@ -53,8 +51,14 @@ class Allowance:
 
     @property
     def responses(self) -> dict[str, int]:
-        """The limits on responses that bring a list of a message's objects, or one object, in bytes."""
-        return {"pull-messages": _PLAIN + _NAME * self.objects, "pull-object": self.size + _PLAIN}
+        """The limits in bytes on responses that bring a list of objects, an object, or a message with its objects."""
+        listed = _PLAIN + _NAME * self.objects
+        return {"pull-messages": listed, "pull-object": self.room, "receive": listed + self.room}
+
+    @property
+    def room(self) -> int:
+        """The most bytes of a message's objects."""
+        return self.size + _PLAIN
 
 
 def limit_responses(client: Any, most: Mapping[str, int], others: int | None = None) -> None:
@@ -94,8 +98,8 @@ def pull_message(
         PartsMissing: A part of the message did not arrive.
     """
     contents: dict[str, bytes] = {}
-    left = allowed.size + _PLAIN
-    for part in _names(tree, allowed.objects):
+    left = allowed.room
+    for part in object_names(tree, allowed.objects):
         until = time.monotonic() + PART_SECONDS
         while (content := pull(part)) is None:
             if time.monotonic() > until or wait(every):
@@ -105,50 +109,6 @@ def pull_message(
         if left < 0:
             raise WireError(f"it has more than the {allowed.size} bytes that a message may have")
     return _inflated(name, contents, allowed.size)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A message and its sender according to the SuperLink, not to the message; None is the SuperLink itself."""
-
-    node: int | None
-    message: Message
-
-
-class Downloads:
-    """Downloads answers through Flower's Grid, each within the limits `allowed`."""
-
-    def __init__(self, grid: Any, allowed: Allowance, closed: threading.Event) -> None:
-        self._grid, self._allowed, self._closed = grid, allowed, closed
-        limit_responses(grid._runtime_client, allowed.responses)
-
-    def fetch(self, identifier: str) -> Answer | None:
-        """The answer to a request; None while there is none. Raises `WireError` if it exceeds a limit."""
-        from flwr.common.constant import SUPERLINK_NODE_ID
-        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-
-        client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
-        found = client.PullMessages(PullAppMessagesRequest(message_ids=[identifier]))
-        if not found.messages_list:
-            return None
-        described, tree = found.messages_list[0].metadata, found.message_object_trees[0]
-        name = described.message_id
-        try:
-            message = pull_message(name, tree, self._allowed, self._pull, self._closed.wait, _RETRY_SECONDS)
-            sender = None if described.src_node_id == SUPERLINK_NODE_ID else int(described.src_node_id)
-            return Answer(sender, message)
-        finally:
-            client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name))
-
-    def _pull(self, name: str) -> bytes | None:
-        from flwr.proto.message_pb2 import PullObjectRequest
-
-        node, run = self._grid.node, self._grid.run.run_id
-        found = self._grid._runtime_client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
-        if not found.object_found:
-            raise PartsMissing("a part of the message is missing")
-        return bytes(found.object_content) if found.object_available else None
 
 
 class _Measured(httpx.BaseTransport):
@@ -189,7 +149,7 @@ class _CutOff(httpx.SyncByteStream):
         self._inner.close()
 
 
-def _names(tree: Any, most: int) -> list[str]:
+def object_names(tree: Any, most: int) -> list[str]:
     """The names of all objects in a tree, without repetitions, children first."""
     names: dict[str, None] = {}
     rest = [tree]

@@ -1,8 +1,9 @@
-"""Send requests and receive answers over Flower's Grid.
+"""Send requests and receive answers over a SuperLink's channel.
 
-A separate thread fetches each answer. A party that is killed while it sends, or sends something that Flower cannot
-decode, delays or breaks only its own thread, and the result is a fault of that party. A node has at most a few threads:
-newer requests end the wait for the answer to an old one, which the party sends again anyway.
+A thread waits for the answers to the requests that were sent together. An answer whose parts are still on their way has
+a thread of its own: a party that is killed while it sends, or sends something that Flower cannot decode, delays or
+breaks only that thread, and the result is a fault of the party. A thread ends with the last answer. Newer requests to a
+node end the wait for the answer to an old one, which the party sends again anyway.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..protocol.wire import Fields, Request, WireError, to_fields
-from .download import Allowance, Answer, Downloads, PartsMissing
+from .channel_clients import Arrival, ServerChannel
+from .download import Allowance, PartsMissing
 from .records import from_records, to_records
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 
-CROWD = 8  # pending answers from which on each is polled less often
 AHEAD = 4  # newer requests to a node after which an old one is given up
+_PAUSE = 1.0  # seconds after a call that failed
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,28 @@ class Incoming:
     lost: bool = False
 
 
-class Mailbox:
-    """`post` sends requests, and `next` returns answers in order of arrival. Arrays have at most `largest` numbers."""
+@dataclass(frozen=True)
+class _Pending:
+    node: int
+    round: int
+    number: int  # of the requests to this node
 
-    def __init__(self, grid: Grid, poll_seconds: float, largest: int) -> None:
-        self._grid, self._poll, self._largest = grid, poll_seconds, largest
+
+class Mailbox:
+    """`post` sends requests, and `next` returns answers in order of arrival.
+
+    Args:
+        grid: Flower's Grid.
+        parties: The number of parties.
+        largest: The most numbers in an array.
+    """
+
+    def __init__(self, grid: Grid, parties: int, largest: int) -> None:
+        self._largest = largest
         self._incoming: queue.Queue[Incoming] = queue.Queue()
         self._closed = threading.Event()
-        self._downloads = Downloads(grid, Allowance.of(largest), self._closed)
+        self._channel = ServerChannel(grid, Allowance.of(largest), parties, self._closed)
         self._newest: dict[int, int] = {}  # how many requests a node was sent
-        self._watching, self._counting = 0, threading.Lock()
-        self._sending = threading.BoundedSemaphore(CROWD)
 
     def __enter__(self) -> Mailbox:
         return self
@@ -58,65 +70,89 @@ class Mailbox:
 
     def post(self, requests: Mapping[int, Request], ttl: float) -> None:
         """Send each node its request, and look for answers during `ttl` seconds."""
-        for node, request in requests.items():
-            number = self._newest[node] = self._newest.get(node, 0) + 1
-            threading.Thread(target=self._exchange, args=(node, request, number, ttl), daemon=True).start()
+        if not requests:
+            return
+        for node in requests:
+            self._newest[node] = self._newest.get(node, 0) + 1
+        threading.Thread(target=self._exchange, args=(dict(requests), dict(self._newest), ttl), daemon=True).start()
 
     def next(self, seconds: float) -> Incoming | None:
         """The next answer, or None if none comes in time."""
         try:
-            return self._incoming.get(timeout=seconds)
+            return self._incoming.get(timeout=seconds) if seconds > 0 else self._incoming.get_nowait()
         except queue.Empty:
             return None
 
-    def _exchange(self, node: int, request: Request, number: int, ttl: float) -> None:
-        """Send a request and wait for its answer, until newer requests replace it."""
+    def _exchange(self, requests: dict[int, Request], numbers: dict[int, int], ttl: float) -> None:
+        """Send requests and wait for their answers, until newer requests replace them."""
         import httpx
-        from flwr.app import Message
         from flwr.supercore.run import RunNotRunningException
 
-        until, round = time.monotonic() + ttl, request.round
-        with self._counting:
-            self._watching += 1
+        until, pending = time.monotonic() + ttl, dict[str, _Pending]()
+        waiting = [_Pending(node, request.round, numbers[node]) for node, request in requests.items()]
         try:
-            with self._sending:
-                message = Message(to_records(to_fields(request)), node, "train", group_id=str(round), ttl=ttl)
-                (identifier,) = self._grid.push_messages([message])
-            if not identifier:
-                self._incoming.put(Incoming(node, round, None, "Flower did not take the request", lost=True))
-                return
-            # The more answers are pending, the less often each is polled, because the SuperLink has one process.
-            while not self._closed.wait(self._poll * max(1.0, self._watching / CROWD)) and time.monotonic() < until:
-                with suppress(httpx.HTTPError):  # the SuperLink is overloaded; Flower has already tried again
-                    answer = self._downloads.fetch(identifier)
-                    if answer is not None:
-                        self._incoming.put(self._opened(node, round, answer))
-                        return
-                if self._newest[node] >= number + AHEAD:
-                    return
+            pending = self._sent(requests, waiting, ttl)
+            waiting.clear()
+            while pending and not self._closed.is_set() and time.monotonic() < until:
+                try:
+                    arrivals = self._channel.receive(pending)
+                except httpx.HTTPError:  # the SuperLink is overloaded; Flower has already tried again
+                    self._closed.wait(_PAUSE)
+                    continue
+                for arrival in arrivals:
+                    if (one := pending.pop(arrival.request, None)) is not None:
+                        self._take(one, arrival)
+                pending = {name: one for name, one in pending.items() if self._newest[one.node] < one.number + AHEAD}
         except httpx.HTTPError:
-            self._incoming.put(Incoming(node, round, None, "Flower did not take the request", lost=True))
+            self._lose(waiting, "Flower did not take the request")
         except RunNotRunningException:  # no party's fault; the roster raises an error
-            self._incoming.put(Incoming(node, round, None, "the run was stopped", lost=True))
-        except PartsMissing as missing:
-            self._incoming.put(Incoming(node, round, None, str(missing), lost=True))
-        except WireError as error:
-            self._incoming.put(Incoming(node, round, None, str(error)))
-        except Exception as error:  # Flower's own reader failed on what a node sent
-            self._incoming.put(Incoming(node, round, None, f"Flower cannot read it ({type(error).__name__})"))
-        finally:
-            with self._counting:
-                self._watching -= 1
+            self._lose([*waiting, *pending.values()], "the run was stopped")
+        except Exception as error:  # no party's fault either
+            self._lose([*waiting, *pending.values()], f"the exchange failed ({type(error).__name__})")
 
-    def _opened(self, node: int, round: int, answer: Answer) -> Incoming:
-        message = answer.message
-        if answer.node is None:  # from Flower, not from the node: it is gone, or the request expired
-            return Incoming(node, round, None, "Flower has no answer", lost=True)
-        if answer.node != node:
-            return Incoming(node, round, None, "it does not come from the node that was asked")
-        if message.has_error():
-            return Incoming(node, round, None, f"the party's error {int(message.error.code)}")
+    def _sent(self, requests: dict[int, Request], waiting: list[_Pending], ttl: float) -> dict[str, _Pending]:
+        """Send requests. Returns those that wait for an answer, by name."""
+        from flwr.app import Message
+
+        messages = [
+            Message(to_records(to_fields(request)), node, "train", group_id=str(request.round), ttl=ttl)
+            for node, request in requests.items()
+        ]
+        named = list(zip(self._channel.send(messages), waiting, strict=True))
+        self._lose([one for name, one in named if not name], "Flower did not take the request")
+        return {name: one for name, one in named if name}
+
+    def _lose(self, waiting: list[_Pending], why: str) -> None:
+        for one in waiting:
+            self._incoming.put(Incoming(one.node, one.round, None, why, lost=True))
+
+    def _take(self, one: _Pending, arrival: Arrival) -> None:
+        """Read an answer, in a thread of its own if its objects did not come with it."""
+        if arrival.contents:
+            self._incoming.put(self._opened(one, arrival))
+            return
+        put = lambda: self._incoming.put(self._opened(one, arrival))  # noqa: E731
+        threading.Thread(target=put, daemon=True).start()
+
+    def _opened(self, one: _Pending, arrival: Arrival) -> Incoming:
+        import httpx
+        from flwr.supercore.run import RunNotRunningException
+
+        node, round = one.node, one.round
         try:
+            message = self._channel.open(arrival)
+            if arrival.sender is None:  # from Flower, not from the node: it is gone, or the request expired
+                return Incoming(node, round, None, "Flower has no answer", lost=True)
+            if arrival.sender != node:
+                return Incoming(node, round, None, "it does not come from the node that was asked")
+            if message.has_error():
+                return Incoming(node, round, None, f"the party's error {int(message.error.code)}")
             return Incoming(node, round, from_records(message.content, self._largest))
+        except (PartsMissing, httpx.HTTPError) as missing:
+            return Incoming(node, round, None, str(missing), lost=True)
+        except RunNotRunningException:
+            return Incoming(node, round, None, "the run was stopped", lost=True)
         except WireError as error:
             return Incoming(node, round, None, str(error))
+        except Exception as error:  # Flower's own reader failed on what a node sent
+            return Incoming(node, round, None, f"Flower cannot read it ({type(error).__name__})")

@@ -9,6 +9,7 @@ back during a round is asked again at once. Parties that misbehave, or are silen
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from .roster import OnlineParty, Roster
 from .suspension import Suspensions
 
 LOOK = 2.0  # seconds between two queries of the parties that are online
+WAIT = 0.2  # seconds to wait for an answer before the time limits are checked
 ASKS = 4  # requests to one party in a round before it is suspended
 
 Say = Callable[[str], None]
@@ -43,9 +45,23 @@ def run_rounds(
     clock: Clock = time.monotonic,
 ) -> None:
     """Run all remaining rounds."""
-    suspensions = Suspensions()
+    suspensions, presence = Suspensions(), _Presence(roster)
     while not coordinator.finished:
-        _Round(coordinator, mailbox, roster, suspensions, timeouts, say, clock).run()
+        _Round(coordinator, mailbox, presence, suspensions, timeouts, say, clock).run()
+
+
+class _Presence:
+    """The parties that are online, as they were at the last look."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster, self.online, self._next = roster, dict[str, OnlineParty](), -math.inf
+
+    def look(self, now: float) -> bool:
+        """Look again if it is time to. Returns whether it was."""
+        if now < self._next:
+            return False
+        self.online, self._next = self.roster.online(), now + LOOK
+        return True
 
 
 class _Round:
@@ -53,41 +69,43 @@ class _Round:
         self,
         coordinator: Coordinator,
         mailbox: Mailbox,
-        roster: Roster,
+        presence: _Presence,
         suspensions: Suspensions,
         timeouts: Timeouts,
         say: Say,
         clock: Clock,
     ) -> None:
-        self._coordinator, self._mailbox, self._roster, self._suspensions = coordinator, mailbox, roster, suspensions
+        self._coordinator, self._mailbox, self._presence = coordinator, mailbox, presence
+        self._suspensions = suspensions
         self._timeouts, self._say, self._clock = timeouts, say, clock
         self._asked: dict[str, str] = {}  # the parties that were asked, and since when they were online
         self._since: dict[str, float] = {}  # when each party was last asked
         self._silent: set[str] = set()
-        self._online: dict[str, OnlineParty] = {}
         self._asks: Counter[str] = Counter()
 
     def run(self) -> None:
         coordinator, k = self._coordinator, self._coordinator.round
         began = self._clock()
-        deadline, look = began + self._timeouts.round, began
+        deadline, again, taken = began + self._timeouts.round, True, False
         while coordinator.round == k and not coordinator.finished:
             now = self._clock()
-            if now >= look:
-                look = now + LOOK
-                self._online = self._roster.online()
+            if self._presence.look(now) or again:
+                again = False
                 self._ask(now)
-            incoming = self._mailbox.next(0.2)
+            incoming = self._mailbox.next(0.0 if taken else WAIT)
+            taken = incoming is not None
             if incoming is not None:
                 self._take(incoming, k)
-                continue  # process all answers before anything is decided
+                continue  # process all answers that are there before anything is decided
             if any(not self._suspensions.suspended(name, now) for name in coordinator.joining - self._silent):
                 self._ask(now)
             late = now > deadline
             if late:
-                for name in sorted(self._silent & self._online.keys()):
+                for name in sorted(self._silent & self._presence.online.keys()):
                     self._suspend(name, "it was silent until the time limit of the round", now)
-            if coordinator.ready and not any(map(self._suspensions.trusted, self._silent & self._online.keys())):
+            if coordinator.ready and not any(
+                map(self._suspensions.trusted, self._silent & self._presence.online.keys())
+            ):
                 self._say(f"round {k}: {coordinator.answered} of {len(coordinator.parties)} parties")
                 coordinator.close_round()
             elif self._hopeless():
@@ -102,14 +120,14 @@ class _Round:
                 coordinator.repeat_round()
                 self._asked.clear()
                 self._asks.clear()
-                deadline, look = now + self._timeouts.round, now
+                deadline, again = now + self._timeouts.round, True
 
     def _ask(self, now: float) -> None:
         """Send requests to all parties that are online, not suspended, and were not asked since they came online."""
         joining = self._coordinator.joining - self._silent
         due = {}
         for name, request in self._coordinator.requests().items():
-            here = self._online.get(name)
+            here = self._presence.online.get(name)
             if here is None or self._suspensions.suspended(name, now):
                 continue
             if name not in joining and self._asked.get(name) == here.since:
@@ -124,7 +142,7 @@ class _Round:
         self._mailbox.post(due, ttl=2 * self._timeouts.round + 60)
 
     def _take(self, incoming: Incoming, k: int) -> None:
-        name, now = self._roster.name(incoming.node), self._clock()
+        name, now = self._presence.roster.name(incoming.node), self._clock()
         if incoming.lost:
             if incoming.round == k:
                 self._silent.discard(name)

@@ -9,6 +9,7 @@ settings, such as "tau=0.5,eta=0.3". Each party names its own copy of the file i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,29 @@ class Settings(BaseModel):
     round_seconds: float = Field(default=600.0, gt=0)
     wait_seconds: float = Field(default=86400.0, gt=0)
     start_seconds: float = Field(default=600.0, gt=0)
-    poll_seconds: float = Field(default=0.5, gt=0)
+    records: str | int | float | None = None
     run: RunConfig = RunConfig()
 
     @property
     def least(self) -> int:
         """The number of parties that a round needs: all of them by default."""
         return self.parties if self.min_parties is None else self.min_parties
+
+    @property
+    def records_of_parties(self) -> list[float] | None:
+        """The public numbers of records, one for each party or one for all; None if they are not given."""
+        if self.records is None:
+            return None
+        try:
+            found = [float(part) for part in str(self.records).split(",")]
+        except ValueError:
+            found = []
+        if len(found) not in (1, self.parties) or not all(1 <= number < math.inf for number in found):
+            raise UsageError(
+                f"records must be a number from 1 on for each of the {self.parties} parties, as in 199,172,30, or one "
+                f"for all, got {self.records!r}"
+            )
+        return found
 
 
 NAMES = (*(name for name in Settings.model_fields if name != "run"), *FEDERATED)
@@ -65,6 +82,7 @@ def read(config: Mapping[str, Any]) -> Settings:
     if settings.least > settings.parties:
         raise UsageError(f"min_parties must be at most parties = {settings.parties}, got {settings.least}")
     run = _run(lab, settings)
+    _ = settings.records_of_parties
     return settings.model_copy(update={"run": run})
 
 

@@ -1,9 +1,9 @@
 """The process of a party: a SuperNode that runs the party's own code, whatever app the server sends.
 
 Flower's own SuperNode fetches the app of every run from the server and runs it, so code chosen by the server would have
-access to the party's data, policy and ledger. This SuperNode uses the same protocol and Flower's own connection (TLS,
-signed with the party's key), but passes requests to the ClientApp that the party installed. It never fetches the app of
-a run. It also keeps its process, so it does not start Python or load data in every round.
+access to the party's data, policy and ledger. This SuperNode uses Flower's own connection (TLS, signed with the party's
+key) and the `channel` of the SuperLink, and passes requests to the ClientApp that the party installed. It never fetches
+the app of a run. It also keeps its process, so it does not start Python or load data in every round.
 
 What the server sends is measured before it is read (`download`): a request has at most two vectors, x and a row, of the
 largest model that the party's policy allows.
@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..protocol.wire import WireError
-from .download import Allowance, PartsMissing, limit_responses, pull_message
+from .channel_clients import PartyChannel
+from .download import Allowance, limit_responses
 
 if TYPE_CHECKING:
-    from flwr.app import Message
     from flwr.clientapp import ClientApp
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
 
-VECTORS = 2  # in a request: x, and the party's row if the party lost it
+VECTORS = 3  # in a request: x, the numbers that the method broadcasts, and the party's row if the party lost it
 _RESPONSE = 2**16  # bytes of a SuperLink's response that brings no message
-_RETRY_SECONDS = 0.05  # the server announces a message before its parts; poll sooner than Flower does
+_PAUSE = 0.5  # seconds after an exchange that failed, or a call without a request that was not held
 _SHOWN = 300  # characters of an error that are printed
 
 
@@ -44,7 +44,6 @@ def run_supernode(
     key: Path,
     node_config: Mapping[str, Any],
     largest: int,
-    poll_seconds: float = 0.5,
     patience: float = 150.0,
 ) -> None:
     """Answer the server's requests until SIGINT or SIGTERM, and wait for a server that is not running.
@@ -63,19 +62,23 @@ def run_supernode(
     connect = fleet_http_connection.http_request_response
     with (
         _Signals() as signals,
-        _admitted(client, superlink, trusted, private, key.with_name(key.name + ".node"), patience),
+        _admitted(client, superlink, trusted, private, key.with_name(key.name + ".node"), patience) as fleet,
         connect(superlink, False, trusted, (private, private.public_key())) as connection,
     ):
-        print(f"node {connection[0]} waits for requests from {superlink}", flush=True)
+        node = connection[0]
+        channel = PartyChannel(fleet, node, allowed)
+        print(f"node {node} waits for requests from {superlink}", flush=True)
         while True:
+            began = time.monotonic()
             try:
-                if not _exchange(app, connection, dict(node_config), signals, allowed):
-                    time.sleep(poll_seconds)
+                answered = _exchange(app, channel, node, dict(node_config), signals)
+                if not answered and time.monotonic() < began + _PAUSE:
+                    time.sleep(_PAUSE)
             except RunNotRunningException:
-                time.sleep(poll_seconds)
+                time.sleep(_PAUSE)
             except Exception as error:  # a message that the server or the network cut off
                 print(f"an exchange failed: {_shown(error)}", flush=True)
-                time.sleep(poll_seconds)
+                time.sleep(_PAUSE)
 
 
 def limited_client(allowed: Allowance) -> type[FleetHttpClient]:
@@ -90,42 +93,12 @@ def limited_client(allowed: Allowance) -> type[FleetHttpClient]:
     return Limited
 
 
-def receive_request(connection: Any, allowed: Allowance) -> Message | None:
-    """Return the next request; None if there is none. Raises `WireError` if it exceeds a limit."""
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
-
-    _, receive, _, _, _, pull_object, _, confirm = connection
-    announced = receive()
-    if announced is None:
-        return None
-    tree, run = announced[1], announced[0].metadata.run_id
-
-    def pull(name: str) -> bytes | None:
-        try:
-            found: bytes = pull_object(run, name)
-            return found
-        except ObjectUnavailableError:
-            return None
-        except ObjectPullError:
-            raise PartsMissing("a part of the message is missing") from None
-
-    try:
-        message = pull_message(tree.object_id, tree, allowed, pull, _sleep, _RETRY_SECONDS)
-    finally:
-        confirm(run, tree.object_id)
-    message.metadata.__dict__["_message_id"] = tree.object_id  # the name of an object is not part of the object
-    return message
-
-
-def _exchange(
-    app: ClientApp, connection: Any, node_config: dict[str, Any], signals: _Signals, allowed: Allowance
-) -> bool:
+def _exchange(app: ClientApp, channel: PartyChannel, node: int, node_config: dict[str, Any], signals: _Signals) -> bool:
     """Answer one request; False if there is none."""
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.common.constant import ErrorCode
 
-    node, _, send, _, _, _, push_object, _ = connection
-    message = receive_request(connection, allowed)
+    message = channel.receive()
     if message is None:
         return False
     run, name = message.metadata.run_id, message.metadata.message_id
@@ -136,15 +109,15 @@ def _exchange(
             print(f"request {name[:12]} failed: {_shown(error)}", flush=True)
             # The server does not learn what went wrong.
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
-    _push(reply, send, push_object)
+    channel.send(reply)
     return True
 
 
 @contextmanager
 def _admitted(
     client: type[FleetHttpClient], superlink: str, trusted: bytes, private: Any, number: Path, patience: float
-) -> Iterator[None]:
-    """Make sure that the server will admit the party.
+) -> Iterator[FleetHttpClient]:
+    """Make sure that the server will admit the party, and return a client that signs with the party's key.
 
     A party that was killed counts as online for another minute, and Flower admits no party twice. Therefore the node
     number of the party is kept in a file next to its key, and that node is deactivated first.
@@ -182,7 +155,7 @@ def _admitted(
                         "or another process uses it"
                     ) from None
             time.sleep(1)
-    yield
+        yield fleet
 
 
 def load_client(app: Path) -> ClientApp:
@@ -195,25 +168,6 @@ def load_client(app: Path) -> ClientApp:
     sys.path.insert(0, str(app.resolve()))
     found: ClientApp = getattr(importlib.import_module(module), name)
     return found
-
-
-def _push(reply: Any, send: Any, push_object: Any) -> None:
-    """Announce the reply, then send those of its parts that the server does not have.
-
-    Flower reports how many seconds the computation took, which may depend on the data, so this reports 0.
-    """
-    from flwr.supercore.inflatable.inflatable_object import (
-        get_all_nested_objects,
-        get_object_tree,
-        no_object_id_recompute,
-    )
-
-    with no_object_id_recompute():
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        missing, session = send(reply, get_object_tree(reply), 0.0)
-        for name, part in get_all_nested_objects(reply).items():
-            if name in missing:
-                push_object(reply.metadata.run_id, session, name, part.deflate())
 
 
 class _Signals:
@@ -246,12 +200,6 @@ class _Signals:
         self._asked = True
         if not self._busy:
             raise SystemExit(0)
-
-
-def _sleep(seconds: float) -> bool:
-    """Wait, and never give up."""
-    time.sleep(seconds)
-    return False
 
 
 def _shown(error: Exception) -> str:

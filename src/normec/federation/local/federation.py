@@ -17,9 +17,10 @@ from typing import Any
 
 import tomli_w
 
+from ...algorithms import registry
 from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
-from ...settings.config import is_own, load
+from ...settings.config import RunConfig, is_own, load
 from ...storage.history import History
 from ...system.files import private_folder, read_if_present, read_toml, write_atomic
 from ...training.callbacks import Callback
@@ -32,6 +33,7 @@ from .processes import Processes, free_port
 STARTING = 300.0  # seconds until the SuperLink must answer, and until Flower must have started the server's app
 OUTCOME_SECONDS = 3.0  # seconds for the SuperLink to report the outcome after the server's process has ended
 ATTEMPTS = 3
+_DIMENSION = 2**20  # of a model; the class of a method does not depend on it
 SUMMARY = "summary.json"
 SCRIPTS = Path(sys.executable).parent
 
@@ -271,7 +273,7 @@ def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:
         "unit": config.unit,
         "relation": config.relation,
         "least_sigma": 1e-6,
-        "methods": [_as_parties_know(method or config.method, config.server_norm)],
+        "methods": [_as_parties_know(config, method)],
         "trusts": [config.trust] if config.private else ["local", "central"],
         "simulation": config.private and config.noise == "seeded",
         "allow_without_noise": not config.private,
@@ -282,13 +284,11 @@ def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:
     return policy
 
 
-def _as_parties_know(method: str, server_norm: bool | str | None) -> str:
-    """The name of a method for parties (`algorithms.registry`)."""
-    if is_own(method):
-        return method
-    if method == "normec" and isinstance(server_norm, str):
-        return "normec-by-tensor"
-    return method.removesuffix("-norm").removesuffix("-clip")
+def _as_parties_know(config: RunConfig, method: str | None) -> str:
+    """The name of a run's method for parties (`algorithms.registry`)."""
+    if is_own(config.method):
+        return method or config.method
+    return registry.name_of(methods.build(config, _DIMENSION))
 
 
 def _note_interruption(out: Path) -> None:

@@ -1,10 +1,12 @@
 """A party's account: every message that the party has made in any run, written down before it is sent.
 
 All runs share one file, so that a new run cannot spend the same budget again. The formal guarantee is that of
-`privacy.ledger`: a message is sent only after `pay` returns, so every message that was sent has a line. ε is computed
-from the lines at the policy's δ. The party may change its budget, but not the unit and the relation, because the noise
-multipliers depend on them. Messages of runs without noise have lines of another kind: they are counted, but no ε
-covers them.
+`privacy.ledger`: a message is sent only after `pay` returns, so every message that was sent has a line. A line has one
+noise multiplier for an observer of the client, and one for an observer of a single record, with the rate at which
+records are drawn (`price`). So there are two accounts side by side, and ε of each is computed from the lines at the
+policy's δ. The party may change its budgets and the unit that they protect, but not the relation, because the noise
+multipliers depend on it. Messages of runs without noise have lines of another kind: they are counted, but no ε covers
+them.
 
 A party that lost its disk charges itself for all messages that it may have made before (`recover`): those that the
 server accepted, and one for each earlier handshake, because a message may have been under way each time.
@@ -16,10 +18,13 @@ journal are lost.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...privacy import gaussian
 from ...privacy.accounting import Account, Event
 from ...privacy.hash_chain import Chain, Head, LedgerDamaged, LedgerInUse, read_chain
 from ...system.files import write_atomic
@@ -28,7 +33,12 @@ from .wire import Request, run_name
 
 FILE = "ledger.jsonl"
 MARK = "ledger.begun"
+_FORMAT, _ONE_UNIT = 2, 1  # of the file; the older one has multipliers for one unit, which the header names
 _CURE = "restore the ledger from a copy, or begin an empty folder with what is left of the budget"
+
+
+Events = Mapping[str, Event]  # the cost of one message, by the unit that an account protects
+Budgets = Mapping[str, float]  # the largest ε, by unit
 
 
 class Releases:
@@ -39,25 +49,29 @@ class Releases:
         self._lines = [line for line in lines[1:] if line["kind"] == "release"]
         self._without_noise = [line for line in lines[1:] if line["kind"] == "bare"]
 
-    def check(self, unit: str, relation: str) -> None:
-        """Raise `UsageError` if the account was begun for another unit or relation, for which its ε does not hold."""
-        wanted = {"kind": "header", "format": 1, "unit": unit, "relation": relation}
+    def check(self, relation: str) -> None:
+        """Raise `UsageError` if the account was begun for another relation, for which its ε does not hold."""
+        wanted = {"kind": "header", "format": _FORMAT, "relation": relation}
         for first in self._header:
             for name, value in wanted.items():
-                if first.get(name) != value:
+                if first.get(name) != value and (name, first.get(name)) != ("format", _ONE_UNIT):
                     raise UsageError(
                         f"{self._path} was begun for {name} = {first.get(name)!r}, got {value!r}; "
-                        "keep the policy's unit and relation, or begin another folder with what is left of the budget"
+                        "keep the policy's relation, or begin another folder with what is left of the budget"
                     )
 
     def count(self, run: str | None = None, node: str | None = None) -> int:
         """The number of messages of one run, of all runs with a name, or of all runs."""
         return sum(line["count"] for line in _of(self._lines, run, node))
 
-    def epsilon(self, delta: float, run: str | None = None, more: Event | None = None) -> float:
-        events = [Event(line["multiplier"], 1.0, line["count"]) for line in _of(self._lines, run, None)]
-        events += [more] if more is not None else []
-        return Account(delta, events).epsilon() if events else 0.0
+    def epsilon(self, unit: str, delta: float, run: str | None = None) -> float:
+        """ε of the account that protects `unit`, in one run or in all runs."""
+        account = self.account(unit, delta, run)
+        return account.epsilon() if account.releases else 0.0
+
+    def account(self, unit: str, delta: float, run: str | None = None) -> Account:
+        first = self._header[0] if self._header else {}
+        return Account(delta, [_event(line, unit, first) for line in _of(self._lines, run, None)])
 
     def runs(self) -> list[str]:
         return sorted({line["run"] for line in self._lines + self._without_noise})
@@ -81,7 +95,7 @@ class Releases:
 class PartyAccount:
     """An open account; its file is locked until `close`."""
 
-    def __init__(self, folder: Path, unit: str, relation: str, witness: str | None = None) -> None:
+    def __init__(self, folder: Path, relation: str, witness: str | None = None) -> None:
         try:
             self._chain = Chain(folder / FILE, party_state.newest_ledger(folder), witness=witness)
         except LedgerInUse as error:
@@ -92,10 +106,10 @@ class PartyAccount:
             if not self._chain.lines:
                 if (folder / MARK).exists():
                     raise UsageError(f"{folder / FILE} is empty, although {MARK} says that it was begun; {_CURE}")
-                self._append({"kind": "header", "format": 1, "unit": unit, "relation": relation})
+                self._append({"kind": "header", "format": _FORMAT, "relation": relation})
             if not (folder / MARK).exists():  # before the first payment
                 write_atomic(folder / MARK, f"{FILE} was begun and must not be missing.\n", private=True)
-            self.releases.check(unit, relation)
+            self.releases.check(relation)
         except BaseException:
             self._chain.close()
             raise
@@ -109,19 +123,24 @@ class PartyAccount:
         """The length of the ledger and its last hash, which states remember."""
         return self._chain.head
 
-    def affords(self, event: Event, epsilon: float, delta: float) -> bool:
-        """Whether one more release stays within (epsilon, delta)."""
-        return self.releases.epsilon(delta, more=event) <= epsilon
+    def affords(self, price: Events, budgets: Budgets, delta: float, count: int = 1) -> bool:
+        """Whether `count` more releases at this price stay within every budget."""
+        for unit, epsilon in budgets.items():
+            account = self.releases.account(unit, delta)
+            account.add(dataclasses.replace(price[unit], count=count))
+            if gaussian.epsilon(account.mu_unamplified, delta) > epsilon and account.epsilon() > epsilon:
+                return False  # the first is an upper bound, which takes no time to compute
+        return True
 
-    def pay(self, request: Request, step: int, event: Event) -> None:
+    def pay(self, request: Request, step: int, price: Events) -> None:
         """Write the line of a message to the disk. Only after this returns may the message be computed and sent."""
-        self._release(request, step, event, recovered=False)
+        self._release(request, step, price, 1, recovered=False)
 
     def note_without_noise(self, request: Request, step: int) -> None:
         """Write the line of a message of a run without noise; the message may be sent after this returns."""
         self._append({"kind": "bare", "run": request.run, "node": request.node, "step": step})
 
-    def recover(self, request: Request, due: int, event: Event, epsilon: float, delta: float) -> int:
+    def recover(self, request: Request, due: int, price: Events, budgets: Budgets, delta: float) -> int:
         """Bring this run's count up to `due`, a number that the server states. Returns how many releases were charged.
 
         The charge stops one release past the budget. The party then refuses everything, so nothing is under-counted. A
@@ -129,38 +148,42 @@ class PartyAccount:
         owner raises the budget, the rest is charged as long as the server repeats its claim.
         """
         missing = due - self.releases.count(request.run, request.node)
-        if missing <= 0 or self.releases.epsilon(delta) > epsilon:
+        spent = any(self.releases.epsilon(unit, delta) > epsilon for unit, epsilon in budgets.items())
+        if missing <= 0 or spent:
             return 0
-        charged = min(missing, self._affordable(event, missing, epsilon, delta) + 1)
-        self._release(request, due, Event(event.multiplier, event.rate, charged), recovered=True)
+        charged = min(missing, self._affordable(price, missing, budgets, delta) + 1)
+        self._release(request, due, price, charged, recovered=True)
         return charged
 
-    def _affordable(self, event: Event, most: int, epsilon: float, delta: float) -> int:
-        """The largest number of releases like `event` that stays within the budget, at most `most`."""
+    def _affordable(self, price: Events, most: int, budgets: Budgets, delta: float) -> int:
+        """The largest number of releases at this price that stays within the budgets, at most `most`."""
         low, high = 0, most + 1
         while high - low > 1:
             middle = (low + high) // 2
-            if self.affords(Event(event.multiplier, event.rate, middle), epsilon, delta):
+            if self.affords(price, budgets, delta, middle):
                 low = middle
             else:
                 high = middle
         return low
 
-    def _release(self, request: Request, step: int, event: Event, recovered: bool) -> None:
-        if event.rate != 1:
-            raise UsageError("a party claims no gain from sampling")
-        terms = request.privacy
+    def _release(self, request: Request, step: int, price: Events, count: int, recovered: bool) -> None:
+        if price["client"].rate != 1:
+            raise UsageError("a party claims no gain from sampling at client level")
+        terms, record = request.privacy, price["record"]
         self._append(
             {
                 "kind": "release",
                 "run": request.run,
                 "node": request.node,
                 "step": step,
-                "count": event.count,
+                "count": count,
+                "unit": terms.unit,
                 "trust": terms.trust,
                 "noise": terms.noise,
                 "sigma": terms.sigma,
-                "multiplier": event.multiplier,
+                "client": price["client"].multiplier,
+                "record": record.multiplier,
+                **({"record_rate": record.rate} if record.rate < 1 else {}),
                 "recovered": recovered,
             }
         )
@@ -171,6 +194,18 @@ class PartyAccount:
 
     def close(self) -> None:
         self._chain.close()
+
+
+def _event(line: dict[str, Any], unit: str, header: dict[str, Any]) -> Event:
+    """The releases of a line, as the account that protects `unit` counts them.
+
+    A ledger that was begun for one unit has one multiplier in a line, of a run without a clip per record: a client that
+    is left out changes a message by b, and any other change of its data by 2b.
+    """
+    if "multiplier" not in line:
+        return Event(line[unit], line.get("record_rate", 1.0) if unit == "record" else 1.0, line["count"])
+    change = {"client": 1 if header["relation"] == "zero-out" else 2, "record": 2}
+    return Event(line["multiplier"] * change[header["unit"]] / change[unit], 1.0, line["count"])
 
 
 def _of(lines: list[dict[str, Any]], run: str | None, node: str | None) -> list[dict[str, Any]]:

@@ -20,12 +20,19 @@ class Collector:
 
     `taken` holds the valid replies, `refusals` the reasons of the parties that refused, and `joining` the parties that
     started a handshake and wait for an answer. `unsaved` is true while handshakes or drops are in no checkpoint.
-    Messages beyond `limits` are dropped.
+    Messages beyond `limits` are dropped; `own_limits` are those of parties with a noise of their own.
     """
 
-    def __init__(self, run: str, parties: dict[str, PartyRecord], limits: Limits, journal: Journal) -> None:
+    def __init__(
+        self,
+        run: str,
+        parties: dict[str, PartyRecord],
+        limits: Limits,
+        journal: Journal,
+        own_limits: Mapping[str, Limits],
+    ) -> None:
         self._run, self._parties, self._journal = run, parties, journal
-        self.limits = limits
+        self.limits, self._own_limits = limits, own_limits
         self.unsaved = False
         self.open(0, [])
 
@@ -45,7 +52,7 @@ class Collector:
     ) -> Outcome:
         """Process a message from `node`.
 
-        The message must have the shape and dtype of `like`; `row` is the sum of the messages accepted so far.
+        The message must have the shape and dtype of `like`. `row` is the sum of the messages accepted so far.
         """
         party = self._parties.get(node)
         if party is None:
@@ -73,7 +80,7 @@ class Collector:
             return self.fault(node, "it differs from the message already taken in this round")
         if reply.step <= party.accepted:
             return self._note("duplicate", node, step=reply.step)
-        fault = screened(reply, party, like, row, self.limits)
+        fault = screened(reply, party, like, row, self._own_limits.get(node, self.limits))
         if fault is not None:
             if fault.known and party.dropped != reply.digest:
                 party.dropped, party.drops, self.unsaved = reply.digest, party.drops + 1, True

@@ -41,9 +41,9 @@ from ...training.model_step import ModelStep
 from ...training.run import Plan, Run, State
 from .collector import Collector, Outcome
 from .journal import Journal
-from .method_checks import check_client_functions, check_server_functions, restorable
+from .method_checks import check_client_functions, check_server_functions, public_vector, restorable
 from .screening import Limits
-from .server_mechanism import mechanism_of
+from .server_mechanism import mechanism_of, noise_ratios, record_terms
 from .server_metrics import due, observed
 from .server_state import OPTIMIZER, ServerState
 from .terms import LocalTerms, MethodTerms, PlanTerms, PrivacyTerms
@@ -85,7 +85,9 @@ class Coordinator:
     """A federated run at the server.
 
     `parties` are names in the order of their client numbers. A round can close once `minimum` parties have answered.
-    `evaluate(x)` returns the metrics that the server measures at x.
+    `evaluate(x)` returns the metrics that the server measures at x. `records` are public numbers, one for each party or
+    one for all, by which parties divide their sums of clipped records. The noise of a party is then proportional to
+    what one of its own records can change.
     """
 
     def __init__(
@@ -100,14 +102,15 @@ class Coordinator:
         folder: str | Path | None = None,
         minimum: int = 1,
         evaluate: Evaluate | None = None,
+        records: Sequence[float] | None = None,
     ) -> None:
         check_names(run, parties)
         if not 1 <= minimum <= len(parties):
             raise UsageError(f"minimum must lie between 1 and the {len(parties)} parties, got {minimum}")
         if plan.weights is not None and len(plan.weights) != len(parties):
             raise UsageError(f"weights must be one number for each of the {len(parties)} parties")
-        if plan.batch_rate is not None or plan.initial_memory != "zero":
-            raise UsageError("a federation supports batch_size or full gradients, and memories that start at zero")
+        if plan.initial_memory != "zero":
+            raise UsageError("a federation supports memories that start at zero")
         self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
         self.minimum, self._evaluate = minimum, evaluate
         x0 = x0.detach().cpu().clone()
@@ -118,27 +121,32 @@ class Coordinator:
             logging.getLogger("normec").warning(
                 "%s does not define follow: a party that loses its disk cannot come back to the run", method.name
             )
+        if self._steps.corrects and (plan.local is None or plan.local.scale != "gradient"):
+            raise UsageError(f"{method.name} corrects local steps; give local_steps, with local_scale = 'gradient'")
         privacy = privacy.with_noise("secure").for_rounds(plan.rounds) if privacy is not None else None
-        self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0))
-        self._model_step = ModelStep(method, plan, x0, len(parties), self.mechanism)
+        clipped = record_terms(privacy, plan, records, len(parties))
+        self.mechanism: Mechanism | None = mechanism_of(method, plan, privacy, len(parties), len(x0), clipped)
         sigmas = [self.mechanism.sigma_at(k) for k in range(plan.rounds)] if self.mechanism is not None else [0.0]
         terms = PrivacyTerms.of(privacy, sigmas[0], method)
         self._scheduled = self.mechanism is not None and self.mechanism.release.schedule is not None
         if self._scheduled:
             terms = dataclasses.replace(terms, least_sigma=min(sigmas))
-        self._terms = (
-            MethodTerms.of(method),
-            terms,
-            PlanTerms(
-                plan.seed,
-                plan.batch_size or 0,
-                plan.rounds,
-                LocalTerms.of(plan.local) if plan.local else None,
-                float(plan.weights.max()) if plan.weights is not None else None,
-            ),
-        )
+        heaviest = float(plan.weights.max()) if plan.weights is not None else None
+        local = LocalTerms.of(plan.local) if plan.local else None
+        plans = [PlanTerms(plan.seed, plan.batch_size or 0, plan.rounds, local, heaviest, own) for own in clipped]
+        self._terms, self._plans = (MethodTerms.of(method), terms), dict(zip(self.parties, plans, strict=True))
         self._local = privacy is not None and privacy.trust == "local"
-        limits = Limits.of(method, max(sigmas) if self._local else 0.0, len(x0))
+        ratios = noise_ratios(method, privacy, plans, len(x0))
+        self._ratios = dict(zip(self.parties, ratios.tolist(), strict=True))
+        weights = torch.ones_like(ratios) if plan.weights is None else plan.weights
+        own_noise = bool((ratios < 1).any())
+        # The noise in a sum of messages with unequal noise is that of equal noise under these weights.
+        noisy = dataclasses.replace(plan, weights=ratios * weights) if own_noise else plan
+        self._model_step = ModelStep(method, noisy, x0, len(parties), self.mechanism)
+        largest, length = max(sigmas) if self._local else 0.0, self.message_length
+        limits = Limits.of(method, largest, length)
+        own_limits = {node: Limits.of(method, largest * ratio, length) for node, ratio in self._ratios.items()}
+        self._own_limits = own_limits if own_noise else {}
         identity = {
             "method": identity_of(method),
             "dtype": str(x0.dtype),
@@ -148,6 +156,7 @@ class Coordinator:
             "run": run,
             "parties": self.parties,
             "start": checksum(x0),
+            **({"records": [own.divisor for own in clipped if own is not None]} if clipped[0] is not None else {}),
         }
         self.storage = RunStorage(Path(folder) if folder is not None else None, identity)
         self.storage.open()
@@ -169,7 +178,7 @@ class Coordinator:
         self.state = ServerState.restored(steps, *saved) if saved else ServerState.fresh(steps, x0, parties)
         if not saved:
             self._model_step.begin(self.state.run)
-        self.collector = Collector(self.run, self.state.parties, limits, self.journal)
+        self.collector = Collector(self.run, self.state.parties, limits, self.journal, self._own_limits)
         if saved:
             self.timings |= saved[1]["timings"]
             self.journal.note("resumed", round=self.round)
@@ -187,6 +196,11 @@ class Coordinator:
     @property
     def round(self) -> int:
         return self.state.run.round
+
+    @property
+    def message_length(self) -> int:
+        """How many numbers a message has."""
+        return self._steps.message_length
 
     @property
     def finished(self) -> bool:
@@ -232,9 +246,10 @@ class Coordinator:
         if self.collector.unsaved:  # the counts of handshakes and drops in a request must survive the server
             self._save()
         x = self.state.run.x.numpy().copy()
-        method, privacy, plan = self._terms
+        method, privacy = self._terms
         if self.mechanism is not None and self._scheduled:
             privacy = dataclasses.replace(privacy, sigma=self.mechanism.sigma_at(self.round))
+        public = public_vector(self._steps, self.state.run.server)
         return {
             node: Request(
                 run=self.run,
@@ -244,9 +259,10 @@ class Coordinator:
                 parties=len(self.parties),
                 x=x,
                 method=method,
-                privacy=privacy,
-                plan=plan,
+                privacy=privacy.scaled(self._ratios[node]),
+                plan=self._plans[node],
                 record=self.state.parties[node].to_wire(self._row_to_restore(node)),
+                public=public,
             )
             for node in self.collector.asked
             if node in self.waiting
@@ -255,7 +271,8 @@ class Coordinator:
     @_writes
     def receive(self, node: str, given: Mapping[str, Any] | Reply | Refusal) -> Outcome:
         """Process a message from `node`. An invalid one is noted in the journal with its fault and never reaches x."""
-        return self.collector.receive(node, given, self.state.run.x.numpy(), self._row(node))
+        like = self.state.run.x.new_empty(self.message_length).numpy()
+        return self.collector.receive(node, given, like, self._row(node))
 
     @_writes
     def fault(self, node: str, why: str) -> Outcome:
@@ -288,7 +305,7 @@ class Coordinator:
             raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait for more or ask again")
         row = self._observed(taken) if due(self.plan, k) else None
         numbers = [i for i, node in enumerate(self.parties) if node in taken]
-        messages = state.x.new_zeros(len(numbers), len(state.x))
+        messages = state.x.new_zeros(len(numbers), self.message_length)
         for own, i in zip(messages, numbers, strict=True):
             own.copy_(torch.tensor(taken[self.parties[i]].message))
         total = self._sum(messages, numbers)

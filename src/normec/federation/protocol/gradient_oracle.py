@@ -1,28 +1,39 @@
 """The gradient of a party's own data at x, computed as the one-process engine computes it for client i.
 
-Where the plan has local steps, it is the update that they lead to.
+Where the plan has local steps, it is the update that they lead to. Where it bounds the gradient of every record
+(`RecordTerms`), it is (1/B) Σ clip(∇ℓ_r(x)) with the public B of the terms. Then one record must not move the result by
+more than C/B, whatever x is. So a record whose gradient is not finite, or whose computation fails, adds zero; if it
+made the whole message zero instead, a server could choose x such that a single record decides about the message.
 
 A party holds one client's records and knows its number i among the parties. All random choices (batches, augmentation,
 dropout, a random operator) come from streams keyed by (seed, client, round), so a party that is asked as client i
-draws what client i of `normec.train` draws.
+draws what client i of `normec.train` draws. Poisson batches of records are the exception, unless the noise is a
+simulation too: their coins must be secret, so the party draws them from the operating system's generator.
 """
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ...algorithms.operators import norms
 from ...errors import UsageError
 from ...gradients.engine import Engine
 from ...gradients.local_steps import LocalEngine, OneByOne
-from ...gradients.loop import LoopEngine
+from ...gradients.loop import LoopEngine, clipped_gradient, record_shares
+from ...gradients.record_clip import RecordClip
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
-from ...sampling.batches import Batches
-from .terms import PlanTerms
+from ...sampling.batches import Batches, PoissonBatches
+from ...sampling.random_streams import derive_seed, seed_generators
+from ...training.independence import refuse_coupled_clients
+from ...training.metrics import ROUNDING
+from .terms import PlanTerms, RecordTerms
 
 _TRIED = 32  # records of the trial gradient
 
@@ -39,6 +50,37 @@ class GradientOracle(Protocol):
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]: ...
 
+    def corrected_update(
+        self,
+        x: Tensor,  # noqa: ARG002
+        index: int,  # noqa: ARG002
+        round: int,  # noqa: ARG002
+        plan: PlanTerms,  # noqa: ARG002
+        correction: Tensor,  # noqa: ARG002
+    ) -> tuple[Tensor, float]:
+        """The same with `correction` added to the gradient of every local step."""
+        raise UsageError("this party cannot correct the gradients of its local steps")
+
+    def check_records(self) -> None:
+        """Raise if `clipped_gradient` cannot bound what one record adds, for any x and any terms."""
+        raise UsageError("this party computes no clipped gradients of single records")
+
+    def clipped_gradient(
+        self,
+        x: Tensor,  # noqa: ARG002
+        index: int,  # noqa: ARG002
+        round: int,  # noqa: ARG002
+        plan: PlanTerms,  # noqa: ARG002
+        terms: RecordTerms,  # noqa: ARG002
+        *,
+        secret_coins: bool,  # noqa: ARG002
+    ) -> tuple[Tensor, float]:
+        """(1/B) Σ clip(∇ℓ_r(x)) with the clip, the B and the batches of `terms`, and f_i(x).
+
+        If not `secret_coins`, batches follow from the plan's seed, as in a simulation.
+        """
+        raise UsageError("this party computes no clipped gradients of single records")
+
 
 class ProblemOracle(GradientOracle):
     """The gradients of a `Problem` with one client, the party itself.
@@ -54,7 +96,7 @@ class ProblemOracle(GradientOracle):
             raise UsageError(
                 "the running statistics of BatchNorm would stay at the parties; use GroupNorm in a federation"
             )
-        self._problem = problem
+        self._problem, self._records_checked = problem, False
         grad, _ = self.gradient(problem.x0, 0, 0, PlanTerms(seed=0, batch_size=_TRIED, rounds=1))
         if not bool(torch.isfinite(grad).all()):
             raise UsageError(
@@ -65,26 +107,99 @@ class ProblemOracle(GradientOracle):
         if len(x) != len(self._problem.x0):
             raise UsageError(f"the model here has {len(self._problem.x0)} parameters, x has {len(x)}")
 
-    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
-        self.check(x)
+    def check_records(self) -> None:
+        """Raise if records are not independent of each other, as far as this can be checked, or cannot be clipped."""
+        if self._records_checked:
+            return
         problem = self._problem
-        if problem.x0.dtype != x.dtype:
-            problem = problem.to(x.device, x.dtype)
+        if problem.augment is not None:
+            raise UsageError("record_clip does not go with augmentation yet; leave one of them out")
+        if problem.repeated:
+            raise UsageError(
+                "a record occurs more than once in the party's data, and unit='record' accounts for one occurrence; "
+                "keep every record once"
+            )
+        problem.records.batch(0, None)  # a record that cannot be read would fail every message that it is part of
+        refuse_coupled_clients(problem, 0, RecordClip("auto"))
+        self._records_checked = True
+
+    def clipped_gradient(
+        self, x: Tensor, index: int, round: int, plan: PlanTerms, terms: RecordTerms, *, secret_coins: bool
+    ) -> tuple[Tensor, float]:
+        self.check_records()
+        problem = self._like(x)
+        rows, seed = None, derive_seed(plan.seed, "model", index, round)
+        if terms.batch_rate is not None and secret_coins:
+            rows = _secret_batch(int(problem.records.sizes[0]), terms.batch_rate)
+            seed = secrets.randbits(63)  # a record's dropout mask depends on the coins of the records before it
+        elif terms.batch_rate is not None:
+            sizes = problem.records.sizes.expand(index + 1)
+            (rows,) = PoissonBatches(sizes, terms.batch_rate, plan.seed).draw(torch.tensor([index]), round)
+        with torch.random.fork_rng(devices=[]):
+            seed_generators(seed, x.device)
+            loss, grad = clipped_gradient(problem, x, 0, rows, terms.build(), terms.divisor, _contained_shares)
+        return grad, float(loss)
+
+    def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
+        return self._update(x, index, round, plan, None)
+
+    def corrected_update(
+        self, x: Tensor, index: int, round: int, plan: PlanTerms, correction: Tensor
+    ) -> tuple[Tensor, float]:
+        return self._update(x, index, round, plan, correction)
+
+    def _like(self, x: Tensor) -> Problem:
+        """The problem in the precision of x."""
+        self.check(x)
+        same = self._problem.x0.dtype == x.dtype
+        return self._problem if same else self._problem.to(x.device, x.dtype)
+
+    def _update(
+        self, x: Tensor, index: int, round: int, plan: PlanTerms, correction: Tensor | None
+    ) -> tuple[Tensor, float]:
+        problem = self._like(x)
         objective = _PartyObjective(problem, index)
         batches = _OwnBatches(objective.sizes, plan.batch_size, plan.seed) if plan.batch_size else None
         buffers = objective.initial_buffers()
         before = {name: rows[index].clone() for name, rows in buffers.items()}
         engine: Engine
         loop = engine = LoopEngine(objective, batches, plan.seed)  # type: ignore[arg-type]  # it has all that the loop uses
+        more: dict[str, Any] = {}
         if plan.local is not None:
             local = plan.local.build()
             engine = LocalEngine(OneByOne(loop, len(x)), local, local.counts(objective.clients, None))
+            more = {"correction": lambda _: correction[None]} if correction is not None else {}
         with torch.random.fork_rng(devices=[]):
-            (block,) = engine.blocks(x, buffers, round, torch.tensor([index]))
+            (block,) = engine.blocks(x, buffers, round, torch.tensor([index]), **more)
         for name, row in before.items():
             if not torch.equal(row, buffers[name][index]):
                 raise UsageError(f"the buffer {name} depends on the data and is not sent to the server; remove it")
         return block.grads[0].clone(), float(block.losses[0])
+
+
+def _contained_shares(
+    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip
+) -> tuple[Tensor, Tensor]:
+    """`record_shares`, in which a record that fails, or whose share is not within the bound, adds zero."""
+    try:
+        shares, losses = record_shares(problem, x, inputs, targets, clip)
+    except Exception:  # some record makes the party's code fail: each one is computed alone
+        if len(inputs) == 1:
+            return x.new_zeros(1, len(x)), x.new_zeros(1)
+        each = [
+            _contained_shares(problem, x, item[None], target[None], clip)
+            for item, target in zip(inputs, targets, strict=True)
+        ]
+        shares, losses = (torch.cat(parts) for parts in zip(*each, strict=True))
+    within = norms(shares) <= clip.bound * (1 + ROUNDING)  # False for what is not a number
+    return torch.where(within, shares, torch.zeros_like(shares)), losses
+
+
+def _secret_batch(records: int, rate: float) -> Tensor:
+    """The records of a Poisson batch, drawn with coins that nobody else can know."""
+    words = np.frombuffer(secrets.token_bytes(8 * records), np.uint64)
+    coins = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 < rate
+    return torch.from_numpy(coins.nonzero()[0])
 
 
 @dataclass

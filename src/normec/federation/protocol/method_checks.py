@@ -14,6 +14,7 @@ from ...algorithms.operators import norms
 from ...errors import UsageError
 from ...sampling.random_streams import Key, Stream
 from ...training.metrics import ROUNDING
+from .wire import Array
 
 _SIZES = (1.0, 1e6)  # of the coordinates of the synthetic gradients
 
@@ -44,6 +45,32 @@ def as_used(tables: Tables, like: Tensor) -> Tables:
         name: rows.to(like.dtype if rows.is_floating_point() else rows.dtype, copy=True)
         for name, rows in tables.items()
     }
+
+
+def public_vector(steps: Steps, state: Tables) -> Array | None:
+    """The numbers that the method broadcasts from the server's state, one after the other; None without any."""
+    public = steps.broadcast(state)
+    if not public:
+        return None
+    found: Array = torch.cat([value.reshape(-1) for value in public.values()]).numpy()
+    return found
+
+
+def public_tables(vector: Array | None, steps: Steps) -> Tables | None:
+    """The numbers of `public_vector` with the names and shapes that the method gives them.
+
+    Raises:
+        UsageError: There are more or fewer numbers than the method broadcasts.
+    """
+    public = steps.broadcast(steps.initial_server_state)
+    expected = sum(value.numel() for value in public.values()) if public else 0
+    found = len(vector) if vector is not None else 0
+    if found != expected:
+        raise UsageError(f"{steps.method.name} broadcasts {expected} numbers beside x, and {found} were sent")
+    if public is None or vector is None:
+        return public
+    parts = torch.tensor(vector).split([value.numel() for value in public.values()])
+    return {name: part.view(value.shape) for part, (name, value) in zip(parts, public.items(), strict=True)}
 
 
 def check_client_functions(steps: Steps, like: Tensor) -> None:
@@ -78,27 +105,28 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
     """Check the functions that only the server relies on, with the initial x.
 
     Raises:
-        UsageError: The method sends other numbers than x and messages of x's length, `client_init` depends on the
-            values of x, `server_step` fails, or `follow` disagrees with the client's own functions about the memory.
+        UsageError: `client_init`, or the shapes of what is broadcast, depend on the values of x, what is broadcast has
+            another dtype than x, `server_step` fails, or `follow` disagrees with the client's own functions about the
+            memory.
     """
     name = type(steps.method).__name__
-    if steps.broadcasts or steps.message_length != len(x0):
-        raise UsageError(
-            f"{name} sends other numbers than x and one message of x's length, which a federation does not carry; "
-            "take a method without broadcast and message_length"
-        )
-    elsewhere = Steps(steps.method, torch.zeros_like(x0)).initial_client_state
-    if not _same(steps.initial_client_state, elsewhere):
+    elsewhere = Steps(steps.method, torch.zeros_like(x0))
+    if not _same(steps.initial_client_state, elsewhere.initial_client_state):
         raise UsageError(
             f"{name}.client_init must not depend on the values of x: a party that joins later does not know the first x"
         )
-    steps.server_step(torch.zeros_like(x0), {name: value.clone() for name, value in steps.initial_server_state.items()})
+    public = steps.broadcast(steps.initial_server_state) or {}
+    if any(value.dtype != x0.dtype for value in public.values()):
+        raise UsageError(f"{name}.broadcast must return tensors of the model's {x0.dtype} for a federation")
+    public_tables(public_vector(steps, steps.initial_server_state), elsewhere)
+    start = {name: value.clone() for name, value in steps.initial_server_state.items()}
+    steps.server_step(x0.new_zeros(steps.message_length), start)
     if not keeps_rows(steps):
         return
     before, update = as_used(first_state(steps), x0), _made_up(x0, 1.0)
     with torch.random.fork_rng(devices=[]):
-        key, public = Key(Stream(0, "operator"), 0, torch.tensor([0])), steps.broadcast(steps.initial_server_state)
-        message, draft = steps.message(update, before, key, public)
+        key = Key(Stream(0, "operator"), 0, torch.tensor([0]))
+        message, draft = steps.message(update, before, key, steps.broadcast(steps.initial_server_state))
         sent = message + 0.1 * _made_up(message[0], 1.0)  # as if noise had been added
         kept = steps.commit(draft, sent)
         followed = steps.follow(before[MEMORY].clone(), sent.clone())

@@ -17,6 +17,11 @@ state together with the noisy message in one atomic step, and send the message.
   and its record: the memory is then the server's row, and the account is charged for the messages that may have been
   sent before. The row is computed from messages that the server has already seen, so using it reveals nothing new; and
   a message keeps its bound for any memory.
+- Where a run bounds the effect of single records, the party clips their gradients with its own code, and divides by the
+  public number of the terms. Its state must then consist of messages that left it with noise (`PartyState.released`).
+  So a run that began otherwise is refused if its terms change to these.
+- Numbers that the method broadcasts beside x come from the server. The party gives them the names and shapes that its
+  own copy of the method has, and the bound of a message holds whatever they are.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,29 +41,19 @@ from torch import Tensor
 from ...algorithms.method import Method, Steps, Tables
 from ...algorithms.operators import norms
 from ...errors import UsageError
-from ...privacy.accounting import Event
-from ...privacy.mechanism import facts_of
 from ...privacy.noise import noise_source, privatise
-from ...privacy.rules import release as released
-from ...privacy.setting import Setting
 from ...sampling.random_streams import Key, Stream
 from ...training.metrics import ROUNDING
 from . import party_state
-from .account import PartyAccount
+from .account import Events, PartyAccount
 from .gradient_oracle import GradientOracle
 from .journal import JOURNAL, Journal
-from .method_checks import as_used, check_client_functions, restorable
+from .method_checks import as_used, check_client_functions, public_tables, restorable
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
+from .price import Price, priced
 from .reconciliation import after_absence, overtaken, reconcile, resume
 from .wire import Refusal, Reply, Request, WireError, addressed, chained, from_fields, run_name, to_fields
-
-
-class _Price(NamedTuple):
-    """The privacy cost of a message in this round, and the largest cost of a message in any round of the run."""
-
-    now: Event
-    most: Event
 
 
 class _Refused(Exception):  # noqa: N818  (carries a verdict to `answer`)
@@ -114,47 +109,43 @@ class Party:
                 request.plan.local.build()
             price = self._price(request, method)
             steps = Steps(method, torch.zeros_like(torch.tensor(request.x)))
+            public_tables(request.public, steps)
+            if steps.corrects and request.plan.local is None:
+                raise UsageError(f"{method.name} corrects local steps, and the plan has none")
         except UsageError as error:
             raise _Refused(Verdict("terms", str(error))) from None
         self.oracle.check(torch.tensor(request.x))
-        terms = self.policy.unit, self.policy.relation, self.policy.witness
-        with closing(PartyAccount(self.folder, *terms)) as account:
+        if request.plan.records is not None:
+            self.oracle.check_records()
+        budgets, delta = self.policy.budgets, self.policy.delta
+        with closing(PartyAccount(self.folder, self.policy.relation, self.policy.witness)) as account:
             state = self._reconciled(request, steps, account, price)
             if isinstance(state, Refusal):
                 return state
+            if state.pending is None and request.plan.records is not None and steps.stateful and not state.released:
+                raise _Refused(Verdict("terms", "the run began without noise in the memory; start a new run"))
             if state.pending is None and price is None:
                 state = self._without_noise(request, steps, state, account)
             elif state.pending is None and price is not None:
-                if not account.affords(price.now, self.policy.budget, self.policy.delta):
-                    raise _Refused(Verdict("budget", f"one more message would exceed epsilon = {self.policy.budget:g}"))
+                if not account.affords(price.now, budgets, delta):
+                    limits = ", ".join(f"{epsilon:g} per {unit}" for unit, epsilon in budgets.items())
+                    raise _Refused(Verdict("budget", f"one more message would exceed epsilon = {limits}"))
                 state = self._with_noise(request, steps, state, account, price.now)
             return self._reply(request, state)
 
-    def _price(self, request: Request, method: Method) -> _Price | None:
+    def _price(self, request: Request, method: Method) -> Price | None:
         """The privacy cost of one message by the party's own account; None if the run has no noise."""
-        privacy = request.privacy.build(self.policy.delta)
-        if privacy is None:
+        found = priced(request, method, self.policy.delta)
+        if found is None:
             return None
-        if request.privacy.bound != method.bound:
-            raise UsageError(f"the request claims a bound of {request.privacy.bound:g}, it is {method.bound:g}")
-        plan = request.plan
-        setting = Setting(
-            clients=request.parties,
-            rounds=plan.rounds,
-            dimension=len(request.x),
-            local_steps=plan.local is not None,
-            weights=(plan.heaviest,) if plan.heaviest is not None else (),
-        )
-        release = released(facts_of(method, len(request.x)), privacy, setting)
+        price, release = found
         verdict = self.policy.check_noise(request, release)
         if verdict is not None:
             raise _Refused(verdict)
-        now = release.event(request.privacy.sigma)
-        least = request.privacy.least_sigma
-        return _Price(now, now if least is None else release.event(least))
+        return price
 
     def _reconciled(
-        self, request: Request, steps: Steps, account: PartyAccount, price: _Price | None
+        self, request: Request, steps: Steps, account: PartyAccount, price: Price | None
     ) -> PartyState | Refusal:
         """The state after comparison with the server's record, or a refusal that starts a handshake."""
         path = party_state.path_of(self.folder, request.run, request.node)
@@ -202,18 +193,18 @@ class Party:
             self.journal.note("damaged", run=request.run, node=request.node, exact=str(error))
             return None
 
-    def _recover(self, request: Request, account: PartyAccount, price: Event) -> None:
+    def _recover(self, request: Request, account: PartyAccount, price: Events) -> None:
         """Charge the messages that may have been sent before the state was lost, each at the smallest noise of the run.
 
         Only here, after a handshake, does the account rely on a claim of the server.
         """
         due = request.record.accepted + request.record.lost
-        charged = account.recover(request, due, price, self.policy.budget, self.policy.delta)
+        charged = account.recover(request, due, price, self.policy.budgets, self.policy.delta)
         if charged:
             self.journal.note("recovered", run=request.run, node=request.node, releases=charged, claimed=due)
 
     def _with_noise(
-        self, request: Request, steps: Steps, state: PartyState, account: PartyAccount, price: Event
+        self, request: Request, steps: Steps, state: PartyState, account: PartyAccount, price: Events
     ) -> PartyState:
         """Pay, compute, add noise and write the state. Only the noisy message depends on the data."""
         terms = request.privacy
@@ -227,7 +218,8 @@ class Party:
             exact = _in_words(error)
             logging.getLogger("normec").warning("only noise is sent, because the computation failed: %s", exact)
             self.journal.note("failed", run=request.run, node=request.node, round=request.round, exact=exact)
-            message, draft, loss = torch.zeros_like(torch.tensor(request.x)), client, math.nan
+            nothing = torch.tensor(request.x).new_zeros(steps.message_length)
+            message, draft, loss = nothing, client, math.nan
         sent = message
         if terms.trust == "local":
             run = run_name(request.run)  # seeded noise depends on the seed, not on the random number of the run
@@ -254,11 +246,12 @@ class Party:
         Raises what the party's code raises, and `UsageError` if the message is not finite or exceeds its bound.
         """
         x = torch.tensor(request.x)
-        grad, loss = self.oracle.gradient(x.clone(), request.index, request.round, request.plan)
+        public = public_tables(request.public, steps)
+        grad, loss = self._gradient(request, steps, client, public)
         if grad.shape != x.shape:
             raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(x.shape)}")
         key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
-        messages, draft = steps.message(grad.detach().to(x)[None], as_used(client, x), key)
+        messages, draft = steps.message(grad.detach().to(x)[None], as_used(client, x), key, public)
         messages = messages.detach().to(x.dtype)
         if not bool(torch.isfinite(messages).all()):
             raise UsageError("the gradient is not finite")
@@ -269,10 +262,24 @@ class Party:
         draft = {name: _shared(rows.detach(), client[name]) for name, rows in draft.items()}
         return messages[0], draft, float(loss)
 
+    def _gradient(self, request: Request, steps: Steps, client: Tables, public: Tables | None) -> tuple[Tensor, float]:
+        """The gradient or the update that the plan asks for, and f_i(x)."""
+        x, plan = torch.tensor(request.x), request.plan
+        if plan.records is not None:
+            secret = request.privacy.noise != "seeded"
+            return self.oracle.clipped_gradient(
+                x, request.index, request.round, plan, plan.records, secret_coins=secret
+            )
+        if steps.corrects:
+            correction = steps.local_correction(as_used(client, x), public)[0]
+            return self.oracle.corrected_update(x, request.index, request.round, plan, correction)
+        return self.oracle.gradient(x, request.index, request.round, plan)
+
     def _written(
         self, request: Request, state: PartyState, draft: Tables, message: Tensor, sent: Tensor, loss: float
     ) -> PartyState:
         """Write the state with its pending message to the disk."""
+        noisy = request.privacy.memory == "noisy"
         state = dataclasses.replace(
             state,
             since=request.round,
@@ -281,8 +288,9 @@ class Party:
                 terms=request.cover,
                 digest=chained(state.digest, state.accepted + 1, sent.numpy()),
                 sent=sent,
-                taken=sent if request.privacy.memory == "noisy" else message,
+                taken=sent if noisy else message,
                 draft=draft,
+                released=noisy and request.privacy.noise != "none" and request.privacy.trust == "local",
                 loss=loss if self.policy.report_loss and math.isfinite(loss) else None,
             ),
         )

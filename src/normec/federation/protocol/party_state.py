@@ -31,6 +31,8 @@ from ...system.files import PRIVATE_FILE, private_folder, write_atomic
 MOST_RUNS = 100  # states of runs for which the party has made a message
 MOST_WAITING = 32  # states that wait for the server's record; the oldest are dropped for new ones
 _FORMAT = 4
+_FACTS = ("token", "accepted", "since", "digest", "ledger", "released")  # of a state, beside its tensors
+_PENDING_FACTS = ("round", "terms", "digest", "loss", "released")
 _PATIENCE = 120.0  # seconds that a request waits while another one is answered
 
 
@@ -41,7 +43,7 @@ class Pending:
     `terms` identifies the noise that covers it (`Request.cover`). `sent` is the message that leaves the party. `taken`
     is the message with which the client state is updated once it is accepted: the same one, or the one without noise.
     `draft` is what the method will commit; a table that the message does not change is shared with the client state and
-    written once.
+    written once. `released`: whether `taken` left the party with noise, so that nothing else of it enters the state.
     """
 
     round: int
@@ -51,6 +53,7 @@ class Pending:
     taken: Tensor
     draft: Tables
     loss: float | None
+    released: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class PartyState:
     """The state of a party in one run.
 
     `client` holds tables of one row, valid at the beginning of round `since`; it is None while the party waits for the
-    server's record. `ledger` is the head of the party's ledger when the state was written.
+    server's record. `ledger` is the head of the party's ledger when the state was written. `released`: whether `client`
+    was updated with nothing but messages that left the party with noise.
     """
 
     token: str
@@ -67,6 +71,7 @@ class PartyState:
     since: int = 0
     digest: str = ""
     ledger: Head | None = None
+    released: bool = False
     pending: Pending | None = None
 
     @property
@@ -82,11 +87,11 @@ def path_of(folder: Path, run: str, node: str) -> Path:
 def save(path: Path, state: PartyState) -> None:
     from safetensors.torch import save as packed
 
-    facts: dict[str, Any] = {name: getattr(state, name) for name in ("token", "accepted", "since", "digest", "ledger")}
+    facts: dict[str, Any] = {name: getattr(state, name) for name in _FACTS}
     facts["waiting"] = state.client is None
     tensors: dict[str, Tensor] = {f"client.{name}": rows for name, rows in (state.client or {}).items()}
     if state.pending is not None:
-        facts["pending"] = {name: getattr(state.pending, name) for name in ("round", "terms", "digest", "loss")}
+        facts["pending"] = {name: getattr(state.pending, name) for name in _PENDING_FACTS}
         tensors["sent"] = state.pending.sent
         kept = state.client or {}
         for name, rows in state.pending.draft.items():
@@ -94,7 +99,8 @@ def save(path: Path, state: PartyState) -> None:
                 tensors[f"draft.{name}"] = rows
         if state.pending.taken is not state.pending.sent:
             tensors["taken"] = state.pending.taken
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    dense = torch.contiguous_format  # a row that was expanded would keep its stride of 0
+    tensors = {name: tensor.detach().clone(memory_format=dense) for name, tensor in tensors.items()}
     text = json.dumps({"format": _FORMAT, **facts})
     whole = packed(tensors, metadata={"state": text, "sha256": _checksum(text, tensors)})
     private_folder(path.parent)

@@ -2,9 +2,13 @@
 
     epsilon = 8.0            # the budget of all messages of this party, in all runs together
     delta = 1e-5
-    unit = "client"          # or "record"
+    unit = "client"          # what the budget protects: this party with all its data, or every single "record"
+    units = ["client"]       # the runs to take part in, by what they protect; default: `unit` alone
+    record_epsilon = 1.0     # with unit = "client", a second budget for every single record; default: none
     relation = "zero-out"    # or "replace"
-    least_sigma = 1.0        # the least noise that an observer must face, in units of a message's bound
+    least_sigma = 1.0        # the least noise that an observer must face, in units of a message's bound; in runs with
+                             # unit = "record", in units of what one record can change
+    largest_record_clip = 1.0  # of runs with unit = "record", which must then clip records; default: no rule
     methods = ["normec"]     # also methods of installed packages, and FILE.py:CLASS in the folder of this file
     trusts = ["local"]       # add "central" if the server may see messages without noise
     runs = ["any"]           # or the names of the runs to take part in
@@ -29,11 +33,13 @@ import tomllib
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...algorithms import registry
 from ...errors import UsageError, nearest
 from ...privacy.release import Release
+from .price import least_noise
 from .terms import LATER, NOISES, short_name
 from .wire import NAME, Request, run_name
 
@@ -57,8 +63,11 @@ class Policy(BaseModel):
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     unit: Literal["client", "record"] = "client"
+    units: list[Literal["client", "record"]] | None = Field(default=None, min_length=1)
+    record_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     relation: Literal["zero-out", "replace"] = "zero-out"
     least_sigma: float = Field(default=1.0, ge=LEAST_NOISE, le=MOST_NOISE, allow_inf_nan=False)
+    largest_record_clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     methods: list[str] = Field(default=["normec", "clip21", "dpsgd"], min_length=1)
     trusts: list[Literal["local", "central"]] = Field(default=["local"], min_length=1)
     runs: list[str] = Field(default=["any"], min_length=1)
@@ -95,27 +104,44 @@ class Policy(BaseModel):
             return Verdict("terms", LATER)
         if terms.trust not in self.trusts:
             return Verdict("terms", f"trust {terms.trust} is not among trusts = {self.trusts}")
-        if (terms.unit, terms.relation) != (self.unit, self.relation):
+        if terms.unit not in self.accepted_units:
+            return Verdict("terms", f"the run protects a {terms.unit}, which is not among {self.accepted_units}")
+        if terms.relation != self.relation:
             return Verdict(
-                "terms",
-                f"the run protects {terms.unit} by {terms.relation}, the party's account is kept for "
-                f"{self.unit} by {self.relation}",
+                "terms", f"the run protects by {terms.relation}, the party's account is kept for {self.relation}"
             )
+        return self._check_record_clip(request) if terms.unit == "record" else None
+
+    def _check_record_clip(self, request: Request) -> Verdict | None:
+        records, largest = request.plan.records, self.largest_record_clip
+        if largest is None:
+            return None
+        if records is None:
+            return Verdict("terms", f"the run does not clip records, and largest_record_clip = {largest:g}")
+        bound = records.build().bound
+        if bound > largest:
+            return Verdict("terms", f"record_clip is {bound:g}, above largest_record_clip = {largest:g}")
         return None
 
     def check_noise(self, request: Request, release: Release) -> Verdict | None:
-        """Compare σ over the bound, as an observer faces it, with `least_sigma` and `MOST_NOISE`.
+        """Compare the noise that an observer faces with `least_sigma` and `MOST_NOISE`.
 
         `release.gain` is the observer's noise over one client's: 1 under local trust, √n under central trust. The bound
         is that of a message with its weight in the sum. A run whose noise changes by round is refused in every round if
-        its smallest noise is too small.
+        its smallest noise is too small. At record level the least noise is in units of what one record can change, and
+        it must also hide the rounding of the message.
         """
         terms = request.privacy
         bound = release.bound * release.heaviest
         faced = terms.sigma * release.gain / bound
-        least = (terms.sigma if terms.least_sigma is None else terms.least_sigma) * release.gain / bound
+        smallest = terms.sigma if terms.least_sigma is None else terms.least_sigma
+        least, unit = smallest * release.gain / bound, "the bound"
+        if terms.unit == "record":
+            if smallest < least_noise(release, torch.tensor(request.x).dtype) or least < LEAST_NOISE:
+                return Verdict("noise", f"sigma over the bound is {least:.6g}, too small beside the message's rounding")
+            least, unit = float(release.multipliers(smallest, 1)[0]), "what a record can change"
         if least < self.least_sigma:
-            return Verdict("noise", f"sigma over the bound is {least:.6g}, below least_sigma = {self.least_sigma:g}")
+            return Verdict("noise", f"sigma over {unit} is {least:.6g}, below least_sigma = {self.least_sigma:g}")
         if faced > MOST_NOISE:
             return Verdict(
                 "noise",
@@ -124,8 +150,15 @@ class Policy(BaseModel):
         return None
 
     @property
-    def budget(self) -> float:
-        return self.epsilon if self.epsilon is not None else math.inf
+    def accepted_units(self) -> list[str]:
+        """What the runs that the party takes part in protect."""
+        return list(self.units) if self.units is not None else [self.unit]
+
+    @property
+    def budgets(self) -> dict[str, float]:
+        """The largest ε of each account that has a limit, by what it protects."""
+        found: dict[str, float] = {self.unit: self.epsilon if self.epsilon is not None else math.inf}
+        return found if self.record_epsilon is None else {**found, "record": self.record_epsilon}
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -151,6 +184,8 @@ def load_policy(path: str | Path) -> Policy:
         raise UsageError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}") from None
     if policy.epsilon is None and not policy.allow_without_noise:
         raise UsageError(f"{path}: epsilon is missing; state the budget for all runs of this party together")
+    if policy.unit == "record" and policy.record_epsilon is not None:
+        raise UsageError(f"{path}: with unit = 'record', epsilon is the budget of every record; drop record_epsilon")
     policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods]})
     known_by = [short_name(name) for name in policy.methods]
     for name in known_by:

@@ -21,16 +21,22 @@ def resume(state: PartyState, request: Request, steps: Steps) -> PartyState | No
 
     If no message of the party was accepted, the state is that of a client that was absent since round 0. A party that
     lost its state gets its memory back if the method is `restorable`; all other state starts from its initial values.
+    The row consists of messages as the server received them: with noise under local trust.
     """
     record, client = request.record, first_state(steps)
     if not record.accepted:
-        return dataclasses.replace(state, client=client, accepted=0, since=0, digest=record.digest)
+        return dataclasses.replace(state, client=client, accepted=0, since=0, digest=record.digest, released=True)
     if keeps_rows(steps):
         if record.row is None:
             return None
         client = as_kept({**client, MEMORY: torch.tensor(record.row)[None]}, steps)
     return dataclasses.replace(
-        state, client=client, accepted=record.accepted, since=request.round, digest=record.digest
+        state,
+        client=client,
+        accepted=record.accepted,
+        since=request.round,
+        digest=record.digest,
+        released=request.privacy.noise != "none" and request.privacy.trust == "local",
     )
 
 
@@ -58,6 +64,7 @@ def reconcile(state: PartyState, request: Request, steps: Steps) -> PartyState |
         accepted=record.accepted,
         since=record.since,
         digest=record.digest,
+        released=state.released and pending.released,
         pending=None,
     )
 

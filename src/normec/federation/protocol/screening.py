@@ -89,7 +89,7 @@ def screened(
     """The fault of a reply, which must be the next one in its party's chain; None if it is valid."""
     message = reply.message
     if message.shape != like.shape:
-        return Fault(f"the message has {message.size} numbers, but the model has {like.size}")
+        return Fault(f"the message has {message.size} numbers instead of {like.size}")
     if message.dtype != like.dtype:
         return Fault(f"the message is {message.dtype}, but the model is {like.dtype}")
     if reply.step != party.accepted + 1:

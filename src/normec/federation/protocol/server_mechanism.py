@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
 from ...algorithms.method import Method
 from ...errors import UsageError
 from ...privacy.mechanism import Mechanism
@@ -10,10 +16,54 @@ from ...privacy.statement import Privacy
 from ...sampling.participation import Everyone
 from ...training.run import Plan
 from ...training.train import RECORDED, message_weights_for, noise_name
-from .terms import LATER
+from .price import release_of
+from .terms import LATER, PlanTerms, RecordTerms
 
 
-def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: int, dimension: int) -> Mechanism | None:
+def record_terms(
+    privacy: Privacy | None, plan: Plan, records: Sequence[float] | None, parties: int
+) -> list[RecordTerms | None]:
+    """The terms of each party on what one record may add, from the public numbers of records."""
+    if privacy is None or privacy.record_clip is None:
+        if plan.batch_rate is not None:
+            raise UsageError("batch_rate goes with record_clip in a federation; elsewhere give batch_size")
+        return [None] * parties
+    if records is None:
+        raise UsageError(
+            "record_clip divides each party's sum by a public number, because the number of its records stays at the "
+            "party; give records, one number for each party or one for all"
+        )
+    given = list(records) if len(records) > 1 else list(records) * parties
+    if len(given) != parties:
+        raise UsageError(f"records must be one number for each of the {parties} parties, or one for all")
+    terms = [RecordTerms.of(privacy, number, plan.batch_rate) for number in given]
+    for own in terms:
+        if own is not None and not own.divisor >= 1:
+            raise UsageError(f"records times batch_rate must be at least 1, got {own.divisor:g}; raise one of them")
+    return terms
+
+
+def noise_ratios(method: Method, privacy: Privacy | None, plans: Sequence[PlanTerms], dimension: int) -> Tensor:
+    """σ_i/σ of each party: with a clip per record, noise is proportional to what one of its own records can change.
+
+    All parties then have the same noise multiplier and the same ε, namely that of the party with the largest σ_i = σ.
+    Raises `UsageError` if a party could not agree to its terms.
+    """
+    if privacy is None or privacy.record_clip is None:
+        return torch.ones(len(plans), dtype=torch.float64)
+    releases = [release_of(method, privacy, plan, parties=len(plans), dimension=dimension) for plan in plans]
+    changes = np.concatenate([own.sensitivity.at(np.zeros(1)) for own in releases])
+    return torch.from_numpy(changes / changes.max())
+
+
+def mechanism_of(
+    method: Method,
+    plan: Plan,
+    privacy: Privacy | None,
+    parties: int,
+    dimension: int,
+    records: Sequence[RecordTerms | None],
+) -> Mechanism | None:
     """The mechanism of a federated run, or None without noise. Raises `UsageError` for unsupported statements."""
     if privacy is None:
         return None
@@ -23,16 +73,16 @@ def mechanism_of(method: Method, plan: Plan, privacy: Privacy | None, parties: i
         raise UsageError(
             "a federation claims no amplification by sampling, for it is no secret who is asked; drop sampling"
         )
-    if privacy.record_clip is not None:
-        raise UsageError(
-            "record_clip is not supported in federations yet; without it, a record counts as a whole client"
-        )
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
+    divisors = tuple(own.divisor for own in records if own is not None)
     setting = Setting(
         clients=parties,
         rounds=plan.rounds,
         sampling=drawn,
-        dimension=dimension,
+        batch=Sampling(plan.batch_rate) if plan.batch_rate is not None else FULL,
+        records=divisors or None,
+        dimension=method.message_length(dimension),
+        parameters=dimension,
         local_steps=plan.local is not None,
         message_weights=message_weights_for(method, plan, privacy),
         weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),

@@ -10,28 +10,33 @@ from ...errors import UsageError
 from .account import FILE, read_releases
 from .journal import FULL, JOURNAL, read_journal
 from .policy import Policy
+from .price import UNITS
 
 
 def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
     """The ε of all noisy messages of this party at the policy's δ, and counts of messages and refusals, fit for JSON.
 
+    `epsilon` is that of the policy's unit; `epsilons` are those of the client and of a record, each over all messages.
     `recovered` counts releases that were charged after a disk was lost. `central` counts messages that were sent
     without noise because a trusted server adds it, `seeded` messages whose noise protects nobody, and `without_noise`
     messages that no ε covers. `failed` counts computations that failed at the party; each was paid for and answered
     with noise alone. If `journal_full`, later events are missing from `failed` and `refusals`.
 
     Raises:
-        UsageError: The account was begun for another unit or relation than the policy's.
+        UsageError: The account was begun for another relation than the policy's.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; a party creates it at its first request")
     releases = read_releases(folder, policy.witness)
-    releases.check(policy.unit, policy.relation)
+    releases.check(policy.relation)
+    epsilons = {unit: releases.epsilon(unit, policy.delta) for unit in UNITS}
     events = read_journal(folder / JOURNAL)
     return {
-        "epsilon": releases.epsilon(policy.delta),
+        "epsilon": epsilons[policy.unit],
+        "epsilons": epsilons,
         "budget": policy.epsilon,
+        "record_budget": policy.epsilon if policy.unit == "record" else policy.record_epsilon,
         "delta": policy.delta,
         "unit": policy.unit,
         "relation": policy.relation,
@@ -46,7 +51,7 @@ def spending(folder: str | Path, policy: Policy) -> dict[str, Any]:
         "refusals": dict(Counter(line.get("reason", "?") for line in events if line.get("event") == "refused")),
         "runs": {
             run: {
-                "epsilon": releases.epsilon(policy.delta, run),
+                "epsilon": releases.epsilon(policy.unit, policy.delta, run),
                 "releases": releases.count(run),
                 "without_noise": releases.without_noise(run),
             }

@@ -6,6 +6,7 @@ that the party applies, and it compares noise, unit and trust with its own polic
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -17,11 +18,13 @@ from ...algorithms import registry
 from ...algorithms.local_steps import LocalSteps
 from ...algorithms.method import CLIENT_FUNCTIONS, Method
 from ...errors import UsageError
+from ...gradients.record_clip import RecordClip
 from ...privacy.statement import Privacy
 
 METHOD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
 MOST_SETTINGS = 32  # of a method
 LONGEST_SPEC = 4096  # characters of a method's settings
+DEEPEST_SPEC = 2  # tables in tables: a method of a method, with its operator
 NOISES = ("none", "seeded", "secure", "exact")
 LATER = (
     "trust='secure-sum' is not supported over a network yet, because the server would still see each message; "
@@ -97,13 +100,21 @@ def read_spec(text: str) -> dict[str, Any]:
     if not isinstance(given, dict) or len(given) > MOST_SETTINGS:
         raise UsageError(f"the method's settings must be a table with at most {MOST_SETTINGS} entries")
     for name, value in given.items():
-        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        if len(name) > 64 or not all(_plain(one) for one in inner):
+        if len(name) > 64 or not _plain(value, DEEPEST_SPEC):
             raise UsageError("a method's setting must be a short word, true or false, or a number from 1e-12 to 1e9")
     return given
 
 
-def _plain(value: Any) -> bool:
+def _plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value is a bounded number, a short word, or a table of such values of at most that depth.
+
+    A table that names a method names one of normec's, because the server must not choose which file a party loads.
+    """
+    if depth and isinstance(value, list):
+        return all(_plain(one) for one in value)
+    if depth and isinstance(value, dict):
+        known = value.get("method", "normec") in registry.BUILT_IN
+        return known and all(len(name) <= 64 and _plain(one, depth - 1) for name, one in value.items())
     if value is None or isinstance(value, bool):
         return True
     if isinstance(value, str):
@@ -142,12 +153,48 @@ class PrivacyTerms:
         stated |= {name: getattr(decided, name) for name in ("noise", "delta", "unit", "relation", "trust", "memory")}
         return PrivacyTerms(sigma=float(sigma), **stated)
 
-    def build(self, delta: float) -> Privacy | None:
+    def scaled(self, ratio: float) -> PrivacyTerms:
+        """The terms for a party whose noise is `ratio` times that of the run."""
+        least = None if self.least_sigma is None else self.least_sigma * ratio
+        return dataclasses.replace(self, sigma=self.sigma * ratio, least_sigma=least)
+
+    def build(self, delta: float, records: RecordTerms | None = None) -> Privacy | None:
         """The statement for the party's own account, at its own `delta`; None for a run without noise."""
         if self.noise == "none":
             return None
         stated: Any = {name: getattr(self, name) for name in ("noise", "unit", "relation", "trust", "memory")}
+        if records is not None:
+            clip = records.build()
+            stated |= {"record_clip": clip.size, "record_clip_by": "layer" if clip.by_layer else "record"}
         return Privacy(sigma=self.sigma, delta=delta, **stated)
+
+
+@dataclass(frozen=True)
+class RecordTerms:
+    """How a party bounds what one record adds to its message.
+
+    The party sends Ψ of (1/`divisor`) Σ clip(∇ℓ_r(x)) − g_i. `clip` None is record_clip="auto". The `divisor` is a
+    public number that the server states for this party; the party never tells how many records it holds. With
+    `batch_rate`, each record is drawn with this probability in each round.
+    """
+
+    divisor: float
+    by_layer: bool
+    clip: float | None = None
+    batch_rate: float | None = None
+
+    @staticmethod
+    def of(privacy: Privacy, records: float, batch_rate: float | None) -> RecordTerms | None:
+        """The terms for a party whose public number of records is `records`; None without a clip per record."""
+        if privacy.record_clip is None:
+            return None
+        clip = None if isinstance(privacy.record_clip, str) else float(privacy.record_clip)
+        divisor = float(records) if batch_rate is None else batch_rate * float(records)
+        return RecordTerms(divisor, privacy.by_layer, clip, batch_rate)
+
+    def build(self) -> RecordClip:
+        """The clip of every record's gradient."""
+        return RecordClip("auto" if self.clip is None else self.clip, self.by_layer)
 
 
 @dataclass(frozen=True)
@@ -182,7 +229,8 @@ class PlanTerms:
     """What a client's computation and its account depend on beside x.
 
     `batch_size` 0: full local gradients. `local` None: one gradient in a round. `heaviest`: the largest n·w_i of the
-    server's weights, which the noise of a central sum must cover; None if all parties have equal weights.
+    server's weights, which the noise of a central sum must cover; None if all parties have equal weights. `records`
+    None: no clip per record.
     """
 
     seed: int
@@ -190,3 +238,4 @@ class PlanTerms:
     rounds: int
     local: LocalTerms | None = None
     heaviest: float | None = None
+    records: RecordTerms | None = None

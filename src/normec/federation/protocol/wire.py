@@ -4,8 +4,7 @@
 missing, of another type, outside its limits (`LIMITS`) or not finite raises a `WireError` that names the field and the
 rule, but never the contents.
 
-`encoding` is "plain" for float32 or float64 numbers. A secure sum over a network will need another encoding, for
-quantised messages with a known bound.
+`encoding` is "plain" for float32 or float64 numbers. A secure sum has messages of its own (`federation.secure_sum`).
 """
 
 from __future__ import annotations
@@ -54,6 +53,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "plan.local.momentum": (0.0, 1.0),
     "plan.local.prox": (0.0, 1e9),
     "plan.heaviest": (1.0, 2**20),
+    "plan.records.clip": (1e-9, 1e9),
+    "plan.records.divisor": (1.0, 2**40),
+    "plan.records.batch_rate": (1e-9, 1.0),
     "record.lost": (0, MOST_ROUNDS),
     "step": (1, MOST_ROUNDS),
 }
@@ -89,7 +91,7 @@ class Request:
     """The server asks a party, which is client `index` of `parties`, for its message of `round` at `x`.
 
     `run` is NAME~NUMBER. The server draws the random number once, so that a party never confuses two runs with the same
-    name.
+    name. `public` holds the numbers that the method broadcasts beside x, one after the other (`method_checks`).
     """
 
     run: str
@@ -102,21 +104,30 @@ class Request:
     privacy: PrivacyTerms
     plan: PlanTerms
     record: Record
+    public: Array | None = None
 
     @property
     def cover(self) -> str:
         """An identifier of the noise that covers a message for this request.
 
         It changes with the kind and size of the noise, the method and its bound, the number of parties, which share
-        the noise of a central sum, and the largest weight, which that noise must cover. Under local trust a message
-        carries the noise of the round in which it was made, so a noise that changes by round is identified by the
-        smallest of the run. The noise of a central sum is that of the round in which the message is added up.
+        the noise of a central sum, the largest weight, which that noise must cover, and with what bounds the effect of
+        one record. Under local trust a message carries the noise of the round in which it was made, so a noise that
+        changes by round is identified by the smallest of the run. The noise of a central sum is that of the round in
+        which the message is added up.
         """
         noise, method, heaviest = self.privacy, self.method, self.plan.heaviest
         scheduled = noise.least_sigma is not None and noise.trust == "local"
         sigma = noise.least_sigma if scheduled else noise.sigma
-        stated = (noise.noise, noise.trust, sigma, method.name, method.code, noise.bound, self.parties)
-        return "/".join(map(str, stated if heaviest is None else (*stated, heaviest)))
+        stated: tuple[Any, ...] = (
+            *(noise.noise, noise.trust, sigma),
+            *(method.name, method.code, noise.bound, self.parties),
+        )
+        if heaviest is not None:
+            stated = (*stated, heaviest)
+        if noise.unit == "record":
+            stated = (*stated, noise.unit, noise.memory, self.plan.records)
+        return "/".join(map(str, stated))
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,11 +257,15 @@ def _check_request(request: Request) -> None:
     least = request.privacy.least_sigma
     if least is not None and not LEAST_SIGMA <= least <= request.privacy.sigma:
         raise WireError(f"privacy.least_sigma must be at least {LEAST_SIGMA:g} and at most privacy.sigma")
-    for name, array in (("x", request.x), ("record.row", record.row)):
+    if request.plan.records is not None and request.privacy.unit != "record":
+        raise WireError("plan.records goes with privacy.unit = 'record'")
+    for name, array in (("x", request.x), ("record.row", record.row), ("public", request.public)):
         if array is not None and float(np.abs(array).max()) > LARGEST_NUMBER:
             raise WireError(f"{name} must hold numbers of at most {LARGEST_NUMBER:g}")
     if record.row is not None and (record.row.shape != request.x.shape or record.row.dtype != request.x.dtype):
         raise WireError("record.row must have the shape and dtype of x")
+    if request.public is not None and request.public.dtype != request.x.dtype:
+        raise WireError("public must have the dtype of x")
 
 
 def _flat(value: Any, prefix: str) -> Fields:

@@ -1,0 +1,283 @@
+"""The channel of a SuperLink: requests and answers whole, in one HTTP request each, without polling.
+
+Flower sends a message object by object: it is announced, its six objects are pushed one by one, announced to the
+receiver, pulled one by one and confirmed. Both sides poll. With Flower's web framework around each of these requests, a
+round of a few parties takes seconds.
+
+The channel is a second interface to the same SuperLink, at the same port. It has two calls for parties and two for the
+server of a run:
+
+| call | brings | returns |
+| --- | --- | --- |
+| `PARTY`receive | the name of the last request received | the next request with its objects, once there is one |
+| `PARTY`send | an answer with its objects | Flower's response |
+| `SERVER`send | requests to parties with their objects | Flower's response |
+| `SERVER`receive | the names of pending requests | answers with their objects, once there is one |
+
+Each is a list of Flower's own protobuf messages, which Flower's own handlers process, so that the same rules hold as on
+Flower's interfaces, and parties that use those take part as well. A call to receive is held until there is something to
+return, at most `HOLD` seconds. Objects that are too large for one call travel in Flower's way.
+
+A request is kept until the party that received it says so in its next call, and is sent again otherwise: a connection
+that breaks while a call is held would else lose the request, and the round would wait until its time limit. Access
+control (`access_control`) has checked who calls, and how large the call is, before the channel sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .access_control import FLEET, LARGEST_LIST, NODE, PARTY, PUSH, SERVER, App, Receive, Scope, Send, own_answers
+from .download import object_names
+
+if TYPE_CHECKING:
+    from flwr.proto.fleet_pb2 import PullMessagesResponse
+
+RECEIVE, SEND = "receive", "send"
+HOLD = 20.0  # seconds; Flower's clients give up after 30
+LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
+INLINE = 2**26  # the most bytes of objects in one response
+PARTS = 2**10  # the most parts of a party's call
+ENDED = (PUSH, FLEET + "push-object")  # Flower's own calls after which an answer may be complete
+
+Found = TypeVar("Found")
+Topic = tuple[str, int]  # PARTY and the number of a party, or SERVER and that of a run
+
+
+class Channel:
+    """ASGI middleware around Flower's SuperLink that answers the calls of the channel."""
+
+    def __init__(self, app: Any) -> None:
+        self._app: App = app
+        self._state: Callable[[], Any] = app.state.linkstate_factory.state
+        self._waiting: set[_Waiting] = set()
+        self._unconfirmed: dict[int, tuple[bytes, PullMessagesResponse]] = {}
+        self._confirming = threading.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not path.startswith((PARTY, SERVER)):
+            await self._app(scope, receive, send)
+            if path in ENDED:
+                self._wake(waiting.topic for waiting in self._waiting)
+            return
+        from flwr.supercore.error import http_error_translator
+        from starlette.requests import Request
+
+        request = Request(scope, receive)
+        response = await http_error_translator(request, self._respond)
+        await response(scope, receive, send)
+
+    def close(self) -> None:
+        """End all calls that are held, so that the SuperLink can stop."""
+        for waiting in self._waiting:
+            waiting.end()
+
+    async def _respond(self, request: Any) -> Any:
+        from flwr.proto.recorddict_pb2 import BytesList
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import Response
+
+        calls: dict[str, Callable[[Any, list[bytes]], Awaitable[Sequence[bytes]]]] = {
+            PARTY + RECEIVE: self._party_receives,
+            PARTY + SEND: self._party_sends,
+            SERVER + RECEIVE: self._server_receives,
+            SERVER + SEND: self._server_sends,
+        }
+        call = calls.get(request.url.path)
+        if call is None or request.method != "POST":
+            return Response(status_code=404)
+        try:
+            given = (await run_in_threadpool(BytesList.FromString, await request.body())).vals
+            if request.url.path.startswith(PARTY) and len(given) > PARTS:
+                raise ValueError(f"a party's call has at most {PARTS} parts")
+            found = await call(request, list(given))
+        except (DecodeError, ValueError, IndexError) as error:
+            return Response(f"{type(error).__name__}\n", 400)
+        content = await run_in_threadpool(lambda: BytesList(vals=found).SerializeToString())
+        return Response(content, media_type="application/x-protobuf")
+
+    async def _party_receives(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
+        node, (room, process, confirmed) = request.scope[NODE], given
+
+        def look() -> list[bytes] | None:
+            with self._confirming:
+                return self._next_request(node, process, confirmed.decode("ascii"), min(int(room), INLINE))
+
+        for older in self._waiting:  # of a connection that broke
+            if older.topic == (PARTY, node):
+                older.end()
+        return await self._held((PARTY, node), request, look) or []
+
+    async def _party_sends(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.proto.message_pb2 import PushObjectRequest
+        from flwr.superlink.servicer.fleet import fleet_handlers
+        from starlette.concurrency import run_in_threadpool
+
+        def store() -> tuple[bytes, int]:
+            state, pushed = self._state(), PushMessagesRequest.FromString(given[0])
+            (message,) = pushed.messages_list
+            answer = fleet_handlers.push_messages(pushed, state)
+            for part in map(PushObjectRequest.FromString, given[1:]):
+                part.run_id, part.session_id = message.metadata.run_id, answer.session_id
+                if part.object_id in answer.objects_to_push:
+                    fleet_handlers.push_object(part, state)
+                    answer.objects_to_push.remove(part.object_id)
+            return answer.SerializeToString(), message.metadata.run_id
+
+        if len(given[0]) > LARGEST_LIST or not own_answers(given[0], request.scope[NODE]):
+            raise ValueError("a party may only push answers of its own, with a limited number of objects")
+        answer, run = await run_in_threadpool(store)
+        self._wake([(SERVER, run)])
+        return [answer]
+
+    async def _server_sends(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
+        from flwr.proto.message_pb2 import PushObjectRequest
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+        from flwr.superlink.servicer.runtime import runtime_handlers
+        from starlette.concurrency import run_in_threadpool
+
+        pushed = PushAppMessagesRequest.FromString(given[0])
+
+        def store() -> bytes:
+            state, task = self._state(), self._task(request)
+            answer = runtime_handlers.push_messages(pushed, state, task)
+            missing = set(answer.objects_to_push)
+            for part in map(PushObjectRequest.FromString, given[1:]):
+                part.session_id = answer.session_id
+                if part.object_id in missing:
+                    runtime_handlers.push_object(part, state, task)
+                    missing.discard(part.object_id)
+            del answer.objects_to_push[:]
+            answer.objects_to_push.extend(sorted(missing))
+            stored: bytes = answer.SerializeToString()
+            return stored
+
+        answer = await run_in_threadpool(store)
+        self._wake((PARTY, message.metadata.dst_node_id) for message in pushed.messages_list)
+        return [answer]
+
+    async def _server_receives(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+        from flwr.superlink.servicer.runtime import runtime_handlers
+        from starlette.concurrency import run_in_threadpool
+
+        wanted, room = PullAppMessagesRequest.FromString(given[0]), int(given[1])
+        task = await run_in_threadpool(self._task, request)
+
+        def look() -> list[bytes] | None:
+            state = self._state()
+            found = runtime_handlers.pull_messages(wanted, state, task)
+            if not found.messages_list:
+                return None
+            packed, left = [], INLINE
+            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                if tree.ByteSize() > LARGEST_LIST:  # a list that repeats itself; without its parts, it is no message
+                    tree.ClearField("children")
+                contents = _contents(state, task.run_id, tree, min(room, left))
+                left -= sum(map(len, contents))
+                packed.append(_packed(contents))
+                if contents:
+                    state.object_store.delete(message.metadata.message_id)
+            return [found.SerializeToString(), *packed]
+
+        return await self._held((SERVER, task.run_id), request, look) or []
+
+    def _next_request(self, node: int, process: bytes, confirmed: str, room: int) -> list[bytes] | None:
+        """The next request to a party with its objects; None if there is none."""
+        from flwr.proto.fleet_pb2 import PullMessagesRequest
+        from flwr.proto.node_pb2 import Node
+        from flwr.superlink.servicer.fleet import fleet_handlers
+
+        state = self._state()
+        receiver, kept = self._unconfirmed.pop(node, (process, None))
+        if kept is not None:
+            name = kept.messages_list[0].metadata.message_id
+            if confirmed == name:
+                state.object_store.delete(name)
+            if confirmed == name or receiver != process or name not in state.object_store:
+                kept = None
+        if kept is None:
+            kept = fleet_handlers.pull_messages(PullMessagesRequest(node=Node(node_id=node)), state, state.object_store)
+        if not kept.messages_list:
+            return None
+        self._unconfirmed[node] = process, kept
+        run = kept.messages_list[0].metadata.run_id
+        return [kept.SerializeToString(), *_contents(state, run, kept.message_object_trees[0], room)]
+
+    def _task(self, request: Any) -> Any:
+        """The task of Flower, that is the server of a run, in whose name a call is made."""
+        from flwr.supercore.constant import TASK_TOKEN_HEADER
+        from flwr.supercore.dependencies.task import authenticate_task
+
+        return authenticate_task(request, request.headers.get(TASK_TOKEN_HEADER), self._state())
+
+    def _wake(self, topics: Iterable[Topic]) -> None:
+        woken = set(topics)
+        for waiting in self._waiting:
+            if waiting.topic in woken:
+                waiting.event.set()
+
+    async def _held(self, topic: Topic, request: Any, look: Callable[[], Found | None]) -> Found | None:
+        """What `look` finds, as soon as it finds something; None after `HOLD` seconds."""
+        from starlette.concurrency import run_in_threadpool
+
+        loop, waiting = asyncio.get_running_loop(), _Waiting(topic)
+        until, gone = loop.time() + HOLD, asyncio.ensure_future(_gone(request.receive))
+        self._waiting.add(waiting)
+        try:
+            while True:
+                waiting.event.clear()
+                found = await run_in_threadpool(look)
+                if found is not None or waiting.ended or gone.done() or loop.time() >= until:
+                    return found
+                news = asyncio.ensure_future(waiting.event.wait())
+                seconds = max(0.0, min(LOOK, until - loop.time()))
+                await asyncio.wait({news, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                if waiting.ended or gone.done():
+                    return None
+        finally:
+            gone.cancel()
+            self._waiting.discard(waiting)
+
+
+class _Waiting:
+    """A call that is held; `event` is set when there may be something to return."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic, self.event, self.ended = topic, asyncio.Event(), False
+
+    def end(self) -> None:
+        self.ended = True
+        self.event.set()
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the caller has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _contents(state: Any, run: int, tree: Any, room: int) -> list[bytes]:
+    """The objects of a message in the order of `object_names`; none of them if one is missing or they lack room."""
+    contents = []
+    for name in object_names(tree, LARGEST_LIST):
+        content = state.get_object(run, name)
+        room -= len(content or b"")
+        if not content or room < 0:
+            return []
+        contents.append(content)
+    return contents
+
+
+def _packed(contents: list[bytes]) -> bytes:
+    from flwr.proto.recorddict_pb2 import BytesList
+
+    found: bytes = BytesList(vals=contents).SerializeToString()
+    return found

@@ -1,0 +1,244 @@
+"""The two clients of a SuperLink's `channel`: a party, and the server of a run.
+
+Both measure a message before they read it (`download`). An object that did not come with its message is fetched in
+Flower's way.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.wire import WireError
+from .access_control import LARGEST_BODY, LARGEST_LIST, PARTY, SERVER
+from .channel import RECEIVE, SEND
+from .download import Allowance, PartsMissing, limit_responses, object_names, pull_message
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+ROOM = LARGEST_BODY - 2 * LARGEST_LIST  # bytes of an answer's objects that are sent with it
+BATCH = 2**26  # bytes of the objects of requests that are sent with them
+_RETRY_SECONDS = 0.05  # between two attempts to fetch an object, which may arrive after the message
+
+
+class PartyChannel:
+    """Receives requests and sends answers.
+
+    Args:
+        client: Flower's client, which signs with the party's key and limits responses.
+        node: The number of the party's node.
+        allowed: The limits of a request.
+    """
+
+    def __init__(self, client: FleetHttpClient, node: int, allowed: Allowance) -> None:
+        from flwr.proto.node_pb2 import Node
+        from flwr.supercore.retry import make_simple_http_retry_invoker
+
+        self._client, self._node, self._allowed = client, Node(node_id=node), allowed
+        self._process, self._received = secrets.token_bytes(16), b""
+        self._attempt: Callable[..., Any] = make_simple_http_retry_invoker().invoke
+
+    def receive(self) -> Message | None:
+        """The next request; None if there is none yet. Raises `WireError` if it exceeds a limit."""
+        from flwr.proto.fleet_pb2 import PullMessagesResponse
+        from flwr.proto.message_pb2 import PullObjectRequest
+
+        room = str(self._allowed.room).encode()
+        found = self._attempt(_call, self._client, PARTY + RECEIVE, [room, self._process, self._received])
+        if not found:
+            return None
+        announced = PullMessagesResponse.FromString(found[0])
+        described, tree = announced.messages_list[0].metadata, announced.message_object_trees[0]
+        self._received = described.message_id.encode()
+        held = _held(tree, self._allowed.objects, found[1:])
+
+        def pull(name: str) -> bytes | None:
+            wanted = PullObjectRequest(node=self._node, run_id=described.run_id, object_id=name)
+            return held[name] if name in held else _available(self._attempt(self._client.PullObject, wanted))
+
+        message = pull_message(tree.object_id, tree, self._allowed, pull, _sleep, _RETRY_SECONDS)
+        message.metadata.__dict__["_message_id"] = tree.object_id  # the name of an object is not part of the object
+        return message
+
+    def send(self, answer: Message) -> None:
+        """Send an answer.
+
+        Flower reports how many seconds the computation took, which may depend on the data, so this reports 0.
+        """
+        from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+        from flwr.proto.message_pb2 import PushObjectRequest
+
+        message, tree, contents = _taken_apart(answer)
+        pushed = PushMessagesRequest(
+            node=self._node, messages_list=[message], message_object_trees=[tree], clientapp_runtime_list=[0.0]
+        )
+        parts = {
+            name: PushObjectRequest(
+                node=self._node, run_id=message.metadata.run_id, object_id=name, object_content=content
+            )
+            for name, content in contents.items()
+        }
+        found = self._attempt(_call, self._client, PARTY + SEND, [pushed.SerializeToString(), *_fitting(parts, ROOM)])
+        response = PushMessagesResponse.FromString(found[0])
+        for name in response.objects_to_push:
+            parts[name].session_id = response.session_id
+            if not self._attempt(self._client.PushObject, parts[name]).stored:
+                raise PartsMissing("the server did not take a part of the answer")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An answer that has arrived, perhaps without its objects; `request` names the request that it answers."""
+
+    request: str
+    name: str
+    sender: int | None  # according to the SuperLink, not to the message; None is the SuperLink itself
+    tree: Any
+    contents: list[bytes]
+
+
+class ServerChannel:
+    """Sends requests and receives answers through Flower's Grid.
+
+    Args:
+        grid: Flower's Grid.
+        allowed: The limits of an answer.
+        parties: The largest number of requests that are pending at a time.
+        closed: Ends the wait for objects that do not arrive.
+    """
+
+    def __init__(self, grid: Any, allowed: Allowance, parties: int, closed: threading.Event) -> None:
+        self._grid, self._allowed, self._closed = grid, allowed, closed
+        limits = {**allowed.responses, RECEIVE: parties * (2 * LARGEST_LIST + allowed.room)}
+        limit_responses(grid._runtime_client, limits)
+
+    def send(self, requests: Sequence[Message]) -> list[str]:
+        """Send requests. Returns their names, and an empty string for a request that Flower did not take."""
+        from flwr.proto.message_pb2 import PushObjectRequest
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
+
+        client, run = self._grid._runtime_client, self._grid.run.run_id
+        apart = [_taken_apart(request) for request in requests]
+        pushed = PushAppMessagesRequest(
+            messages_list=[message for message, _, _ in apart], message_object_trees=[tree for _, tree, _ in apart]
+        )
+        parts = {
+            name: PushObjectRequest(node=self._grid.node, run_id=run, object_id=name, object_content=content)
+            for _, _, contents in apart
+            for name, content in contents.items()
+        }
+        found = _call(client, SERVER + SEND, [pushed.SerializeToString(), *_fitting(parts, BATCH)])
+        response = PushAppMessagesResponse.FromString(found[0])
+        for name in response.objects_to_push:
+            parts[name].session_id = response.session_id
+            client.PushObject(parts[name])
+        return list(response.message_ids)
+
+    def receive(self, pending: Collection[str]) -> list[Arrival]:
+        """The answers to some of the pending requests; none if none arrives for a while."""
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.proto.recorddict_pb2 import BytesList
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+
+        wanted = PullAppMessagesRequest(message_ids=sorted(pending)).SerializeToString()
+        found = _call(self._grid._runtime_client, SERVER + RECEIVE, [wanted, str(self._allowed.room).encode()])
+        if not found:
+            return []
+        pulled = PullAppMessagesResponse.FromString(found[0])
+        arrivals = []
+        for message, tree, packed in zip(pulled.messages_list, pulled.message_object_trees, found[1:], strict=True):
+            described = message.metadata
+            sender = None if described.src_node_id == SUPERLINK_NODE_ID else int(described.src_node_id)
+            contents = list(BytesList.FromString(packed).vals)
+            arrivals.append(Arrival(described.reply_to_message_id, described.message_id, sender, tree, contents))
+        return arrivals
+
+    def open(self, arrival: Arrival) -> Message:
+        """Read an answer, and first fetch its objects if they did not come with it.
+
+        Raises:
+            WireError: The answer exceeds a limit.
+            PartsMissing: A part of the answer did not arrive.
+        """
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+
+        client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
+        tree, allowed = arrival.tree, self._allowed
+
+        def pull(name: str) -> bytes | None:
+            if name in held:
+                return held[name]
+            return _available(client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name)))
+
+        try:
+            held = _held(tree, allowed.objects, arrival.contents)
+            return pull_message(arrival.name, tree, allowed, pull, self._closed.wait, _RETRY_SECONDS)
+        finally:
+            if not arrival.contents:
+                client.ConfirmMessageReceived(
+                    ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=arrival.name)
+                )
+
+
+def _call(client: Any, path: str, parts: Sequence[bytes]) -> list[bytes]:
+    """Make a call of the channel through one of Flower's clients, with its authentication."""
+    from flwr.proto.recorddict_pb2 import BytesList
+
+    found = client._unary_unary(path=path, rpc_method=path, request=BytesList(vals=parts), response_type=BytesList)
+    return list(found.vals)
+
+
+def _taken_apart(message: Message) -> tuple[Any, Any, dict[str, bytes]]:
+    """A message without its content, the list of its objects, and the objects."""
+    from flwr.app.message import remove_content_from_message
+    from flwr.common.serde import message_to_proto
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects,
+        get_object_tree,
+        no_object_id_recompute,
+    )
+
+    with no_object_id_recompute():
+        message.metadata.__dict__["_message_id"] = message.object_id
+        bare = remove_content_from_message(message) if message.has_content() else message
+        contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+        return message_to_proto(bare), get_object_tree(message), contents
+
+
+def _fitting(parts: Mapping[str, Any], room: int) -> list[bytes]:
+    """As many of the objects as have room."""
+    found = []
+    for part in parts.values():
+        if (size := part.ByteSize()) <= room:
+            room -= size
+            found.append(part.SerializeToString())
+    return found
+
+
+def _held(tree: Any, most: int, contents: Sequence[bytes]) -> dict[str, bytes]:
+    """The objects that came with a message, by name; all of them or none."""
+    if not contents:
+        return {}
+    names = object_names(tree, most)
+    if len(names) != len(contents):
+        raise WireError("it has another number of objects than its list")
+    return dict(zip(names, contents, strict=True))
+
+
+def _available(found: Any) -> bytes | None:
+    """The object in Flower's response; None if it has not arrived yet."""
+    if not found.object_found:
+        raise PartsMissing("a part of the message is missing")
+    return bytes(found.object_content) if found.object_available else None
+
+
+def _sleep(seconds: float) -> bool:
+    """Wait, and never give up."""
+    time.sleep(seconds)
+    return False

@@ -1,0 +1,310 @@
+"""The channel of a real SuperLink: messages arrive whole and once, held calls end with news, and limits hold."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+flwr = pytest.importorskip("flwr.app")
+httpx = pytest.importorskip("httpx")
+uvicorn = pytest.importorskip("uvicorn")
+
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from flwr.proto.fleet_pb2 import PushMessagesRequest  # noqa: E402
+from flwr.proto.message_pb2 import Message as ProtoMessage  # noqa: E402
+from flwr.proto.message_pb2 import Metadata, ObjectTree  # noqa: E402
+from flwr.proto.node_pb2 import Node  # noqa: E402
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType  # noqa: E402
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
+from flwr.superlink.main import create_app  # noqa: E402
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
+
+from normec.federation.flower import access_control, channel  # noqa: E402
+from normec.federation.flower.channel import Channel  # noqa: E402
+from normec.federation.flower.channel_clients import PartyChannel, ServerChannel, _call, _taken_apart  # noqa: E402
+from normec.federation.flower.download import Allowance, PartsMissing  # noqa: E402
+from normec.federation.flower.records import from_records, to_records  # noqa: E402
+from normec.federation.flower.supernode import limited_client  # noqa: E402
+from normec.federation.protocol.wire import WireError  # noqa: E402
+
+from ..support.waiting import wait_for  # noqa: E402
+
+NUMBERS = 1000
+ALLOWED = Allowance.of(NUMBERS)
+
+
+class SuperLink:
+    """Flower's SuperLink with the channel, at a port of this machine, and a run with one server."""
+
+    def __init__(self, open_now: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: Counter[str] = Counter()
+        app = create_app()
+        self.channel, self.state = Channel(app), app.state.linkstate_factory.state()
+        port = access_control.OwnerAndParties(self.channel, partial(access_control._signed, app))
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            self.calls[scope.get("path", "")] += 1
+            await port(scope, receive, send)
+
+        config = uvicorn.Config(counted, "127.0.0.1", 0, log_level="error", lifespan="off")
+        self.server = uvicorn.Server(config)
+        thread = threading.Thread(target=self.server.run)
+        thread.start()
+        open_now.callback(thread.join)
+        open_now.callback(self._stop)
+        wait_for(lambda: self.server.started, "the SuperLink")
+        self.address = f"127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
+        self._open_now = open_now
+        run = self.state.create_run("", "", "", {}, NOOP_FEDERATION_ID, None, "", TaskType.SERVER_APP)
+        task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
+        self.token = self.state.claim_task(task)
+        self.state.activate_task(task)
+        for name, value in (("_run_id", run), ("_node_id", 1), ("_task_id", task)):
+            monkeypatch.setattr(TaskIdentity, name, value)
+        self.run = run
+
+    def _stop(self) -> None:
+        self.channel.close()
+        self.server.should_exit = True
+
+    def party(self, numbers: int = NUMBERS) -> tuple[int, PartyChannel, Any]:
+        key = ec.generate_private_key(ec.SECP384R1())
+        node = self.state.create_node("", "", public_key_to_bytes(key.public_key()), 0)
+        self.state.activate_node(node, 60.0)
+        allowed = Allowance.of(numbers)
+        interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
+        client = limited_client(allowed).from_server_address(self.address, True, None, interceptors)
+        self._open_now.callback(client.close)
+        return node, PartyChannel(client, node, allowed), client
+
+    def grid(self, token: str | None = None) -> HttpGrid:
+        grid = HttpGrid(self.address, True, token=token or self.token)
+        grid.set_run(self.state.get_run_info(run_ids=[self.run])[0])
+        self._open_now.callback(grid._runtime_client.close)
+        return grid
+
+    def serve(self, numbers: int = NUMBERS) -> ServerChannel:
+        return ServerChannel(self.grid(), Allowance.of(numbers), 3, threading.Event())
+
+
+@pytest.fixture
+def superlink(monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    with ExitStack() as open_now:
+        yield SuperLink(open_now, monkeypatch)
+
+
+def request(node: int, vector: Any, **fields: Any) -> Any:
+    return flwr.Message(to_records({"x": vector, **fields}), node, "train", ttl=600.0)
+
+
+def answer(to: Any, vector: Any) -> Any:
+    return flwr.Message(to_records({"message": vector}), reply_to=to)
+
+
+def vector(seed: int, numbers: int = NUMBERS) -> Any:
+    return np.random.default_rng(seed).normal(size=numbers)
+
+
+def test_an_exchange_takes_two_calls_of_a_party_and_brings_every_number(superlink: SuperLink) -> None:
+    server, parties = superlink.serve(), [superlink.party() for _ in range(2)]
+    sent = server.send([request(node, vector(9), index=i) for i, (node, _, _) in enumerate(parties)])
+    for i, (_, party, _) in enumerate(parties):
+        found = party.receive()
+        assert found is not None
+        fields = from_records(found.content)
+        assert fields["index"] == i
+        assert np.array_equal(fields["x"], vector(9))
+        party.send(answer(found, vector(i)))
+    pending, arrived = set(sent), {}
+    while pending:
+        for arrival in server.receive(pending):
+            pending.discard(arrival.request)
+            arrived[arrival.request] = arrival
+    for i, (node, _, _) in enumerate(parties):
+        arrival = arrived[sent[i]]
+        assert arrival.sender == node
+        assert np.array_equal(from_records(server.open(arrival).content)["message"], vector(i))
+    assert superlink.calls[access_control.PARTY + "receive"] == superlink.calls[access_control.PARTY + "send"] == 2
+    assert superlink.calls[access_control.SERVER + "send"] == 1
+    assert not any(path.startswith(("/v1/fleet", "/v1/runtime")) for path in superlink.calls)
+
+
+def test_calls_are_held_until_there_is_something_to_return(superlink: SuperLink) -> None:
+    server, (node, party, _) = superlink.serve(), superlink.party()
+    with ThreadPoolExecutor(2) as threads:
+        held = threads.submit(party.receive)
+        wait_for(lambda: len(superlink.channel._waiting) == 1, "the party's call")
+        (sent,) = server.send([request(node, vector(0))])
+        found = held.result()
+        waiting = threads.submit(server.receive, [sent])
+        wait_for(lambda: len(superlink.channel._waiting) == 1, "the server's call")
+        party.send(answer(found, vector(1)))
+        (arrival,) = waiting.result()
+    assert arrival.request == sent
+    assert superlink.calls[access_control.PARTY + "receive"] == superlink.calls[access_control.SERVER + "receive"] == 1
+
+
+def test_a_call_without_news_ends_with_nothing(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "HOLD", 0.05)
+    server, (node, party, _) = superlink.serve(), superlink.party()
+    assert party.receive() is None
+    assert server.receive(server.send([request(node, vector(0))])) == []
+
+
+def test_a_stopping_superlink_ends_the_calls_that_it_holds(superlink: SuperLink) -> None:
+    _, party, _ = superlink.party()
+    with ThreadPoolExecutor(1) as thread:
+        held = thread.submit(party.receive)
+        wait_for(lambda: len(superlink.channel._waiting) == 1, "the party's call")
+        superlink.channel.close()
+        assert held.result() is None
+
+
+def test_a_request_that_got_lost_on_its_way_is_sent_again(superlink: SuperLink) -> None:
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    server.send([request(node, vector(0))])
+    first = _call(client, access_control.PARTY + "receive", [b"100000", party._process, b""])  # and it got lost
+    assert first
+    found = party.receive()
+    assert found is not None
+    assert np.array_equal(from_records(found.content)["x"], vector(0))
+    (sent,) = server.send([request(node, vector(1))])
+    found = party.receive()  # this call says that the first request has arrived
+    assert found is not None
+    assert np.array_equal(from_records(found.content)["x"], vector(1))
+    assert found.metadata.message_id == sent
+    party.send(answer(found, vector(2)))
+    assert [arrival.request for arrival in server.receive([sent])] == [sent]
+
+
+def test_a_party_that_was_started_again_does_not_get_the_requests_of_its_last_life(
+    superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "HOLD", 0.05)
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    server.send([request(node, vector(0))])
+    assert party.receive() is not None
+    assert PartyChannel(client, node, ALLOWED).receive() is None
+
+
+def test_a_connection_that_breaks_while_a_call_is_held_loses_no_request(superlink: SuperLink) -> None:
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    client._client.timeout = 0.2
+    with pytest.raises(httpx.ReadTimeout):
+        _call(client, access_control.PARTY + "receive", [b"100000", party._process, b""])
+    client._client.timeout = 30.0
+    server.send([request(node, vector(0))])
+    assert party.receive() is not None
+
+
+def test_what_does_not_fit_into_one_call_travels_in_flowers_way(superlink: SuperLink) -> None:
+    numbers = 3_000_000  # an answer of 24 MB
+    server, (node, party, _) = superlink.serve(numbers), superlink.party(numbers)
+    (sent,) = server.send([request(node, vector(0, numbers))])
+    found = party.receive()
+    assert found is not None
+    party.send(answer(found, vector(1, numbers)))
+    (arrival,) = server.receive([sent])
+    assert np.array_equal(from_records(server.open(arrival).content)["message"], vector(1, numbers))
+    assert superlink.calls["/v1/fleet/push-object"] > 0
+
+
+def test_a_message_that_is_too_large_is_refused_unread(superlink: SuperLink) -> None:
+    server, (node, party, _) = superlink.serve(), superlink.party()
+    large = vector(0, 50 * NUMBERS)
+    (sent,) = server.send([request(node, large)])
+    with pytest.raises(WireError):
+        party.receive()
+    (sent,) = server.send([request(node, vector(0))])
+    found = party.receive()  # the refused request does not come again
+    assert found is not None
+    party.send(answer(found, large))
+    (arrival,) = server.receive([sent])
+    assert arrival.contents == []
+    with pytest.raises(WireError):
+        server.open(arrival)
+
+
+def test_a_party_answers_nothing_in_the_name_of_others(superlink: SuperLink) -> None:
+    server, (node, party, _), (_, _, client) = superlink.serve(), superlink.party(), superlink.party()
+    (sent,) = server.send([request(node, vector(0))])
+    found = party.receive()
+    message, tree, _ = _taken_apart(answer(found, vector(1)))
+    pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[tree])
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        _call(client, access_control.PARTY + "send", [pushed.SerializeToString()])
+    assert superlink.state.num_message_res() == 0
+    party.send(answer(found, vector(1)))
+    assert [arrival.sender for arrival in server.receive([sent])] == [node]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [b"\xff" * 20],
+        [b"x", b"y", b"z", b"more"],
+        [b""] * 5000,
+        [PushMessagesRequest().SerializeToString()],
+        [PushMessagesRequest(messages_list=[ProtoMessage(metadata=Metadata(run_id=1))] * 2).SerializeToString()],
+        [bytes(2**17)],
+    ],
+)
+@pytest.mark.parametrize("call", ["receive", "send"])
+def test_a_malformed_call_is_refused(superlink: SuperLink, call: str, parts: list[bytes]) -> None:
+    _, _, client = superlink.party()
+    with pytest.raises(httpx.HTTPStatusError, match=r"4\d\d"):
+        _call(client, access_control.PARTY + call, parts)
+
+
+def test_a_list_that_repeats_itself_harms_only_its_sender(superlink: SuperLink) -> None:
+    """A few kilobytes that Flower would write out as a list of a hundred thousand objects."""
+    server, (node, party, client), (other, honest, _) = superlink.serve(), superlink.party(), superlink.party()
+    sent = server.send([request(node, vector(0)), request(other, vector(0))])
+    found = party.receive()
+    message, _, _ = _taken_apart(answer(found, vector(1)))
+    leaf, inner = ObjectTree(object_id="a" * 64), "b" * 64
+    whole = ObjectTree(object_id=inner, children=[leaf] * 300)
+    root = ObjectTree(
+        object_id=message.metadata.message_id, children=[whole, *[ObjectTree(object_id=inner) for _ in range(300)]]
+    )
+    pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[root])
+    _call(client, access_control.PARTY + "send", [pushed.SerializeToString()])
+    found = honest.receive()
+    honest.send(answer(found, vector(2)))
+    arrivals = {arrival.request: arrival for arrival in server.receive(sent)}
+    assert np.array_equal(from_records(server.open(arrivals[sent[1]]).content)["message"], vector(2))
+    server._closed.set()
+    with pytest.raises((WireError, PartsMissing)):
+        server.open(arrivals[sent[0]])
+
+
+def test_nobody_acts_as_the_server_without_its_token(superlink: SuperLink) -> None:
+    node, _, _ = superlink.party()
+    stranger = ServerChannel(superlink.grid("another token"), ALLOWED, 3, threading.Event())
+    stranger._grid._runtime_client._retry_invoker = None
+    for attempt in (lambda: stranger.send([request(node, vector(0))]), lambda: stranger.receive(["a" * 64])):
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            attempt()
+    assert superlink.state.num_message_ins() == 0
+
+
+def test_a_request_that_flower_no_longer_knows_does_not_hide_the_others(superlink: SuperLink) -> None:
+    server, (node, party, _), (other, _, _) = superlink.serve(), superlink.party(), superlink.party()
+    kept, gone = server.send([request(node, vector(0)), request(other, vector(0))])
+    superlink.state.delete_messages({gone})
+    party.send(answer(party.receive(), vector(1)))
+    arrived = {arrival.request: arrival.sender for arrival in server.receive([kept, gone])}
+    assert arrived == {kept: node, gone: None}  # None: the SuperLink says that there is no answer

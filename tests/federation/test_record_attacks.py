@@ -1,0 +1,313 @@
+"""A hostile server against the protection of records: whatever it asks, a record moves a message by what is paid.
+
+`moved` measures this: two parties whose data differ in one record answer the same request with the same seeded noise,
+so the difference of their messages is that of the messages before the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, SmoothedNorm, UsageError
+from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.gradient_oracle import GradientOracle, ProblemOracle
+from normec.federation.protocol.journal import read_journal
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.terms import PlanTerms, RecordTerms
+from normec.federation.protocol.wire import Refusal, Reply
+from normec.gradients.loop import record_shares
+from normec.gradients.record_clip import RecordClip
+from normec.privacy import gaussian
+
+from .hostile import HostileServer, zeros
+
+SIGMA, DIVISOR = 0.5, 8.0
+POLICY = Policy(epsilon=1e6, unit="record", least_sigma=1e-3, simulation=True, methods=["normec", "dpsgd", "clip21"])
+RECORDS = {"plan.records.divisor": DIVISOR, "plan.records.by_layer": False, "plan.records.clip": 1.0}
+STEEP = DPSGD(Clip(5.0))
+
+
+def steep(outputs: Tensor, targets: Tensor) -> Tensor:
+    """exp overflows: the gradient of a record is finite or not, as x decides."""
+    return (outputs.exp() * targets).mean()
+
+
+def oracle(records: int, loss: Any = steep, model: nn.Module | None = None) -> ProblemOracle:
+    """Records 0, 1, …: the last one is the largest and points the other way."""
+    rng = np.random.default_rng(3)
+    inputs = torch.from_numpy(rng.normal(size=(7, 3)))
+    inputs[6] = torch.tensor([-900.0, 0.0, 0.0])
+    given = TensorDataset(inputs[:records], torch.ones(records, dtype=torch.float64))
+    return ProblemOracle(Problem(model or nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double(), loss, [given]))
+
+
+def asking(folder: Path, own: GradientOracle, method: Method = STEEP, **privacy: Any) -> HostileServer:
+    stated = {"sigma": SIGMA, "noise": "seeded", "unit": "record", "memory": "noisy", **privacy}
+    party = Party(folder, POLICY, own, node="a")
+    return HostileServer(party, zeros(4), method=method, privacy=Privacy(**stated), sigma=stated["sigma"])
+
+
+def moved(folder: Path, x: Any, method: Method = STEEP, *, kind: Any = oracle, **changes: Any) -> float:
+    """How far the last record moves the message at x."""
+    seen = []
+    for name, records in (("with", 7), ("without", 6)):
+        server = asking(folder / name, kind(records), method)
+        answer = server.ask(np.asarray(x, np.float64), **RECORDS | changes)
+        assert isinstance(answer, Reply)
+        seen.append(answer.message)
+    return float(np.linalg.norm(seen[0] - seen[1]))
+
+
+POINTS = {
+    "an ordinary point": [0.1, 0.2, 0.3, 0.4],
+    "the record is huge": [-0.2, 0.0, 0.0, 0.0],
+    "the record overflows": [-1.0, 0.0, 0.0, 0.0],
+    "most records overflow": [1e4, 1e4, -1e4, 900.0],
+    "all is beyond reason": [1e30, -1e30, 1e30, -1e30],
+}
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.01, 30.0, "auto"])
+@pytest.mark.parametrize("name", POINTS)
+def test_no_point_lets_a_record_move_more_than_its_share(name: str, clip: Any, tmp_path: Path) -> None:
+    changes = dict(RECORDS, **{"plan.records.clip": clip})
+    if clip == "auto":
+        del changes["plan.records.clip"]
+    bound = (1.0 if clip == "auto" else clip) / DIVISOR
+    seen = []
+    for who, records in (("with", 7), ("without", 6)):
+        server = asking(tmp_path / who, oracle(records))
+        answer = server.send({**_without(server.fields(np.array(POINTS[name]))), **changes})
+        answer = server.send({**_without(server.fields(np.array(POINTS[name]))), **changes})
+        assert isinstance(answer, Reply)
+        seen.append(answer.message)
+    assert float(np.linalg.norm(seen[0] - seen[1])) <= bound * (1 + 1e-9)
+    charged = read_releases(tmp_path / "with").epsilon("record", 1e-5)
+    assert charged == pytest.approx(gaussian.epsilon(min(bound, 10.0) / SIGMA, 1e-5), rel=1e-9)
+
+
+def _without(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if not name.startswith("plan.records")}
+
+
+class Jumpy(nn.Module):
+    """Looks a number up, in a table that ends: a record beyond the threshold makes the forward pass fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.table = nn.Linear(3, 1).double(), torch.zeros(2, dtype=torch.float64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found = self.linear(inputs).flatten()
+        return found + self.table[(found > 500).long() * 100 + (found < 0).long()]
+
+
+def test_a_record_that_makes_the_partys_code_fail_adds_nothing(tmp_path: Path) -> None:
+    def plain(outputs: Tensor, targets: Tensor) -> Tensor:
+        return ((outputs - targets) ** 2).mean()
+
+    def jumpy(records: int) -> ProblemOracle:
+        return oracle(records, plain, Jumpy())
+
+    x, failing = [-1.0, 0.0, 0.0, 0.0], jumpy(7)._problem
+    with pytest.raises(IndexError):
+        record_shares(failing, torch.tensor(x, dtype=torch.float64), *failing.records.batch(0, None), RecordClip(1.0))
+    assert moved(tmp_path, x, kind=jumpy) <= 1.0 / DIVISOR * (1 + 1e-9)
+    for name in ("with", "without"):
+        assert not any(line["event"] == "failed" for line in read_journal(tmp_path / name / "events.jsonl"))
+
+
+class ClipsTheSum(ProblemOracle):
+    """The planted bug: the sum is clipped, and not the records."""
+
+    def clipped_gradient(
+        self, x: Tensor, index: int, round: int, plan: PlanTerms, terms: RecordTerms, *, secret_coins: bool
+    ) -> tuple[Tensor, float]:
+        open_terms = RecordTerms(terms.divisor, terms.by_layer, 1e9, terms.batch_rate)
+        total, loss = super().clipped_gradient(x, index, round, plan, open_terms, secret_coins=secret_coins)
+        return Clip(1.0)(total), loss
+
+
+def test_the_measurement_finds_a_clip_of_the_sum(tmp_path: Path) -> None:
+    def wrong(records: int) -> ProblemOracle:
+        return ClipsTheSum(oracle(records)._problem)
+
+    assert moved(tmp_path / "right", POINTS["the record is huge"]) <= 1.0 / DIVISOR * (1 + 1e-9)
+    assert moved(tmp_path / "wrong", POINTS["the record is huge"], kind=wrong) > 2 / DIVISOR
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e3, 1e29])
+@pytest.mark.parametrize("name", POINTS)
+def test_any_row_that_the_server_returns_is_a_public_memory(name: str, size: float, tmp_path: Path) -> None:
+    """After a handshake the memory is what the server says: a record still moves the message by L·C/B at most."""
+    row = size * np.array([0.5, -0.5, 0.5, 0.5])
+    claims = {"round": 3, "record.accepted": 1, "record.since": 2, "record.digest": "0" * 64, "record.row": row}
+    method = NormEC(0.5, 0.4)
+    assert moved(tmp_path, POINTS[name], method, **claims) <= 2 * 1.0 / DIVISOR * (1 + 1e-6)
+
+
+def test_terms_that_change_from_message_to_message_are_charged_as_they_are(tmp_path: Path) -> None:
+    """The clip, the divisor, the noise and the method change in the middle of a run without a memory."""
+    server, square = asking(tmp_path, oracle(7)), 0.0
+    for clip, divisor, sigma, method in [
+        (1.0, 8.0, 0.5, STEEP),
+        (0.1, 8.0, 0.5, STEEP),
+        (1e9, 1.0, 5.0, STEEP),
+        (1.0, 1000.0, 0.01, STEEP),
+        (1.0, 8.0, 0.5, DPSGD(SmoothedNorm(0.1))),
+        (2.0, 30.0, 0.125, DPSGD(Clip(0.01))),
+    ]:
+        server.method, server.sigma = method, sigma
+        answer = server.ask(plan__records__clip=clip, plan__records__divisor=divisor, plan__records__by_layer=False)
+        assert isinstance(answer, Reply)
+        slope = method.lipschitz
+        assert slope is not None
+        square += (min(2 * method.bound, slope * clip / divisor) / sigma) ** 2
+    found = read_releases(tmp_path).epsilon("record", 1e-5)
+    assert found == pytest.approx(gaussian.epsilon(math.sqrt(square), 1e-5), rel=1e-9)
+
+
+def test_a_memory_that_began_clean_is_never_used_as_a_public_one(tmp_path: Path) -> None:
+    """The unit is switched in the middle: the memory of the first messages contains what no noise covers."""
+    both = POLICY.model_copy(update={"units": ["client", "record"]})
+    server = asking(tmp_path, oracle(7), NormEC(0.5, 0.4), unit="client", memory="clean")
+    server.party = Party(tmp_path, both, oracle(7), node="a")
+    first = server.ask()
+    assert isinstance(first, Reply)
+    accepted = {"round": 1, "record.accepted": 1, "record.since": 1, "record.digest": first.digest}
+    server.dropped = ""
+    second = server.ask(**accepted)
+    assert isinstance(second, Reply)
+    server.privacy = Privacy(sigma=SIGMA, noise="seeded", unit="record", memory="noisy")
+    accepted |= {"round": 2, "record.accepted": 2, "record.since": 2, "record.digest": second.digest}
+    answer = server.ask(**accepted | RECORDS)
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "terms"
+    assert "began without noise in the memory" in read_journal(tmp_path / "events.jsonl")[-1]["exact"]
+    assert read_releases(tmp_path).count() == 2
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a divisor near zero": ({"plan.records.divisor": 1e-300}, "malformed"),
+    "a divisor of zero": ({"plan.records.divisor": 0.0}, "malformed"),
+    "a divisor below one": ({"plan.records.divisor": 0.5}, "malformed"),
+    "a negative divisor": ({"plan.records.divisor": -8.0}, "malformed"),
+    "no divisor: the party's own count": ({"plan.records.divisor": None}, "malformed"),
+    "a divisor that is no number": ({"plan.records.divisor": math.nan}, "malformed"),
+    "a huge divisor": ({"plan.records.divisor": 1e100}, "malformed"),
+    "a clip of zero": ({"plan.records.clip": 0.0}, "malformed"),
+    "a clip of 1e300": ({"plan.records.clip": 1e300}, "malformed"),
+    "batches at a rate of zero": ({"plan.records.batch_rate": 0.0}, "malformed"),
+    "batches above one": ({"plan.records.batch_rate": 1.5}, "malformed"),
+    "batches of a known size": ({"plan.batch_size": 4}, "terms"),
+    "a clip in a run for clients": ({"privacy.unit": "client"}, "malformed"),
+    "a clean memory": ({"privacy.memory": "clean"}, "terms"),
+    "a sum": ({"privacy.trust": "central", "privacy.memory": "clean"}, "terms"),
+    "another relation": ({"privacy.relation": "replace"}, "terms"),
+    "the noise of a party with more records": ({"privacy.sigma": 1e-4}, "noise"),
+    "noise beside which rounding shows": (
+        {"privacy.sigma": 1e-8, "plan.records.divisor": 2.0**39, "plan.records.clip": 1.0},
+        "noise",
+    ),
+    "numbers that the method does not broadcast": ({"public": np.zeros(1)}, "terms"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_terms_that_are_refused_cost_nothing(name: str, tmp_path: Path) -> None:
+    changes, reason = REFUSED[name]
+    server = asking(tmp_path, oracle(7), NormEC(0.5, 0.4))
+    changed = {key: value for key, value in {**RECORDS, **changes}.items() if value is not None}
+    answer = server.ask(**changed)
+    assert isinstance(answer, Refusal)
+    assert answer.reason == reason
+    assert read_releases(tmp_path).count() == 0
+
+
+def test_a_policy_may_demand_a_clip(tmp_path: Path) -> None:
+    server = asking(tmp_path, oracle(7))
+    server.party = Party(tmp_path, POLICY.model_copy(update={"largest_record_clip": 1.0}), oracle(7), node="a")
+    assert isinstance(server.ask(**RECORDS), Reply)
+    for changes in ({}, {**RECORDS, "plan.records.clip": 1.01}):
+        answer = server.ask(**changes)
+        assert isinstance(answer, Refusal)
+        assert answer.reason == "terms"
+    assert read_releases(tmp_path).count() == 1
+
+
+def test_a_client_level_budget_is_charged_for_the_whole_message(tmp_path: Path) -> None:
+    """A cheap message for a record is dear for the client: b/σ per message, and the budget ends at once."""
+    afford = gaussian.epsilon(math.sqrt(3) * 5.0 / SIGMA, 1e-5) * (1 + 1e-9)
+    policy = Policy(epsilon=afford, units=["client", "record"], least_sigma=1e-3, simulation=True)
+    server = asking(tmp_path, oracle(7))
+    server.party = Party(tmp_path, policy, oracle(7), node="a")
+    for _ in range(3):
+        assert isinstance(server.ask(**RECORDS), Reply)
+    answer = server.ask(**RECORDS)
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "budget"
+    releases = read_releases(tmp_path)
+    assert releases.epsilon("client", 1e-5) == pytest.approx(afford, rel=1e-6)
+    assert releases.epsilon("record", 1e-5) == pytest.approx(gaussian.epsilon(math.sqrt(3) / 8 / SIGMA, 1e-5))
+
+
+def test_a_second_budget_for_records_ends_runs_for_clients_too(tmp_path: Path) -> None:
+    """A run for clients moves a record's message by up to 2b: R1, whatever relation the client's account has."""
+    sigma = 20.0
+    twice = gaussian.epsilon(math.sqrt(2) * 2 * 5.0 / sigma, 1e-5) * (1 + 1e-9)
+    policy = Policy(epsilon=1e3, record_epsilon=twice, simulation=True)
+    server = asking(tmp_path, oracle(7), unit="client", sigma=sigma)
+    server.party = Party(tmp_path, policy, oracle(7), node="a")
+    answers = [server.ask() for _ in range(3)]
+    assert [type(answer) for answer in answers] == [Reply, Reply, Refusal]
+    assert answers[2].reason == "budget"  # type: ignore[union-attr]
+
+
+def test_a_party_whose_code_clips_no_records_takes_no_part(tmp_path: Path) -> None:
+    class Plain(GradientOracle):
+        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
+            return x, 0.0
+
+    answer = asking(tmp_path, Plain()).ask(**RECORDS)
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "failed"
+    assert read_releases(tmp_path).count() == 0
+
+
+def test_records_that_depend_on_each_other_are_refused_before_anything_is_paid(tmp_path: Path) -> None:
+    class Centred(nn.Module):
+        """Keeps a mean of what it saw, so that a record's gradient depends on the records before it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.seen = nn.Linear(3, 1).double(), torch.zeros(3, dtype=torch.float64)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            found = self.linear(inputs - self.seen).flatten()
+            self.seen = self.seen + 0.1 * torch.ones(3, dtype=torch.float64)
+            return found
+
+    party = asking(tmp_path, oracle(6, lambda out, target: ((out - target) ** 2).mean(), Centred()))
+    answer = party.ask(**RECORDS)
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "failed"
+    assert "so no epsilon covers this run" in read_journal(tmp_path / "events.jsonl")[-1]["exact"]
+    assert read_releases(tmp_path).count() == 0
+
+
+def test_a_record_that_occurs_twice_is_refused() -> None:
+    inputs = torch.ones(4, 3, dtype=torch.float64)
+    twice = torch.utils.data.Subset(TensorDataset(inputs, torch.ones(4, dtype=torch.float64)), [0, 1, 1])
+    own = ProblemOracle(Problem(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double(), steep, [twice]))
+    with pytest.raises(UsageError, match="occurs more than once"):
+        own.check_records()
