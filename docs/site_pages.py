@@ -46,7 +46,7 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links that leave docs/, and links of copied pages, to where their targets are on the site."""
     place = page.file.src_uri
     if place.startswith("reference/"):
