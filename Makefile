@@ -3,6 +3,7 @@
 # make test   environment, then formatting, types and the quick tests: at most five minutes on two cores
 # make test-all   the same with the slow tests, a federation over TLS and Triton's kernels; about half an hour
 # make test-kernels   the kernels alone, without a GPU: interpreted, and compiled for one; a few minutes, Linux
+# make docs   environment, then the documentation site in site/, from files of this machine alone
 # make clean  remove the environment and the demonstration's runs
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 # Where there is none, as with torch for CPUs: its interpreter works with the NumPy of constraints.txt.
 TRITON := triton==3.8.0
 
-.PHONY: run reproduce test test-all test-kernels check clean
+.PHONY: run reproduce test test-all test-kernels check docs clean
 
 run: .venv/.ready-run
 	@echo "1. Private: 100 clients, (8, 1e-5) for each client against a server that sees sums; non-private for comparison;"
@@ -46,8 +47,12 @@ check: .venv/.ready-test
 	$(BIN)/ruff check src tests benchmarks publications
 	$(BIN)/mypy
 
+# The variable silences an announcement of Material's; warnings about pages and links still end the build.
+docs: .venv/.ready-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv runs/private runs/digits
+	rm -rf .venv runs/private runs/digits site
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv

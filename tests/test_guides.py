@@ -1,4 +1,8 @@
-"""The guides run as they are printed, block by block, in an empty folder."""
+"""The README and the documentation run as they are printed, page by page, each in an empty folder.
+
+Blocks of the language "python" are one program, and lines "$ normec …" of "console" blocks are run before it. Blocks of
+the language "py" are fragments, and indented blocks show commands that need more than this machine has; neither runs.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,69 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ normec (.*)$", re.MULTILINE)
 
 
-def run(command: list[str], folder: Path) -> None:
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    """The fenced blocks of a page: the language, the name of a file or nothing, and the text."""
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def runnable(page: Path) -> bool:
+    return any(language == "python" or COMMAND.search(text) for language, _, text in blocks(page))
+
+
+# The examples of the theory are run one by one, in tests/theory/test_command.py.
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "theory.md" and runnable(page))
+
+
+def run(command: list[str], folder: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def program(page: Path, folder: Path) -> str:
+    """Write the files of a page, and return its Python blocks as one program."""
+    found = blocks(page)
+    for language, name, text in found:
+        if language == "python" and name:
+            (folder / name).write_text(text)
+    return "\n".join(text for language, name, text in found if language == "python" and not name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["own-method.md", "server-step.md"])
-def test_every_block_of_a_guide_runs(name: str, tmp_path: Path) -> None:
-    program = []
-    for language, file, text in BLOCK.findall((DOCS / name).read_text(encoding="utf-8")):
-        if file:
-            (tmp_path / file).write_text(text)
-        elif language == "python":
-            program.append(text)
-        elif language == "console":
-            for line in re.findall(r"^\$ normec (.*)$", text, re.MULTILINE):
-                run([sys.executable, "-m", "normec", *shlex.split(line), "--quiet"], tmp_path)
-    assert program
-    (tmp_path / "guide.py").write_text("\n".join(program))
-    run([sys.executable, "guide.py"], tmp_path)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text(program(page, tmp_path))
+    run([sys.executable, "page.py"], tmp_path)
+    for language, _, text in blocks(page):
+        for line in COMMAND.findall(text) if language == "console" else ():
+            run([sys.executable, "-m", "normec", *shlex.split(line)], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_readme_reaches_the_accuracy_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "readme.py").write_text(
+        program(ROOT / "README.md", tmp_path) + '\nprint(run.history["accuracy"][-1])\n'
+    )
+    assert float(run([sys.executable, "readme.py"], tmp_path).split()[-1]) > 0.95
+
+
+def test_pages_that_run_are_found() -> None:
+    names = {str(page.relative_to(ROOT / "docs")) for page in PAGES}
+    assert {"index.md", "tutorials/first-model.md", "tutorials/own-method.md", "guides/server-step.md"} <= names
+
+
+def test_titles_commands_and_fragments(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text('```python title="a.py"\nx = 1\n```\n\n```py\ny\n```\n\n```python\nz = 2\n```\n')
+    assert program(page, tmp_path) == "z = 2\n"
+    assert (tmp_path / "a.py").read_text() == "x = 1\n"
+    assert runnable(page)
+    page.write_text("```py\ny\n```\n\n    normec train\n")
+    assert not runnable(page)
+    assert COMMAND.findall("$ normec train --rounds 3\nnormec ui\n") == ["train --rounds 3"]

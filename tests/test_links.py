@@ -50,7 +50,7 @@ def test_the_links_that_are_checked() -> None:
     assert anchors("# One: two\n## β ≈ 0.1 is\n") == {"one-two", "β--01-is"}
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.name)
 def test_tests_that_the_documentation_names_exist(page: Path) -> None:
     for file, _, function in re.findall(
         r"(?<![\w/])((?:\w+/)*test_\w+\.py)(::(\w+))?", page.read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ from normec.system.files import write_atomic
 from normec.training.train import prepare, ready
 
 RECORD = Path(__file__).parent / "records" / "heart-disease.json"
-PAGE = Path(__file__).parents[2] / "docs" / "heart-disease.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "heart-disease.md"
 SCALINGS, TRUSTS, EPSILONS = ("centre", "public"), ("secure-sum", "local"), (0.1, 1.0, 5.0, 10.0)
 DELTA = 1e-4  # FLamby's smallest
 TUNING_SEEDS, TEST_SEEDS, HELD_OUT = range(8), range(100, 120), 0.2
@@ -176,7 +176,7 @@ def _write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """The page docs/heart-disease.md."""
+    """The page docs/results/heart-disease.md."""
     held = {(one["scaling"], one["trust"], one["epsilon"]): one for one in record["conditions"] if _is_main(one)}
     plain = {one["scaling"]: one for one in record["without_privacy"]}
     lines = [
@@ -250,7 +250,7 @@ Repository, doi 10.24432/C52P4X, licence CC BY 4.0.
 
 - **Clients.** `split = centre`: one client for each hospital. Other splits divide the pooled patients.
 - **Weights.** `weights = records`, because the numbers of patients are published. A patient then counts alike in every
-  hospital, and moves the weighted sum by the same length; see [weights](weights.md).
+  hospital, and moves the weighted sum by the same length; see [weights](../guides/weights.md).
 - **Method.** DP-SGD with clipping, with `record_clip = auto`. The memories of error feedback add up what one record did
   to all messages so far; this costs more at record level than error feedback gains.
 - **Scaling.** `scaling = public` uses fixed round numbers of medical practice (`normec/data/heart_disease.py`). They

@@ -71,7 +71,7 @@ def bench(
     """Measure whole rounds: time, ratios to the floor, peak memory and start-up time.
 
     The implementations run one after the other on the same cores, each in its own process, and the list is repeated.
-    docs/performance.md explains the rows.
+    docs/results/performance.md explains the rows.
     """
     log = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     if ranks is not None:

@@ -12,7 +12,7 @@ from normec.experiments.theory_checks import verify as theory_verify
 
 from ..cli.command import normec
 
-DOCS = Path(__file__).parents[2] / "docs" / "theory.md"
+DOCS = Path(__file__).parents[2] / "docs" / "concepts" / "theory.md"
 BOUND = (
     *("theory", "bound", "--L", "1", "--L-max", "2", "--R", "0.1", "--alpha", "0.1", "--beta", "0.1"),
     *("--gamma", "0.02", "--rounds", "100", "--F0", "1"),
@@ -79,4 +79,4 @@ def test_the_documentation_has_examples() -> None:
 
 @pytest.mark.parametrize("number", range(len(snippets()) if DOCS.exists() else 0))
 def test_every_example_of_the_documentation_runs(number: int) -> None:
-    exec(compile(snippets()[number], f"docs/theory.md, example {number + 1}", "exec"), {})
+    exec(compile(snippets()[number], f"docs/concepts/theory.md, example {number + 1}", "exec"), {})

@@ -68,7 +68,7 @@ def readme(results: Results) -> list[str]:
         "",
         "A reproduction of the experiments of Shulgin, Khirirat and Richtárik. Every run is a cell of one plan with a "
         "stable name; a finished cell leaves a record, and all figures, tables and pages are made from the records. "
-        "[docs/reproduce.md](../../docs/reproduce.md) explains the protocol, the scales and the noise.",
+        "[docs/results/reproduce.md](../../docs/results/reproduce.md) explains the protocol, the scales and the noise.",
         "",
         "## Results",
         "",

@@ -14,8 +14,8 @@ coordinates. The client's memory is updated with the message before rounding.
 Claim 3 (noise). With m on the grid, m + round(z) = round(m + z): the output is a function of m + z with z an exact
 Gaussian, so its guarantee is that of the Gaussian. `secure` draws round(z) with exact probabilities.
 Claim 4 (sums). Σ round(z_i) over h clients is not round(Σ z_i), but a random function of m + N(0, hσ²) that does not
-depend on m, up to a relative error of order h·exp(−π² (σ/step)²), that is exp(−10^18); docs/secure-sum-account.md has
-the proof. Secure sums have a coarser grid of their own (`secure_sum`).
+depend on m, up to a relative error of order h·exp(−π² (σ/step)²), that is exp(−10^18). The proof is in
+docs/concepts/secure-sum-account.md. Secure sums have a coarser grid of their own (`secure_sum`).
 Claim 5 (discrete Gaussians). With s = σ/step, `exact` draws x with a probability proportional to exp(−x²/2s²). Let v be
 N(0, s² − 16), and given v, x an integer with a probability proportional to exp(−(x − v)²/32). The normaliser is the
 same for all v up to a factor of 1 ± 2.1·exp(−32π²) (Poisson summation), so x has the probabilities of `exact` up to the

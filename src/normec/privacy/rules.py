@@ -42,7 +42,7 @@ T2 secure-sum: it sees Σ(m_j + z_j) and may know all but `honest` of the z_j; �
    `secure_sum`. A sum of rounded Gaussians is, up to aliasing, a random function of m + N(0, honest·σ²I) that does not
    depend on m. The aliasing is added to δ; a run for which it is not 0 in double precision is refused. Where Δ depends
    on distances, the grid adds step·√d to it. This holds whatever noise a run has, so that a simulation and a deployment
-   have the same ε. The proof is in docs/secure-sum-account.md.
+   have the same ε. The proof is in docs/concepts/secure-sum-account.md.
 T3 central: the server adds one draw of N(0, nσ²I) to the sum: the same sum as n clients adding σ each; σ_eff = σ√n.
 
 S1 Poisson sampling of clients, sum seen only, client, zero-out: Δ = b and amplification at rate q, also with hidden

@@ -6,7 +6,7 @@ that every party and every simulation has the same grid.
 
 Claim. With k honest parties in every opened sum, the sums of a run with T rounds and d coordinates are (ε, δ(ε) + τ)
 private, where δ(ε) is that of T Gaussian releases with standard deviation σ√k and `delta_surcharge` is τ. On the grids
-of this module τ is smaller than the smallest positive double. The proof is in docs/secure-sum-account.md.
+of this module τ is smaller than the smallest positive double. The proof is in docs/concepts/secure-sum-account.md.
 """
 
 from __future__ import annotations

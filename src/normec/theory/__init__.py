@@ -9,7 +9,7 @@
     planning       parameters for a horizon, with their guarantee
     step_sizes     the step size for a method with given parameters
 
-`rounds` is K + 1 everywhere. Proofs and errata: docs/theory.md.
+`rounds` is K + 1 everywhere. Proofs and errata: docs/concepts/theory.md.
 """
 
 from .constants import Constants, quadratic_constants

@@ -2,8 +2,8 @@
 
     g_i ← (1−λ) g_i + β m_i,    ĝ ← (1−λ) ĝ + (β/n) Σ (m_i + z_i),    x ← x − γ ĝ/‖ĝ‖.
 
-The proof is in docs/theory.md. In short, ĝ − mean g_i is an AR(1) process instead of a random walk, and the memory has
-a bias of λB, where B bounds the clients' gradients along the trajectory. By Lemma 1
+The proof is in docs/concepts/theory.md. In short, ĝ − mean g_i is an AR(1) process instead of a random walk, and the
+memory has a bias of λB, where B bounds the clients' gradients along the trajectory. By Lemma 1
 
     ∇f_i(x^k) − g_i^{k+1} = (1 − λ − β/(α+r)) (∇f_i(x^k) − g_i^k) + λ ∇f_i(x^k).
 """

@@ -133,7 +133,7 @@ def test_two_quorums_share_more_parties_than_may_collude() -> None:
 
 
 def test_the_table_of_the_documentation_states_what_terms_allow() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "secure-sum.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "concepts" / "secure-sum.md").read_text()
     rows = [tuple(map(int, row)) for row in re.findall(r"(?m)^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page)]
     assert len(rows) == 6
     for parties, threshold, drop, collude in rows:

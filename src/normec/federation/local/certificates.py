@@ -1,7 +1,7 @@
 """Certificates and keys for `normec federation local`: an authority, a server's certificate, and party key pairs.
 
 On real machines the owner of the server creates certificates with the tools of the organisation, and every party
-creates its own key and shares only the public half (docs/federation.md).
+creates its own key and shares only the public half (docs/guides/federation.md).
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
 The protocol is that of Bonawitz et al. (2017) in its version against a server that lies about who dropped out: masks
 between pairs of parties, a mask of each party alone, and Shamir shares of the secrets behind both. There is no network
 here: `Party.answer` turns the bytes of a request into the bytes of an answer, and `Server` makes the requests and
-collects the answers. docs/secure-sum.md states what is promised, against whom, and what is not.
+collects the answers. docs/concepts/secure-sum.md states what is promised, against whom, and what is not.
 """
