@@ -66,7 +66,7 @@ class RecordedEngine:
         self._copies = [ModelCopy(problem, records, precision) for _ in range(_STREAMS if device.type == "cuda" else 1)]
         self._streams = [torch.cuda.Stream(device) for _ in self._copies] if device.type == "cuda" else []
         self._generators = _Generators(device)
-        self._graphs = CudaGraphs() if device.type == "cuda" else None
+        self._graphs = _graphs() if device.type == "cuda" else None
         self._calls = Counter[tuple[int, ...]]()
         self._grads = torch.empty(0, 0)
 
@@ -81,7 +81,7 @@ class RecordedEngine:
 
     def shrink(self) -> bool:
         """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
-        self._grads, self._graphs = torch.empty(0, 0), (CudaGraphs() if self._graphs is not None else None)
+        self._grads, self._graphs = torch.empty(0, 0), (_graphs() if self._graphs is not None else None)
         self._calls.clear()
         self._block //= 2
         return self._block > 0
@@ -182,6 +182,11 @@ class RecordedEngine:
         if slope is not None:
             work.grads.add_(slope)
         return losses + base
+
+
+def _graphs() -> CudaGraphs:
+    """Graphs that are captured at once: `RecordedEngine` has made its plain passes before."""
+    return CudaGraphs(patience=1)
 
 
 @contextmanager
