@@ -12,7 +12,7 @@ from normec.algorithms.catalogue import CATALOGUE, PRIVATE_METHODS
 from normec.experiments import methods
 from normec.settings.config import make
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "methods.md"
 
 
 def listed() -> dict[str, list[str]]:
