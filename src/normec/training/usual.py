@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,9 +10,11 @@ from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import Method
 from ..algorithms.registry import find
 from ..algorithms.server_optimizer import ServerOptimizer
-from ..errors import UsageError, one_of
+from ..errors import UsageError, non_negative, one_of
 from ..problems.objective import Objective
 from ..sampling.participation import Everyone, FixedSize, Participation, Poisson
+
+_LARGEST = 1e30  # a longer step leaves the range of float32
 
 StepSize = float | Callable[[int], float] | Literal["theory"]
 
@@ -84,12 +85,10 @@ def step_size_of(
             f"lr must be a number, a function of the round or 'theory', got {type(lr).__name__}; "
             "a scheduler goes into lr_schedule"
         ) from None
-    if not math.isfinite(size) or size < 0 or size > _LARGEST:
+    non_negative(lr=size)
+    if size > _LARGEST:
         raise UsageError(f"lr must lie in [0, {_LARGEST:g}], got {size:g}")
     return size
-
-
-_LARGEST = 1e30  # a longer step leaves the range of float32
 
 
 def rounds_of_method(entry: Entry | None, private: bool) -> int | None:
