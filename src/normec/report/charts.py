@@ -43,7 +43,7 @@ RESULT = (
         "linear",
         True,
     ),
-    Chart("loss", "Loss", {"loss": "training", "test_loss": "test", "validation_loss": "validation"}, "loss f(x)"),
+    Chart("loss", "Loss", {"loss": "training", "test_loss": "test", "validation_loss": "validation"}, "loss"),
     Chart("grad_norm", "Gradient norm", {"grad_norm": "‖∇f(x)‖"}, "‖∇f(x)‖"),
 )
 SPENT = (Chart("epsilon", "Privacy spent", {"epsilon": "ε so far"}, "ε", "linear"),)
