@@ -70,7 +70,7 @@ MISTAKES = [
     (["compare", "--by", "luck"], "unknown criterion"),
     (["data", "get", "cifar"], "did you mean 'cifar10'"),
     (["train", "--data", "imagenet"], "unknown dataset 'imagenet'; choose from"),
-    (["train", "--lr", "1e300"], "lr must lie in [0, 1e+30]"),
+    (["train", "--lr", "1e300"], "lr must lie in [0, 3e+38]"),
 ]
 
 

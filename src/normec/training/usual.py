@@ -14,7 +14,7 @@ from ..errors import UsageError, non_negative, one_of
 from ..problems.objective import Objective
 from ..sampling.participation import Everyone, FixedSize, Participation, Poisson
 
-_LARGEST = 1e30  # a longer step leaves the range of float32
+_LARGEST = 3e38  # a longer step leaves the range of float32
 
 StepSize = float | Callable[[int], float] | Literal["theory"]
 

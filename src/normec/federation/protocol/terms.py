@@ -73,7 +73,11 @@ class MethodTerms:
         if registry.source_digest(kind) != self.code:
             raise UsageError(f"the party's code of {self.name} differs from the server's; install the same version")
         try:
-            method = registry.build_class(kind, read_spec(self.spec), self.name)
+            given = read_spec(self.spec)
+            method = registry.build_class(kind, given, self.name)
+            missing = method.spec().keys() - given.keys()
+            if missing:  # a default may differ from version to version
+                raise UsageError(f"{self.name} needs a value of {min(missing)}")
             if math.isnan(float(method.bound)):
                 raise UsageError(f"{self.name} has no bound with these settings")
         except UsageError:
