@@ -2,7 +2,7 @@
 
 The sums are of content, not of archives: of the unpacked IDX files, of CIFAR-10's raw arrays, and of a LIBSVM
 file's records (see `checksum`), because the same data is published in several archive formats. A new set is one
-`Entry` here.
+`Entry` here; IDX files and embedded sets also need their scaling in `dataset.load`.
 """
 
 from __future__ import annotations
