@@ -63,7 +63,7 @@ class Drawn:
     """The standard deviation of the noise of every round as it was drawn: of the sum, or of each message."""
 
     of_sum: dict[int, float] = field(default_factory=dict)
-    of_message: dict[int, set[float]] = field(default_factory=dict)
+    of_message: dict[int, dict[int, float]] = field(default_factory=dict)  # by round and client
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
     def recorded(self: SeededNoise, shape: Any, sigma: float, *path: Any, **how: Any) -> Tensor:
         round = path[path.index("round") + 1]
         if "client" in path:
-            seen.of_message.setdefault(round, set()).add(sigma)
+            seen.of_message.setdefault(round, {})[path[path.index("client") + 1]] = sigma
         else:
             assert round not in seen.of_sum, "noise of one round was drawn twice"
             seen.of_sum[round] = sigma
@@ -86,8 +86,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 def noise_faced(seen: Drawn, privacy: Privacy, weights: Sequence[float]) -> list[float]:
     """σ of every round for the observer of the statement, from what was drawn."""
     if seen.of_message:  # under local trust, one draw for each message
-        assert all(len(sigmas) == 1 for sigmas in seen.of_message.values())
-        return [next(iter(seen.of_message[k])) for k in range(ROUNDS)]
+        assert all(len(set(sigmas.values())) == 1 for sigmas in seen.of_message.values())
+        return [seen.of_message[k][0] for k in range(ROUNDS)]
     sums = [seen.of_sum[k] for k in range(ROUNDS)]
     if privacy.trust == "local":  # one draw stands for those of all messages, which the server has weighted
         return [sigma / math.sqrt(sum((4 * weight) ** 2 for weight in weights)) for sigma in sums]
@@ -201,18 +201,18 @@ def test_sampled_clients(name: str, weights: Any, schedule: Any, drawn: Drawn) -
     assert low <= run.privacy.epsilon <= 1.01 * high
 
 
-def shift_of_records(method: Any, clip: float, relation: str, hidden: bool, relative: Sequence[float]) -> list[float]:
-    """The largest distance, over the clients, by which one record moves the weighted message of each round."""
+def shifts_of_records(method: Any, clip: float, relation: str, hidden: bool) -> np.ndarray[Any, Any]:
+    """How far one record of each client moves its message in each round, ``[clients, rounds]``."""
     operator = method.operator
     slope, bound = (1 / operator.alpha, 1.0) if isinstance(operator, SmoothedNorm) else (1.0, operator.tau)
     beta, keep = (method.beta, 1 - method.decay) if hidden else (0.0, 1.0)
-    worst = np.zeros(ROUNDS)
-    for size, weight in zip(SIZES, relative, strict=True):
+    shifts = np.zeros((len(SIZES), ROUNDS))
+    for i, size in enumerate(SIZES):
         moved, apart = clip / size * (1 if relation == "zero-out" else 2), 0.0
         for k in range(ROUNDS):
-            worst[k] = max(worst[k], weight * min(2 * bound, slope * (moved + apart)))
+            shifts[i, k] = min(2 * bound, slope * (moved + apart))
             apart = keep * apart + beta * min(slope * moved, 2 * bound)
-    return list(worst)
+    return shifts
 
 
 NORMEC = NormEC(2.0, 0.2, decay=0.1)
@@ -247,12 +247,16 @@ def test_records(
     )
     run = train(clients(), method, lr=0.1, rounds=ROUNDS, seed=3, privacy=privacy, weights=weights)
     used = BY_RECORDS if weights == "records" else [0.25] * 4
-    relative = [1.0] * 4 if trust == "local" else [4 * weight for weight in used]
-    shifts = shift_of_records(method, 1.0 if clip == "auto" else clip, relation, hidden, relative)
-    noise = noise_faced(drawn, privacy, used)
-    # Messages of a secure sum are rounded to a grid, which adds a step of at most 2^-24 σ in each of 8 coordinates.
-    grid = 2.0**-24 * math.sqrt(8) if trust == "secure-sum" else 0.0
-    expected = epsilon_of_gaussians([shift / sigma + grid for shift, sigma in zip(shifts, noise, strict=True)])
+    shifts = shifts_of_records(method, 1.0 if clip == "auto" else clip, relation, hidden)
+    if trust == "local":  # the server sees each message, with the noise of its own client
+        each = [[shifts[i, k] / drawn.of_message[k][i] for k in range(ROUNDS)] for i in range(4)]
+        expected = max(map(epsilon_of_gaussians, each))
+    else:
+        worst = (4 * np.array(used)[:, None] * shifts).max(0)
+        noise = noise_faced(drawn, privacy, used)
+        # Messages of a secure sum are rounded to a grid, which adds a step of at most 2^-24 σ in each of 8 coordinates.
+        grid = 2.0**-24 * math.sqrt(8) if trust == "secure-sum" else 0.0
+        expected = epsilon_of_gaussians([shift / sigma + grid for shift, sigma in zip(worst, noise, strict=True)])
     assert run.privacy is not None
     # Where clients differ, the rule takes each part of Δ at its largest over the clients.
     assert run.privacy.epsilon >= expected * (1 - 1e-7)
