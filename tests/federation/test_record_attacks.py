@@ -311,3 +311,22 @@ def test_a_record_that_occurs_twice_is_refused() -> None:
     own = ProblemOracle(Problem(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double(), steep, [twice]))
     with pytest.raises(UsageError, match="occurs more than once"):
         own.check_records()
+
+
+def test_the_masks_of_dropout_are_secret() -> None:
+    """Their order follows the records: with masks that the server knows, a record left out shows in all later ones."""
+    own = oracle(6, model=nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten(0)).double())
+    plan, terms = PlanTerms(seed=7, batch_size=0, rounds=4), RecordTerms(DIVISOR, by_layer=False, clip=1.0)
+    x = torch.full((4,), 0.1, dtype=torch.float64)
+    seeded = [own.clipped_gradient(x, 0, 0, plan, terms, secret_coins=False)[0] for _ in range(2)]
+    secret = [own.clipped_gradient(x, 0, 0, plan, terms, secret_coins=True)[0] for _ in range(2)]
+    assert torch.equal(*seeded)
+    assert not torch.equal(*secret)
+
+
+def test_a_penalty_at_the_party_is_refused() -> None:
+    """At an x of the server's choice its slope rounds the sum of the records to a multiple of itself."""
+    problem = oracle(6)._problem
+    problem.penalty = lambda x: x.square().sum()
+    with pytest.raises(UsageError, match="does not go with a penalty"):
+        ProblemOracle(problem).check_records()

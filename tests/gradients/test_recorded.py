@@ -99,3 +99,30 @@ def test_once_given_up_nothing_is_recorded(caplog: pytest.LogCaptureFixture) -> 
     assert graphs.off
     assert caplog.messages == ["no CUDA graph for a round: it counts"]
     assert graphs.run(lambda x: 2 * x, [torch.ones(2)], [], "twice").tolist() == [2, 2]
+
+
+class WritesForSome(nn.Module):
+    """Its weights are reset where an output is large, which no other client may notice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(x)
+        self.last.weight.data.mul_(torch.where(found.detach().abs().max() > 100, 0.0, 1.0))
+        return found
+
+
+def test_what_one_client_writes_to_the_parameters_does_not_reach_another() -> None:
+    case = of(WritesForSome())
+    assert isinstance(case.records, ResidentRecords)
+    assert case.sizes is not None
+    mine = RecordedEngine(case, case.records, Batches(case.sizes, BATCH, 1), 1)
+    before = everything(mine, case, 0)
+    case.records.inputs[case.records.rows[0]] *= 1e4
+    after = everything(mine, case, 1)
+    case.records.inputs[case.records.rows[0]] /= 1e4
+    loop, *_ = engines(case, BATCH)
+    assert apart(before, everything(loop, case, 0)) < 1e-6
+    torch.testing.assert_close(after.grads[1:], everything(loop, case, 1).grads[1:], rtol=1e-5, atol=1e-6)

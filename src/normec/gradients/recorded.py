@@ -165,8 +165,6 @@ class RecordedEngine:
         """The plain loop over a block of clients, on several streams of a GPU."""
         own = {name: table[work.rows] for name, table in work.buffers.items()}
         losses = work.x.new_empty(len(seeds))
-        for copy in self._copies[: len(seeds)]:
-            copy.set(work.x)
         with _side_by_side(self._streams):
             for i, seed in enumerate(seeds):
                 lane = i % len(self._copies)
@@ -174,6 +172,7 @@ class RecordedEngine:
                 rows = {name: table[i] for name, table in own.items()}
                 drawn = work.uniforms[i] if work.uniforms is not None else None
                 with place, self._generators.standing_in(i, seed):
+                    self._copies[lane].set(work.x)  # for every client, because a model may write to its parameters
                     losses[i] = self._copies[lane].gradient(rows, work.numbers[i], drawn, work.grads[i])
         if not isinstance(work.rows, slice):
             for name, table in work.buffers.items():

@@ -159,10 +159,10 @@ class Plan:
     def model_seed(self) -> int:
         """The seed of the random numbers of models and transforms.
 
-        In Poisson batches, the dropout mask of a record depends on its position in the batch, which depends on the
-        records before it. So this seed must be as secret as the sampling.
+        The dropout mask of a record depends on its position, and so on which records stand before it. If the masks were
+        known, leaving out one record would show in those of all later ones. So this seed is as secret as the sampling.
         """
-        return self.privacy_seed if self.batch_rate is not None else self.seed
+        return self.privacy_seed
 
     def participants(self, clients: int, round: int) -> Tensor | None:
         """Return the clients that take part in a round: increasing numbers, or None for all of them."""

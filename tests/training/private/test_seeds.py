@@ -177,3 +177,11 @@ def test_another_secret_than_the_run_s_own_is_refused(tmp_path: Path, text: str)
 def test_what_is_logged_changes_no_bit_of_a_private_run(watching: dict[str, int]) -> None:
     options = {"lr": 0.1, "rounds": 8, "seed": 4, "privacy": Privacy(epsilon=8)}
     assert torch.equal(train(bowls(3), METHOD, **options).x, train(bowls(3), METHOD, **options, **watching).x)
+
+
+def test_masks_of_dropout_are_as_secret_as_the_noise() -> None:
+    """They follow the order of the records, so that known masks would show which record was left out."""
+    loop = prepare(bowls(CLIENTS), METHOD, Options(lr=0.1, rounds=1, privacy=SUM))
+    assert loop.plan.secret is not None
+    assert loop.plan.model_seed == loop.plan.secret
+    assert prepare(bowls(CLIENTS), METHOD, Options(lr=0.1, rounds=1, seed=4)).plan.model_seed == 4

@@ -114,6 +114,10 @@ class ProblemOracle(GradientOracle):
         problem = self._problem
         if problem.augment is not None:
             raise UsageError("record_clip does not go with augmentation yet; leave one of them out")
+        if problem.penalty is not None:
+            # At an x that the server chooses, the slope of the penalty may be so large that the sum of the records is
+            # rounded to a multiple of it: one record would then move the message by far more than its share.
+            raise UsageError("record_clip does not go with a penalty at the party; let the server's problem have it")
         if problem.repeated:
             raise UsageError(
                 "a record occurs more than once in the party's data, and unit='record' accounts for one occurrence; "
@@ -128,10 +132,12 @@ class ProblemOracle(GradientOracle):
     ) -> tuple[Tensor, float]:
         self.check_records()
         problem = self._like(x)
-        rows, seed = None, derive_seed(plan.seed, "model", index, round)
+        # The dropout mask of a record depends on its position, and so on which records stand before it. With a seed
+        # that the server knows, leaving out one record would show in the masks of all later ones.
+        seed = secrets.randbits(63) if secret_coins else derive_seed(plan.seed, "model", index, round)
+        rows = None
         if terms.batch_rate is not None and secret_coins:
             rows = _secret_batch(int(problem.records.sizes[0]), terms.batch_rate)
-            seed = secrets.randbits(63)  # a record's dropout mask depends on the coins of the records before it
         elif terms.batch_rate is not None:
             sizes = problem.records.sizes.expand(index + 1)
             (rows,) = PoissonBatches(sizes, terms.batch_rate, plan.seed).draw(torch.tensor([index]), round)
