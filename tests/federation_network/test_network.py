@@ -125,9 +125,11 @@ def test_a_budget_that_runs_out_in_the_middle_under_central_trust(network: Netwo
     settings = {"rounds": 6, "sigma": 0.5, "epsilon": "", "lr": 0.05, "min_parties": PARTIES - 1, "trust": "central"}
     faced = 0.5 * PARTIES**0.5  # the server's one draw on the sum is that of five parties
     for i, messages in ((0, 1), (1, 2)):
-        spent = read_releases(network.federation.folder(i))
-        most, more = (spent.epsilon(1e-5, more=Event(faced, 1.0, count)) for count in (messages, messages + 1))
-        network.policy(i, epsilon=(most + more) / 2)
+        spent = read_releases(network.federation.folder(i)).account("client", 1e-5)
+        spent.add(Event(faced, 1.0, messages))
+        most = spent.epsilon()
+        spent.add(Event(faced, 1.0, 1))
+        network.policy(i, epsilon=(most + spent.epsilon()) / 2)
     assert network.end(network.begin("budget", **settings)) == ""
     summary = network.summary("budget")
     assert summary["status"] == "stopped"
