@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normec.federation.secure_sum import wire
+from normec.federation.secure_sum.history import Position
 from normec.federation.secure_sum.keys import Identity, KeyPair, digest
-from normec.federation.secure_sum.party import Assignment, Party
+from normec.federation.secure_sum.party import Assignment, Contribution, Party
 from normec.federation.secure_sum.refusals import REASONS, Refused
+from normec.federation.secure_sum.roster import Member, Roster
 from normec.federation.secure_sum.server import AttemptFailed, Server, Stage
+from normec.federation.secure_sum.terms import Terms
 from normec.federation.secure_sum.wire import (
     Advert,
     Answer,
@@ -743,3 +746,68 @@ def test_an_exchange_has_one_or_two_parts_of_the_right_kind() -> None:
     for parts in ((), (one, one, one), (Refusal(0, "late"),)):
         with pytest.raises(Refused, match="malformed"):
             wire.decode_requests(encode(parts))
+
+
+def test_a_certificate_that_comes_late_shows_an_old_folder_too(tmp_path: Path) -> None:
+    """The server draws a restored party into a later attempt first, and has the earlier one certified only then."""
+    identities = [Identity.generate() for _ in range(4)]
+    roster = Roster(tuple(Member(f"party-{i}", identity.public) for i, identity in enumerate(identities)))
+    terms = Terms(
+        run="late~1",
+        roster=roster.digest.hex(),
+        parties=4,
+        threshold=3,
+        minimum=3,
+        colluding=0,
+        sigma=1.0,
+        step=0.1,
+        dimension=2,
+        rounds=5,
+        weights=(1.0,) * 4,
+        method="m",
+    )
+
+    class Zeros:
+        def pay(self, assignment: Assignment) -> None: ...
+
+        def contribute(self, assignment: Assignment) -> Contribution:  # noqa: ARG002
+            return Contribution(np.zeros(2, np.uint32))
+
+        def settle(self, attempt: int, counted: bool) -> None: ...
+
+        def recover(self, attempts: Sequence[int], deposited: Any) -> None: ...
+
+    def begun(i: int) -> Party:
+        return Party(tmp_path / str(i), identities[i], roster, terms, Zeros())
+
+    def ask(i: int, request: Any) -> Any:
+        (answer,) = wire.decode_answers(parties[i].answer(wire.encode((request,))))
+        return answer
+
+    def shares(attempt: int) -> list[dict[int, bytes]]:
+        adverts = tuple(ask(i, wire.Invitation(terms.canonical, attempt)) for i in range(4))
+        return [dict(ask(i, wire.KeyList(attempt, adverts)).shares) for i in range(4)]
+
+    def task(i: int, attempt: int, round: int, sealed: list[dict[int, bytes]], history: Any = ()) -> Any:
+        own = tuple((j, sealed[j][i]) for j in range(4) if j != i)
+        return ask(i, wire.Task(attempt, round, b"x", tuple(range(4)), own, history))
+
+    begun(0).close()
+    shutil.copytree(tmp_path / "0", tmp_path / "backup")
+    parties = [begun(i) for i in range(4)]
+    sealed = shares(0)
+    assert all(isinstance(task(i, 0, 0, sealed), wire.MaskedVector) for i in range(4))
+    parties[0].close()
+    shutil.rmtree(tmp_path / "0")
+    shutil.copytree(tmp_path / "backup", tmp_path / "0")
+    parties[0] = begun(0)
+    assert isinstance(task(0, 1, 0, shares(1)), wire.MaskedVector)
+    everyone = tuple(range(4))
+    payload = digest("payload", b"x")
+    statement = wire.Statement(terms.digest, 0, 0, payload, everyone, everyone, 0, Position().digest)
+    signed = tuple((i, ask(i, wire.Survivors(statement)).signature) for i in (1, 2, 3))
+    answer = task(0, 2, 1, shares(2), (wire.Certificate(statement, signed),))
+    assert isinstance(answer, wire.Refusal)
+    assert answer.reason == "restored"
+    for party in parties:
+        party.close()

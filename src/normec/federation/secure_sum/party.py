@@ -189,6 +189,7 @@ class Party:
         self._attempts: dict[int, _Attempt] = {}
         self._one_at_a_time = threading.Lock()
         self._floor, self._entered, self._position = -1, _Entered(), Position()
+        self._known: set[int] = set()  # attempts for which this party made a vector, or whose loss it has accepted
         private_folder(Path(folder))
         self._record = Chain(Path(folder) / FILE, witness=witness)
         try:
@@ -210,6 +211,7 @@ class Party:
             if event == "keys":
                 self._floor = line["attempt"]
             elif event in ("input", "recovered"):
+                self._known.update(line.get("accepted", ()), [line["attempt"]])
                 self._entered = _Entered(line["attempt"])
             elif event == "certified":
                 self._note_certified(line["attempt"], line["round"], line["mine"])
@@ -369,6 +371,7 @@ class Party:
         self._settle(request.round)
         self._record.append({"event": "input", "attempt": attempt.number, "round": request.round})
         self._entered = _Entered(attempt.number)
+        self._known.add(attempt.number)
         attempt.task_digest, attempt.task = shown, request
         self._forget_all_but(attempt.number)
         assignment = Assignment(request.round, attempt.number, request.payload, len(request.participants))
@@ -414,7 +417,7 @@ class Party:
     def _follow(self, request: Task) -> None:
         """Learn certificates of sums that were opened without this party, and notice if they were not."""
         unknown: list[int] = []
-        position, entered = self._position, self._entered.attempt
+        position = self._position
         fresh: list[tuple[Position, Certificate]] = []
         for certificate in request.history:
             statement = certificate.statement
@@ -423,11 +426,12 @@ class Party:
             check_certificate(certificate, self._terms, self._roster, position)
             position = position.after(statement)
             fresh.append((position, certificate))
-            if self.number in statement.survivors and statement.attempt > entered:
+            # A sum may be certified after this party entered a later attempt, so the newest attempt does not tell.
+            if self.number in statement.survivors and statement.attempt not in self._known:
                 unknown.append(statement.attempt)
         if unknown and not self._accept_loss:
             raise Refused(
-                "restored", f"this party took part in attempt {unknown[-1]}, its folder knows attempts up to {entered}"
+                "restored", f"this party took part in attempt {unknown[-1]}, of which its folder knows nothing"
             )
         if unknown:
             self._recover(unknown, request.deposit)
@@ -437,8 +441,9 @@ class Party:
     def _recover(self, unknown: list[int], returned: bytes) -> None:
         held = deposit.unseal(self._identity, self._digest, returned, unknown[-1]) if returned else None
         self._contributor.recover(unknown, held)
-        newest = held[0] if held is not None else unknown[-1]
-        self._record.append({"event": "recovered", "attempt": newest})
+        newest = max(held[0] if held is not None else unknown[-1], self._entered.attempt)
+        self._record.append({"event": "recovered", "attempt": newest, "accepted": unknown})
+        self._known.update(unknown, [newest])
         self._entered = _Entered(newest)
 
     def _write_certified(self, end: Position, certificate: Certificate) -> None:
