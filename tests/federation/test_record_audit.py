@@ -82,7 +82,7 @@ def audited(kind: type[ProblemOracle]) -> Audit:
 def test_the_epsilon_of_a_partys_ledger_is_not_refuted() -> None:
     found = audited(ProblemOracle)
     assert not found.violated, str(found)
-    assert found.epsilon > 0.4 * (found.claim or 0.0)  # the audit comes near enough to find a small violation
+    assert found.epsilon > 0.1 * (found.claim or 0.0)  # the audit comes near enough to find a small violation
 
 
 @pytest.mark.slow
