@@ -7,11 +7,11 @@ import ctypes
 import functools
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from ..support.waiting import LIMIT
@@ -63,7 +63,7 @@ def normec(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         asked = {"arguments": arguments, "cwd": str(cwd), "out": out.name, "err": err.name}
         server.stdin.write(json.dumps(asked) + "\n")
         server.stdin.flush()
-        assert select.select([server.stdout], [], [], LIMIT)[0], f"normec {' '.join(arguments)} does not end"
+        assert wait([server.stdout], LIMIT), f"normec {' '.join(arguments)} does not end"
         code = int(server.stdout.readline())
         return subprocess.CompletedProcess(["normec", *arguments], code, out.read().decode(), err.read().decode())
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import queue
 import re
-import select
 import subprocess
 import threading
+from multiprocessing.connection import wait
 from os import close, pidfd_open
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def wait_for_end(process: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([handle], [], [], LIMIT)[0], f"process {process} does not end"
+        assert wait([handle], LIMIT), f"process {process} does not end"
     finally:
         close(handle)
 

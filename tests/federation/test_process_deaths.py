@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,7 @@ def numbers(pipe: Path, count: int) -> list[int]:
     """So many numbers that processes write into a pipe; fails where they do not come."""
     handle, text = os.open(pipe, os.O_RDWR), b""  # writing too: then opening waits for nobody
     while text.count(b"\n") < count:
-        assert select.select([handle], [], [], HANG)[0], "a process did not say its number"
+        assert wait([handle], HANG), "a process did not say its number"
         text += os.read(handle, 64)
     os.close(handle)
     return [int(line) for line in text.split()]
@@ -48,7 +48,7 @@ def numbers(pipe: Path, count: int) -> list[int]:
 
 def ends(watch: Watch) -> bool:
     """Wait for a process's end."""
-    return bool(select.select([watch.handle], [], [], HANG)[0])
+    return bool(wait([watch.handle], HANG))
 
 
 def test_a_killed_launcher_takes_its_grandchildren_along(tmp_path: Path) -> None:
