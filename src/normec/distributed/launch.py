@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from types import FrameType
 from typing import IO
 
@@ -195,7 +195,7 @@ class _Job:
 
     def _sleep(self, seconds: float | None) -> None:
         """Sleep until a signal arrives, including the end of a child, or the time is over."""
-        select.select([self._woken], [], [], None if seconds is None else max(0.0, seconds))
+        wait([self._woken], None if seconds is None else max(0.0, seconds))
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass

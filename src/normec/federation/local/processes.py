@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from ...system.files import PRIVATE_FILE, private_folder
@@ -67,7 +67,7 @@ class Watch:
 
     @property
     def ended(self) -> bool:
-        return bool(select.select([self.handle], [], [], 0)[0])
+        return bool(wait([self.handle], 0))
 
     def close(self) -> None:
         os.close(self.handle)
@@ -169,7 +169,7 @@ class Processes:
                     if process.poll() is None:
                         watches.append(Watch(process.pid))
             handles = [watch.handle for watch in watches] + ([also.handle] if also is not None else [])
-            select.select(handles, [], [], seconds)
+            wait(handles, seconds)
         finally:
             for watch in watches:
                 watch.close()
