@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from normec import Method, Privacy, Problem, data
-from normec.federation.protocol.coordinator import Coordinator, Evaluate
+from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.federated_run import Evaluate
 from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy

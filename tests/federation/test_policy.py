@@ -76,7 +76,7 @@ def test_the_file(tmp_path: Path) -> None:
         ("epsilon = 4\ndelta = 1", "delta: input should be less than 1"),
         ("epsilon = 4\nmethods = ['sgd']", "methods: unknown method 'sgd'"),
         ("epsilon = 4\nmethods = []", "methods: list should have at least 1 item"),
-        ("epsilon = 4\ntrusts = ['secure-sum']", "trusts.0"),
+        ("epsilon = 4\ntrusts = ['secure']", "trusts.0"),
         ("epsilon = 4\nsimulation = 'yes'", "simulation"),
         ("epsilon = 4\nruns = ['../up']", "cannot be the name of a run"),
         ("", "epsilon is missing"),

@@ -59,7 +59,7 @@ def test_names_are_those_of_any_run() -> None:
         ({"roundz": 3}, "did you mean 'rounds'"),
         ({"rounds": 0}, "rounds"),
         ({"rounds": "ten"}, "rounds"),
-        ({"trust": "secure-sum"}, "not supported over a network yet"),
+        ({"trust": "local", "secure_sum": True}, "secure_sum = true contradicts trust = local"),
         ({"parties": 3, "min_parties": 4}, "at most parties = 3"),
         ({"name": "a/b"}, "name"),
         ({"round_seconds": -1.0}, "round_seconds"),

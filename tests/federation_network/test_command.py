@@ -98,7 +98,7 @@ def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        (("--set", "trust=secure-sum"), "not supported over a network yet"),
+        (("--set", "trust=secure-sum"), "a secure sum has at least 3 parties"),
         (("--set", "roundz=3"), "did you mean 'rounds'"),
     ],
 )

@@ -123,12 +123,12 @@ def party(
 ) -> int:
     """Take part as one party with your own copy of the app; the server's copy is not downloaded."""
     _require_flower()
-    from ..federation.flower.supernode import load_client, run_supernode
+    from ..federation.flower.supernode import limits_of, load_client, run_supernode
     from ..federation.protocol.policy import load_policy
 
-    largest = load_policy(policy).largest_model  # report a mistake now, not at the first request
+    allowed = limits_of(load_policy(policy))  # report a mistake now, not at the first request
     config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
-    run_supernode(load_client(app_), superlink, root_certificates, key, config, largest, patience)
+    run_supernode(load_client(app_), superlink, root_certificates, key, config, allowed, patience)
     return 0
 
 

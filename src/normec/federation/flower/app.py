@@ -32,18 +32,23 @@ from ...settings.config import RunConfig, to_toml
 from ...system.files import write_atomic
 from ...training.client_weights import checked_weights
 from ...training.run import Plan, default_evaluate_every
-from ..protocol.coordinator import Coordinator, disk_failure
+from ..protocol.coordinator import Coordinator
+from ..protocol.federated_run import disk_failure
 from ..protocol.gradient_oracle import GradientOracle, ProblemOracle
 from ..protocol.party import Party
-from ..protocol.policy import load_policy
+from ..protocol.policy import Policy, load_policy
+from ..protocol.sum_coordinator import SumCoordinator
+from ..protocol.sum_party import SumParty
 from ..protocol.terms import PlanTerms, RecordTerms
-from ..protocol.wire import Refusal, Reply, WireError, to_fields
+from ..protocol.wire import Refusal, Reply, SumReply, WireError, addressed, to_fields
 from . import settings as settings_of_run
 from .mailbox import Mailbox
+from .presence import Timeouts
 from .records import from_records, to_records
 from .roster import SILENCE, gather
-from .server_loop import Timeouts, run_rounds
+from .server_loop import run_rounds
 from .settings import Settings, located
+from .sum_loop import introductions, run_sums, sum_limits
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -67,14 +72,12 @@ def client_app(task: Task) -> ClientApp:
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
-    app, oracles = ClientApp(), dict[tuple[int, int], _LazyOracle]()
+    app, parties = ClientApp(), _Parties(task)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         try:
-            which = _partition(context.node_config)
-            party = _party(context.node_config, oracles.setdefault(which, _LazyOracle(task, *which)))
-            answer = _answer(party, message)
+            answer = parties.answer(context.node_config, message)
         except Exception as error:  # otherwise Flower would send its text to the server
             logging.getLogger("normec").error("a request could not be answered: %s", error)
             answer = Refusal("unknown", "unknown", 0, "failed")
@@ -83,12 +86,37 @@ def client_app(task: Task) -> ClientApp:
     return app
 
 
-def _answer(party: Party, message: Message) -> Reply | Refusal:
-    try:
-        return party.answer(from_records(message.content, party.policy.largest_model))
-    except WireError as error:
-        party.journal.note("refused", reason="malformed", exact=str(error))
-        return Refusal("unknown", "unknown", 0, "malformed")
+class _Parties:
+    """The parties of this process: one, unless tests run several. Secure sums keep their secrets here."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._oracles: dict[tuple[int, int], _LazyOracle] = {}
+        self._sums: dict[str, SumParty] = {}
+
+    def answer(self, node_config: Mapping[str, Any], message: Message) -> Reply | Refusal | SumReply:
+        """The answer to a request. The party's policy is read again for every request."""
+        which = _partition(node_config)
+        oracle = self._oracles.setdefault(which, _LazyOracle(self._task, *which))
+        folder, policy = _folder_and_policy(node_config)
+        party = Party(folder, policy, oracle)
+        try:
+            fields = from_records(message.content, policy.largest_model)
+        except WireError as error:
+            party.journal.note("refused", reason="malformed", exact=str(error))
+            return Refusal("unknown", "unknown", 0, "malformed")
+        if fields.get("kind") != "sum-request":
+            return party.answer(fields)
+        if folder not in self._sums:
+            try:
+                self._sums[folder] = SumParty(folder, policy, oracle)
+            except UsageError as error:  # no key, or no roster
+                run, node, round = addressed(fields)
+                party.journal.note("refused", run=run, node=node, reason="terms", exact=str(error))
+                logging.getLogger("normec").warning("refused (terms): %s", error)
+                return Refusal(run, node, round, "terms")
+        self._sums[folder].policy = policy
+        return self._sums[folder].answer(fields)
 
 
 def server_app(task: Task) -> ServerApp:
@@ -133,32 +161,40 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
             return
     x0, evaluate = _start(task, model, test)
     roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
-    coordinator = Coordinator(
-        methods.build(config.model_copy(update={"method": method}), len(x0)),
-        x0,
-        roster.names,
-        _plan(config, settings.records_of_parties),
-        run=settings.name,
+    built = methods.build(config.model_copy(update={"method": method}), len(x0))
+    given: dict[str, Any] = {
+        "run": settings.name,
         # Records are clipped if the terms say so, because parties must agree on the number that divides their sum.
-        privacy=build.statement(config, config.record_clip),
-        folder=out,
-        minimum=settings.least,
-        evaluate=evaluate,
-        records=settings.records_of_parties,
-    )
+        "privacy": build.statement(config, config.record_clip),
+        "folder": out,
+        "minimum": settings.least,
+        "evaluate": evaluate,
+        "records": settings.records_of_parties,
+    }
+    plan, timeouts = _plan(config, settings.records_of_parties), Timeouts(settings.round_seconds, settings.wait_seconds)
     config = resolved(config, Measured(dimension=len(x0), method=method))
-    write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
-    try:
-        with Mailbox(grid, settings.parties, coordinator.message_length) as mailbox:
-            run_rounds(coordinator, mailbox, roster, Timeouts(settings.round_seconds, settings.wait_seconds), _say)
-        runs.write_summary(out, runs.summarise(coordinator.finish(), config.record(settings_of_run.RECORDED)))
-        _say(coordinator.stopped or f"finished; the run is in {out}")
-    except Diverged as error:
-        facts = {"status": "diverged", "round": error.round, "error": str(error)}
-        runs.record_end(config.record(settings_of_run.RECORDED), out, facts)
-        raise
-    finally:
-        coordinator.close()
+    length = built.message_length(len(x0))
+    with Mailbox(grid, settings.parties, length, sum_limits(length) if settings.summed else None) as mailbox:
+        run: Coordinator | SumCoordinator
+        if settings.summed:
+            sums, nodes = introductions(mailbox, roster, out, settings.name, settings.start_seconds, _say)
+            run = SumCoordinator(built, x0, nodes, plan, roster=sums, colluding=settings.colluding, **given)
+        else:
+            run = Coordinator(built, x0, roster.names, plan, **given)
+        write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
+        try:
+            if isinstance(run, SumCoordinator):
+                run_sums(run, mailbox, roster, timeouts, _say)
+            else:
+                run_rounds(run, mailbox, roster, timeouts, _say)
+            runs.write_summary(out, runs.summarise(run.finish(), config.record(settings_of_run.RECORDED)))
+            _say(run.stopped or f"finished; the run is in {out}")
+        except Diverged as error:
+            facts = {"status": "diverged", "round": error.round, "error": str(error)}
+            runs.record_end(config.record(settings_of_run.RECORDED), out, facts)
+            raise
+        finally:
+            run.close()
 
 
 def _folder_of(task: Task) -> Path:
@@ -261,15 +297,15 @@ class _LazyOracle(GradientOracle):
         return self._made
 
 
-def _party(node_config: Mapping[str, Any], oracle: _LazyOracle) -> Party:
-    """The party that this node's configuration describes. Its policy is read again for every request."""
+def _folder_and_policy(node_config: Mapping[str, Any]) -> tuple[str, Policy]:
+    """The party's folder and its policy, from the node's own configuration."""
     for name in ("folder", "policy"):
         if not isinstance(node_config.get(name), str):
             raise UsageError(
                 f"a party needs {name} in its own --node-config, e.g. "
                 '\'partition-id=0 num-partitions=5 folder="/srv/party" policy="/srv/party/policy.toml"\''
             )
-    return Party(node_config["folder"], load_policy(node_config["policy"]), oracle)
+    return node_config["folder"], load_policy(node_config["policy"])
 
 
 def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:

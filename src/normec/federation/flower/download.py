@@ -46,8 +46,12 @@ class Allowance:
     @staticmethod
     def of(numbers: int, vectors: int = 1) -> Allowance:
         """The limits for `vectors` float64 vectors of length `numbers` and a few fields."""
-        size = 8 * numbers * vectors + _PLAIN
-        return Allowance(size, 4 + 4 * vectors + size // _PIECE)
+        return Allowance.of_bytes(8 * numbers * vectors + _PLAIN, vectors)
+
+    @staticmethod
+    def of_bytes(size: int, arrays: int = 1) -> Allowance:
+        """The limits for `size` bytes in a few arrays and fields."""
+        return Allowance(size, 4 + 4 * arrays + size // _PIECE)
 
     @property
     def responses(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..protocol.wire import Fields, Request, WireError, to_fields
+from ..protocol.wire import Fields, Request, SumRequest, WireError, to_fields
 from .channel_clients import Arrival, ServerChannel
 from .download import Allowance, PartsMissing
 from .records import from_records, to_records
@@ -33,7 +33,7 @@ class Incoming:
     """What a node sent: the fields of a message, or its fault; `lost` means that no answer will come."""
 
     node: int
-    round: int  # of the request it answers
+    round: int  # of the request it answers; in a secure sum, the number of the exchange
     fields: Fields | None
     fault: str = ""
     lost: bool = False
@@ -53,13 +53,14 @@ class Mailbox:
         grid: Flower's Grid.
         parties: The number of parties.
         largest: The most numbers in an array.
+        allowed: The limits of an answer (default: one array and a few fields).
     """
 
-    def __init__(self, grid: Grid, parties: int, largest: int) -> None:
+    def __init__(self, grid: Grid, parties: int, largest: int, allowed: Allowance | None = None) -> None:
         self._largest = largest
         self._incoming: queue.Queue[Incoming] = queue.Queue()
         self._closed = threading.Event()
-        self._channel = ServerChannel(grid, Allowance.of(largest), parties, self._closed)
+        self._channel = ServerChannel(grid, allowed or Allowance.of(largest), parties, self._closed)
         self._newest: dict[int, int] = {}  # how many requests a node was sent
 
     def __enter__(self) -> Mailbox:
@@ -68,7 +69,7 @@ class Mailbox:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
 
-    def post(self, requests: Mapping[int, Request], ttl: float) -> None:
+    def post(self, requests: Mapping[int, Request | SumRequest], ttl: float) -> None:
         """Send each node its request, and look for answers during `ttl` seconds."""
         if not requests:
             return
@@ -83,7 +84,11 @@ class Mailbox:
         except queue.Empty:
             return None
 
-    def _exchange(self, requests: dict[int, Request], numbers: dict[int, int], ttl: float) -> None:
+    def wait(self, seconds: float) -> None:
+        """Wait, unless the mailbox is closed; answers are kept."""
+        self._closed.wait(seconds)
+
+    def _exchange(self, requests: dict[int, Request | SumRequest], numbers: dict[int, int], ttl: float) -> None:
         """Send requests and wait for their answers, until newer requests replace them."""
         import httpx
         from flwr.supercore.run import RunNotRunningException
@@ -110,7 +115,9 @@ class Mailbox:
         except Exception as error:  # no party's fault either
             self._lose([*waiting, *pending.values()], f"the exchange failed ({type(error).__name__})")
 
-    def _sent(self, requests: dict[int, Request], waiting: list[_Pending], ttl: float) -> dict[str, _Pending]:
+    def _sent(
+        self, requests: dict[int, Request | SumRequest], waiting: list[_Pending], ttl: float
+    ) -> dict[str, _Pending]:
         """Send requests. Returns those that wait for an answer, by name."""
         from flwr.app import Message
 

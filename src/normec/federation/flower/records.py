@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..protocol.terms import LONGEST_SPEC
-from ..protocol.wire import FLOATS, LARGEST, Fields, WireError
+from ..protocol.wire import FLOATS, LARGEST, OCTETS, Fields, WireError, most_octets
 
 if TYPE_CHECKING:
     from flwr.app import Array as FlowerArray
@@ -66,11 +66,12 @@ def _items(record: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _vector(array: FlowerArray, largest: int) -> np.ndarray[Any, Any]:
-    """The numbers of an array, after checking that it is an .npy of version 1 with one dimension of floats."""
+    """The numbers of an array, after checking that it is an .npy of version 1 with one dimension of floats or bytes."""
     shape, data = array.shape, array.data
-    dtype = next((known for known in FLOATS if known.name == array.dtype), None)
+    dtype = next((known for known in (*FLOATS, OCTETS) if known.name == array.dtype), None)
     if array.stype != "numpy.ndarray" or dtype is None:
-        raise WireError("an array must be a float32 or float64 array of NumPy")
+        raise WireError("an array must be a float32, float64 or uint8 array of NumPy")
+    largest = most_octets(largest) if dtype == OCTETS else largest
     if len(shape) != 1 or type(shape[0]) is not int or not 1 <= shape[0] <= largest:
         raise WireError(f"an array must be a vector of 1 to {largest} numbers")
     size = shape[0] * dtype.itemsize

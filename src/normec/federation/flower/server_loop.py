@@ -9,31 +9,19 @@ back during a round is asked again at once. Parties that misbehave, or are silen
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..protocol.coordinator import Coordinator
 from .mailbox import Incoming, Mailbox
-from .roster import OnlineParty, Roster
+from .presence import WAIT, Clock, Presence, Say, Timeouts
+from .roster import Roster
 from .suspension import Suspensions
 
-LOOK = 2.0  # seconds between two queries of the parties that are online
-WAIT = 0.2  # seconds to wait for an answer before the time limits are checked
+if TYPE_CHECKING:
+    from ..protocol.coordinator import Coordinator
+
 ASKS = 4  # requests to one party in a round before it is suspended
-
-Say = Callable[[str], None]
-Clock = Callable[[], float]
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """`round` is the time in seconds until a round closes without silent parties, `wait` until the run gives up."""
-
-    round: float
-    wait: float
 
 
 def run_rounds(
@@ -45,23 +33,9 @@ def run_rounds(
     clock: Clock = time.monotonic,
 ) -> None:
     """Run all remaining rounds."""
-    suspensions, presence = Suspensions(), _Presence(roster)
+    suspensions, presence = Suspensions(), Presence(roster)
     while not coordinator.finished:
         _Round(coordinator, mailbox, presence, suspensions, timeouts, say, clock).run()
-
-
-class _Presence:
-    """The parties that are online, as they were at the last look."""
-
-    def __init__(self, roster: Roster) -> None:
-        self.roster, self.online, self._next = roster, dict[str, OnlineParty](), -math.inf
-
-    def look(self, now: float) -> bool:
-        """Look again if it is time to. Returns whether it was."""
-        if now < self._next:
-            return False
-        self.online, self._next = self.roster.online(), now + LOOK
-        return True
 
 
 class _Round:
@@ -69,7 +43,7 @@ class _Round:
         self,
         coordinator: Coordinator,
         mailbox: Mailbox,
-        presence: _Presence,
+        presence: Presence,
         suspensions: Suspensions,
         timeouts: Timeouts,
         say: Say,

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...errors import UsageError, at_least, nearest
 from ...experiments import methods, server
 from ...settings.config import FEDERATED, RunConfig, make
-from ..protocol.terms import LATER
+from ..secure_sum.roster import FEWEST
+from ..secure_sum.terms import least_threshold
 
 RECORDED = ("data", "model", "clients", *FEDERATED)  # the settings in the folder of a federated run
 
@@ -37,12 +38,21 @@ class Settings(BaseModel):
     wait_seconds: float = Field(default=86400.0, gt=0)
     start_seconds: float = Field(default=600.0, gt=0)
     records: str | int | float | None = None
+    secure_sum: bool | None = None
+    colluding: int = Field(default=1, ge=0)
     run: RunConfig = RunConfig()
 
     @property
     def least(self) -> int:
-        """The number of parties that a round needs: all of them by default."""
-        return self.parties if self.min_parties is None else self.min_parties
+        """The number of parties that a round needs: by default all of them, or the threshold of a secure sum."""
+        if self.min_parties is not None:
+            return self.min_parties
+        return max(least_threshold(self.parties), self.colluding + 2) if self.summed else self.parties
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server sees nothing but secure sums."""
+        return self.secure_sum if self.secure_sum is not None else self.run.private and self.run.trust == "secure-sum"
 
     @property
     def records_of_parties(self) -> list[float] | None:
@@ -79,22 +89,24 @@ def read(config: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
+    settings = settings.model_copy(update={"run": _run(lab, settings)})
+    if settings.summed and settings.parties < FEWEST:
+        raise UsageError(f"a secure sum has at least {FEWEST} parties, got parties = {settings.parties}")
     if settings.least > settings.parties:
         raise UsageError(f"min_parties must be at most parties = {settings.parties}, got {settings.least}")
-    run = _run(lab, settings)
     _ = settings.records_of_parties
-    return settings.model_copy(update={"run": run})
+    return settings
 
 
 def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
     """The settings that every run has. Unlike in a simulation, the defaults are secure noise and local trust."""
     if lab.get("private", True):
-        trust = lab.setdefault("trust", "local")
+        trust = lab.setdefault("trust", "secure-sum" if settings.secure_sum else "local")
+        if settings.secure_sum is not None and settings.secure_sum != (trust == "secure-sum"):
+            raise UsageError(f"secure_sum = {str(settings.secure_sum).lower()} contradicts trust = {trust}; drop one")
         lab.setdefault("noise", "secure")
         # With a noisy memory, the server can compute it too, and a party that lost its disk gets it back at no cost.
         lab.setdefault("memory", "noisy" if trust == "local" else "clean")
-    if lab.get("trust") == "secure-sum":
-        raise UsageError(LATER)
     run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
     at_least(0, seed=run.public_seed)
     methods.step_size(run)  # raises where a method has no usual one and none is given

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ..protocol.wire import WireError
+from ..protocol.policy import Policy
+from ..protocol.wire import WireError, most_octets
 from .channel_clients import PartyChannel
 from .download import Allowance, limit_responses
 
@@ -43,12 +44,12 @@ def run_supernode(
     root_certificates: Path,
     key: Path,
     node_config: Mapping[str, Any],
-    largest: int,
+    allowed: Allowance,
     patience: float = 150.0,
 ) -> None:
     """Answer the server's requests until SIGINT or SIGTERM, and wait for a server that is not running.
 
-    `largest` is the largest number of parameters of a model. `patience` is the time in seconds after which the party
+    `allowed` are the limits of a request (`limits_of`). `patience` is the time in seconds after which the party
     gives up if the server does not admit it.
     """
     from flwr.supercore.run import RunNotRunningException
@@ -56,7 +57,6 @@ def run_supernode(
 
     private = _private_key(key)
     trusted = _read(root_certificates, "the authority's certificate")
-    allowed = Allowance.of(largest, VECTORS)
     client = limited_client(allowed)
     setattr(fleet_http_connection, "FleetHttpClient", client)  # noqa: B010  (the client of Flower's connection)
     connect = fleet_http_connection.http_request_response
@@ -79,6 +79,13 @@ def run_supernode(
             except Exception as error:  # a message that the server or the network cut off
                 print(f"an exchange failed: {_shown(error)}", flush=True)
                 time.sleep(_PAUSE)
+
+
+def limits_of(policy: Policy) -> Allowance:
+    """The limits of a request to a party with this policy."""
+    if "secure-sum" in policy.trusts:
+        return Allowance.of_bytes(most_octets(policy.largest_model), VECTORS)
+    return Allowance.of(policy.largest_model, VECTORS)
 
 
 def limited_client(allowed: Allowance) -> type[FleetHttpClient]:

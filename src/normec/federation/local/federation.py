@@ -26,6 +26,8 @@ from ...system.files import private_folder, read_if_present, read_toml, write_at
 from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, located, read
+from ..secure_sum.keys import Identity
+from ..secure_sum.roster import Member, Roster
 from . import certificates, superlink
 from .follower import Follower
 from .processes import Processes, free_port
@@ -61,6 +63,11 @@ class Federation:
             write_app(self.app)
         self.config = {**options.config, "out": str(self.out), "parties": options.parties}
         self.settings = read({**app_config(self.app), **self.config})
+        if self.settings.summed and options.flower_nodes:
+            raise UsageError(
+                "Flower's SuperNodes start a process for every request, which forgets the secrets of a secure sum; "
+                "leave out --flower-nodes"
+            )
         self.method = located(self.settings.run.method, self.app)
         if is_own(self.method):  # so that a mistake in it shows before anything is started
             methods.build(self.settings.run.model_copy(update={"method": self.method}), 1)
@@ -111,6 +118,19 @@ class Federation:
         with self.control() as control:
             keys = [certificates.make_key(self.key(i)) for i in range(self._options.parties)]
             self.nodes = [control.register(key) for key in keys]
+
+    def write_roster(self) -> None:
+        """Create the parties' keys of secure sums, and their roster, which real parties exchange among themselves."""
+        members = []
+        for i in range(self._options.parties):
+            path = self.folder(i) / "identity.pem"
+            private_folder(path.parent)
+            if not path.exists():
+                Identity.generate().save(path)
+            members.append(Member(self.name(i), Identity.load(path).public))
+        roster = Roster(tuple(members))
+        for i in range(self._options.parties):
+            roster.save(self.folder(i) / "roster.toml")
 
     def start_party(self, i: int, environment: Mapping[str, str] | None = None) -> None:
         folder, policy = self.folder(i), self._options.policy
@@ -188,6 +208,8 @@ def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[
         with federation:
             federation.start_superlink(check_wanted)
             federation.register()
+            if federation.settings.summed:
+                federation.write_roster()
             for i in range(options.parties):
                 federation.start_party(i)
             flower_run = federation.start_run()
@@ -274,7 +296,8 @@ def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:
         "relation": config.relation,
         "least_sigma": 1e-6,
         "methods": [_as_parties_know(config, method)],
-        "trusts": [config.trust] if config.private else ["local", "central"],
+        "trusts": [config.trust] if config.private else ["local", "secure-sum", "central"],
+        "least_colluding": settings.colluding,
         "simulation": config.private and config.noise == "seeded",
         "allow_without_noise": not config.private,
         "report_loss": not config.private,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import UsageError
 from ...privacy import gaussian
@@ -29,12 +29,24 @@ from ...privacy.accounting import Account, Event
 from ...privacy.hash_chain import Chain, Head, LedgerDamaged, LedgerInUse, read_chain
 from ...system.files import write_atomic
 from . import party_state
-from .wire import Request, run_name
+from .terms import PrivacyTerms
+from .wire import run_name
 
 FILE = "ledger.jsonl"
 MARK = "ledger.begun"
 _FORMAT, _ONE_UNIT = 2, 1  # of the file; the older one has multipliers for one unit, which the header names
 _CURE = "restore the ledger from a copy, or begin an empty folder with what is left of the budget"
+
+
+class Charged(Protocol):
+    """What a line says about the run that a message is paid for in."""
+
+    @property
+    def run(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def privacy(self) -> PrivacyTerms: ...
 
 
 Events = Mapping[str, Event]  # the cost of one message, by the unit that an account protects
@@ -132,15 +144,15 @@ class PartyAccount:
                 return False  # the first is an upper bound, which takes no time to compute
         return True
 
-    def pay(self, request: Request, step: int, price: Events) -> None:
+    def pay(self, request: Charged, step: int, price: Events) -> None:
         """Write the line of a message to the disk. Only after this returns may the message be computed and sent."""
         self._release(request, step, price, 1, recovered=False)
 
-    def note_without_noise(self, request: Request, step: int) -> None:
+    def note_without_noise(self, request: Charged, step: int) -> None:
         """Write the line of a message of a run without noise; the message may be sent after this returns."""
         self._append({"kind": "bare", "run": request.run, "node": request.node, "step": step})
 
-    def recover(self, request: Request, due: int, price: Events, budgets: Budgets, delta: float) -> int:
+    def recover(self, request: Charged, due: int, price: Events, budgets: Budgets, delta: float) -> int:
         """Bring this run's count up to `due`, a number that the server states. Returns how many releases were charged.
 
         The charge stops one release past the budget. The party then refuses everything, so nothing is under-counted. A
@@ -155,6 +167,10 @@ class PartyAccount:
         self._release(request, due, price, charged, recovered=True)
         return charged
 
+    def charge(self, request: Charged, step: int, price: Events, count: int) -> None:
+        """Write `count` messages that were released and that the ledger does not contain, whatever the budget."""
+        self._release(request, step, price, count, recovered=True)
+
     def _affordable(self, price: Events, most: int, budgets: Budgets, delta: float) -> int:
         """The largest number of releases at this price that stays within the budgets, at most `most`."""
         low, high = 0, most + 1
@@ -166,7 +182,7 @@ class PartyAccount:
                 high = middle
         return low
 
-    def _release(self, request: Request, step: int, price: Events, count: int, recovered: bool) -> None:
+    def _release(self, request: Charged, step: int, price: Events, count: int, recovered: bool) -> None:
         if price["client"].rate != 1:
             raise UsageError("a party claims no gain from sampling at client level")
         terms, record = request.privacy, price["record"]

@@ -39,16 +39,14 @@ import torch
 from torch import Tensor
 
 from ...algorithms.method import Method, Steps, Tables
-from ...algorithms.operators import norms
 from ...errors import UsageError
 from ...privacy.noise import noise_source, privatise
-from ...sampling.random_streams import Key, Stream
-from ...training.metrics import ROUNDING
 from . import party_state
 from .account import Events, PartyAccount
+from .client_message import client_message, in_words
 from .gradient_oracle import GradientOracle
 from .journal import JOURNAL, Journal
-from .method_checks import as_used, check_client_functions, public_tables, restorable
+from .method_checks import check_client_functions, public_tables, restorable
 from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
 from .price import Price, priced
@@ -80,7 +78,7 @@ class Party:
             with party_state.locked(self.folder):
                 return self._answer(asked)
         except Exception as error:  # a full disk, a damaged ledger: the server gets no details, and the party continues
-            verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", _in_words(error))
+            verdict = error.verdict if isinstance(error, _Refused) else Verdict("failed", in_words(error))
             logging.getLogger("normec").warning("refused (%s): %s", verdict.reason, verdict.exact)
             self.journal.note("refused", run=run, node=node, round=round, reason=verdict.reason, exact=verdict.exact)
             return Refusal(run, node, round, verdict.reason)
@@ -98,6 +96,8 @@ class Party:
     def _check_policy(self, request: Request) -> None:
         if self.node is not None and request.node != self.node:
             raise _Refused(Verdict("terms", f"the request is for {request.node}, this party is {self.node}"))
+        if request.privacy.trust == "secure-sum":
+            raise _Refused(Verdict("terms", "a request for a single message has trust = secure-sum, which allows none"))
         verdict = self.policy.check(request)
         if verdict is not None:
             raise _Refused(verdict)
@@ -213,9 +213,9 @@ class Party:
         client = state.client or {}
         try:
             client = after_absence(steps, state, request.round, torch.tensor(request.x))
-            message, draft, loss = self._message(request, steps, client)
+            message, draft, loss = client_message(self.oracle, request, steps, client)
         except (Exception, SystemExit) as error:  # anything that the party's own code raises
-            exact = _in_words(error)
+            exact = in_words(error)
             logging.getLogger("normec").warning("only noise is sent, because the computation failed: %s", exact)
             self.journal.note("failed", run=request.run, node=request.node, round=request.round, exact=exact)
             nothing = torch.tensor(request.x).new_zeros(steps.message_length)
@@ -233,47 +233,12 @@ class Party:
         """A message of a run that the policy allows without noise; a failure is reported as a refusal."""
         try:
             client = after_absence(steps, state, request.round, torch.tensor(request.x))
-            message, draft, loss = self._message(request, steps, client)
+            message, draft, loss = client_message(self.oracle, request, steps, client)
         except Exception as error:  # the text of the error stays at the party
-            raise _Refused(Verdict("failed", _in_words(error))) from error
+            raise _Refused(Verdict("failed", in_words(error))) from error
         account.note_without_noise(request, state.accepted + 1)
         state = dataclasses.replace(state, client=client, ledger=account.head)
         return self._written(request, state, draft, message, message, loss)
-
-    def _message(self, request: Request, steps: Steps, client: Tables) -> tuple[Tensor, Tables, float]:
-        """The message, the draft of the client's state, and f_i(x).
-
-        Raises what the party's code raises, and `UsageError` if the message is not finite or exceeds its bound.
-        """
-        x = torch.tensor(request.x)
-        public = public_tables(request.public, steps)
-        grad, loss = self._gradient(request, steps, client, public)
-        if grad.shape != x.shape:
-            raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(x.shape)}")
-        key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
-        messages, draft = steps.message(grad.detach().to(x)[None], as_used(client, x), key, public)
-        messages = messages.detach().to(x.dtype)
-        if not bool(torch.isfinite(messages).all()):
-            raise UsageError("the gradient is not finite")
-        length = float(norms(messages))
-        if request.privacy.bound and length > request.privacy.bound * (1 + ROUNDING):
-            raise UsageError(f"the message has norm {length:.6g}, above the bound {request.privacy.bound:g}")
-        steps.commit(as_used(draft, x), messages)  # tried now, because the server would notice a failure later
-        draft = {name: _shared(rows.detach(), client[name]) for name, rows in draft.items()}
-        return messages[0], draft, float(loss)
-
-    def _gradient(self, request: Request, steps: Steps, client: Tables, public: Tables | None) -> tuple[Tensor, float]:
-        """The gradient or the update that the plan asks for, and f_i(x)."""
-        x, plan = torch.tensor(request.x), request.plan
-        if plan.records is not None:
-            secret = request.privacy.noise != "seeded"
-            return self.oracle.clipped_gradient(
-                x, request.index, request.round, plan, plan.records, secret_coins=secret
-            )
-        if steps.corrects:
-            correction = steps.local_correction(as_used(client, x), public)[0]
-            return self.oracle.corrected_update(x, request.index, request.round, plan, correction)
-        return self.oracle.gradient(x, request.index, request.round, plan)
 
     def _written(
         self, request: Request, state: PartyState, draft: Tables, message: Tensor, sent: Tensor, loss: float
@@ -310,12 +275,3 @@ class Party:
             message=pending.sent.numpy(),
             loss=pending.loss if self.policy.report_loss else None,
         )
-
-
-def _shared(rows: Tensor, known: Tensor) -> Tensor:
-    """`known` if both tensors are equal, so that a table that a message does not change is stored once."""
-    return known if rows.dtype == known.dtype and torch.equal(rows, known) else rows
-
-
-def _in_words(error: BaseException) -> str:
-    return str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"

@@ -10,7 +10,12 @@
                              # unit = "record", in units of what one record can change
     largest_record_clip = 1.0  # of runs with unit = "record", which must then clip records; default: no rule
     methods = ["normec"]     # also methods of installed packages, and FILE.py:CLASS in the folder of this file
-    trusts = ["local"]       # add "central" if the server may see messages without noise
+    trusts = ["local"]       # add "secure-sum" for sums with the parties in `roster`, and "central" if the server may
+                             # see messages without noise
+    roster = "roster.toml"   # with secure-sum: the parties and their keys, a file in the folder of this one
+    identity = "identity.pem"  # with secure-sum: the party's own key, a file in the folder of this one
+    least_colluding = 1      # sums must stay private if so many other parties help the server
+    accept_loss = false      # true continues a secure sum after the party's folder was lost or restored from a copy
     runs = ["any"]           # or the names of the runs to take part in
     largest_model = 10000000
     most_local_steps = 1000  # of a round: what one request may cost in time
@@ -40,7 +45,7 @@ from ...algorithms import registry
 from ...errors import UsageError, nearest
 from ...privacy.release import Release
 from .price import least_noise
-from .terms import LATER, NOISES, short_name
+from .terms import NOISES, short_name
 from .wire import NAME, Request, run_name
 
 # The noise that an observer may face, divided by the message's bound. With less, a message would not fit the noise's
@@ -69,7 +74,11 @@ class Policy(BaseModel):
     least_sigma: float = Field(default=1.0, ge=LEAST_NOISE, le=MOST_NOISE, allow_inf_nan=False)
     largest_record_clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     methods: list[str] = Field(default=["normec", "clip21", "dpsgd"], min_length=1)
-    trusts: list[Literal["local", "central"]] = Field(default=["local"], min_length=1)
+    trusts: list[Literal["local", "secure-sum", "central"]] = Field(default=["local"], min_length=1)
+    roster: str = "roster.toml"
+    identity: str = "identity.pem"
+    least_colluding: int = Field(default=1, ge=0)
+    accept_loss: bool = False
     runs: list[str] = Field(default=["any"], min_length=1)
     largest_model: int = Field(default=10_000_000, ge=1)
     most_local_steps: int = Field(default=1000, ge=1)
@@ -100,8 +109,6 @@ class Policy(BaseModel):
             return Verdict("budget", "the policy has no epsilon, so nothing may be spent")
         if terms.noise == "seeded" and not self.simulation:
             return Verdict("noise", "seeded noise protects nobody, and simulation = false")
-        if terms.trust == "secure-sum":
-            return Verdict("terms", LATER)
         if terms.trust not in self.trusts:
             return Verdict("terms", f"trust {terms.trust} is not among trusts = {self.trusts}")
         if terms.unit not in self.accepted_units:
@@ -111,6 +118,15 @@ class Policy(BaseModel):
                 "terms", f"the run protects by {terms.relation}, the party's account is kept for {self.relation}"
             )
         return self._check_record_clip(request) if terms.unit == "record" else None
+
+    def check_collusion(self, colluding: int) -> Verdict | None:
+        """Compare the number of parties that may collude with the server, by the terms of a secure sum."""
+        if colluding < self.least_colluding:
+            return Verdict(
+                "terms",
+                f"the sum allows {colluding} colluding parties, fewer than least_colluding = {self.least_colluding}",
+            )
+        return None
 
     def _check_record_clip(self, request: Request) -> Verdict | None:
         records, largest = request.plan.records, self.largest_record_clip
@@ -186,7 +202,8 @@ def load_policy(path: str | Path) -> Policy:
         raise UsageError(f"{path}: epsilon is missing; state the budget for all runs of this party together")
     if policy.unit == "record" and policy.record_epsilon is not None:
         raise UsageError(f"{path}: with unit = 'record', epsilon is the budget of every record; drop record_epsilon")
-    policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods]})
+    found = {name: str(path.parent / getattr(policy, name)) for name in ("roster", "identity")}
+    policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods], **found})
     known_by = [short_name(name) for name in policy.methods]
     for name in known_by:
         if known_by.count(name) > 1:

@@ -15,13 +15,14 @@ message of length 0, which lies within b of every message, while two messages of
 may be 2b apart. A record-level ε says nothing about the client, whose message is charged for its full bound.
 
 The rule R4 with a memory that no noise covers (e_k > 0) needs the same terms in all rounds, and a server could change
-them. So a clip per record needs a state that consists of released messages: no state, or memory="noisy" under local
-trust.
+them in a request. So a clip per record needs a state that consists of released messages: no state, or memory="noisy"
+under local trust. The terms of a secure sum (`sum_terms`) are signed for all rounds, so the rule holds there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ from ...privacy.accounting import Event
 from ...privacy.mechanism import facts_of, refuse_false_constant
 from ...privacy.release import Release
 from ...privacy.rules import release
-from ...privacy.setting import FULL, Sampling, Setting
+from ...privacy.setting import FULL, Facts, Sampling, Setting
 from ...privacy.statement import Privacy
 from .terms import PlanTerms, RecordTerms
 from .wire import Request
@@ -66,10 +67,24 @@ def release_of(method: Method, privacy: Privacy, plan: PlanTerms, *, parties: in
         local_steps=plan.local is not None,
         weights=(plan.heaviest,) if plan.heaviest is not None else (),
     )
+    return release(facts_checked(method, dimension, clipped=records is not None), privacy, setting)
+
+
+def facts_checked(method: Method, dimension: int, *, clipped: bool) -> Facts:
+    """What the rules know of a method; where records are clipped, its constant is tried out on made-up gradients."""
     facts = facts_of(method, dimension)
-    if records is not None:
+    if clipped:
         refuse_false_constant(method, facts.lipschitz, dimension)
-    return release(facts, privacy, setting)
+    return facts
+
+
+def releases_by_unit(stated: Privacy, release_for: Callable[[Privacy], Release]) -> dict[str, Release]:
+    """The release of a run as each account counts it, by the table above; `release_for` applies the rules."""
+    own = release_for(stated)
+    client = dataclasses.replace(stated, unit="client", record_clip=None, record_clip_by="record")
+    if stated.unit == "client":
+        return {"client": own, "record": release_for(dataclasses.replace(client, relation="replace"))}
+    return {"client": release_for(client), "record": own}
 
 
 def _check_records(method: Method, privacy: Privacy, plan: PlanTerms, records: RecordTerms, dimension: int) -> None:
@@ -97,17 +112,16 @@ def priced(request: Request, method: Method, delta: float) -> tuple[Price, Relea
     if terms.bound != method.bound:
         raise UsageError(f"the request claims a bound of {terms.bound:g}, it is {method.bound:g}")
     parties, dimension, plain = request.parties, len(request.x), dataclasses.replace(request.plan, records=None)
-    own = release_of(method, stated, request.plan, parties=parties, dimension=dimension)
-    client = dataclasses.replace(stated, unit="client", record_clip=None, record_clip_by="record")
-    if stated.unit == "client":
-        replaced = dataclasses.replace(client, relation="replace")
-        by_unit = {"client": own, "record": release_of(method, replaced, plain, parties=parties, dimension=dimension)}
-    else:
-        by_unit = {"client": release_of(method, client, plain, parties=parties, dimension=dimension), "record": own}
+
+    def release_for(privacy: Privacy) -> Release:
+        plan = request.plan if privacy.record_clip is not None else plain
+        return release_of(method, privacy, plan, parties=parties, dimension=dimension)
+
+    by_unit = releases_by_unit(stated, release_for)
     now = {unit: found.event(terms.sigma) for unit, found in by_unit.items()}
     least = terms.least_sigma
     most = now if least is None else {unit: found.event(least) for unit, found in by_unit.items()}
-    return Price(now, most), own
+    return Price(now, most), by_unit[stated.unit]
 
 
 def least_noise(release: Release, dtype: torch.dtype) -> float:

@@ -54,7 +54,11 @@ class Limits:
     @staticmethod
     def of(method: Method, sigma: float, dimension: int) -> Limits:
         """The limits of a method's messages under noise of standard deviation `sigma` (0: without noise)."""
-        bound = method.bound
+        return Limits.within(method.bound, sigma, dimension)
+
+    @staticmethod
+    def within(bound: float, sigma: float, dimension: int) -> Limits:
+        """The limits of vectors of a norm up to `bound` under noise of standard deviation `sigma`."""
         if not math.isfinite(bound):
             return Limits(LARGEST_NORM, LARGEST_NORM, LARGEST_NORM)
         if not sigma:

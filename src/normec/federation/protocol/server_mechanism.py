@@ -13,7 +13,7 @@ from ...sampling.participation import Everyone
 from ...training.run import Plan
 from ...training.train import RECORDED, message_weights_for, noise_name
 from .price import release_of
-from .terms import LATER, PlanTerms, RecordTerms
+from .terms import PlanTerms, RecordTerms
 
 
 def record_terms(
@@ -65,8 +65,6 @@ def mechanism_of(
     """The mechanism of a federated run, or None without noise. Raises `UsageError` for unsupported statements."""
     if privacy is None:
         return None
-    if privacy.trust == "secure-sum":
-        raise UsageError(LATER)
     if privacy.sampling is not None:
         raise UsageError(
             "a federation claims no amplification by sampling, for it is no secret who is asked; drop sampling"

@@ -105,22 +105,23 @@ class ServerState:
     number: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @staticmethod
-    def fresh(steps: Steps, x0: Tensor, parties: Sequence[str]) -> ServerState:
-        rows = {}
-        if keeps_rows(steps):
-            rows[MEMORY] = rows_like(steps.initial_client_state[MEMORY].to(x0), len(parties)).clone()
+    def fresh(steps: Steps, x0: Tensor, parties: Sequence[str], *, rows: bool = True) -> ServerState:
+        """The state before round 0; `rows`: whether the server follows the memories of the parties."""
+        tables = {}
+        if rows and keeps_rows(steps):
+            tables[MEMORY] = rows_like(steps.initial_client_state[MEMORY].to(x0), len(parties)).clone()
         server = {name: value.clone() for name, value in steps.initial_server_state.items()}
-        return ServerState(State(0, x0.clone(), rows, server, {}), {node: PartyRecord() for node in parties})
+        return ServerState(State(0, x0.clone(), tables, server, {}), {node: PartyRecord() for node in parties})
 
     @staticmethod
-    def restored(steps: Steps, tensors: dict[str, Tensor], facts: dict[str, Any]) -> ServerState:
+    def restored(steps: Steps, tensors: dict[str, Tensor], facts: dict[str, Any], *, rows: bool = True) -> ServerState:
         parties = {node: PartyRecord.from_facts(kept) for node, kept in facts[_PARTIES].items()}
-        rows = {MEMORY: tensors[f"client.{MEMORY}"]} if keeps_rows(steps) else {}
+        tables = {MEMORY: tensors[f"client.{MEMORY}"]} if rows and keeps_rows(steps) else {}
         server = {name: tensors[f"server.{name}"] for name in steps.initial_server_state}
         optimizer = {
             name.removeprefix(OPTIMIZER): value for name, value in tensors.items() if name.startswith(OPTIMIZER)
         }
-        run = State(facts["round"], tensors["x"], rows, server, {}, facts["messages"], optimizer)
+        run = State(facts["round"], tensors["x"], tables, server, {}, facts["messages"], optimizer)
         return ServerState(run, parties, facts["number"])
 
     def facts(self) -> dict[str, Any]:

@@ -26,10 +26,6 @@ MOST_SETTINGS = 32  # of a method
 LONGEST_SPEC = 4096  # characters of a method's settings
 DEEPEST_SPEC = 2  # tables in tables: a method of a method, with its operator
 NOISES = ("none", "seeded", "secure", "exact")
-LATER = (
-    "trust='secure-sum' is not supported over a network yet, because the server would still see each message; "
-    "use trust='local', or 'central' if the server is trusted"
-)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""The wire format: three messages between server and party, each a flat table of numbers, words and float arrays.
+"""The wire format: messages between server and party, each a flat table of numbers, words and arrays.
 
 `to_fields` and `from_fields` convert a message to a table and back. Nothing is unpickled. A field that is unknown,
 missing, of another type, outside its limits (`LIMITS`) or not finite raises a `WireError` that names the field and the
 rule, but never the contents.
 
-`encoding` is "plain" for float32 or float64 numbers. A secure sum has messages of its own (`federation.secure_sum`).
+`encoding` is "plain" for float32 or float64 numbers. A secure sum has messages of its own (`federation.secure_sum`),
+whose bytes `SumRequest` and `SumReply` carry.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ ENCODING = "plain"
 LARGEST = 2**28  # the most numbers in an array, unless the reader sets a lower limit
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
+OCTETS = np.dtype(np.uint8)
+
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
-Fields = dict[str, int | float | str | bool | Array]
+Octets = np.ndarray[Any, np.dtype[np.uint8]]
+Fields = dict[str, int | float | str | bool | Array | Octets]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RUN = re.compile(rf"{NAME.pattern}~[0-9a-f]{{16}}")  # a run's name and the number that its server drew; see `run_name`
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
@@ -154,6 +158,31 @@ class Refusal:
     token: str = ""
 
 
+@dataclass(frozen=True, eq=False)
+class SumRequest:
+    """The server's bytes of an exchange of a secure sum; with `purpose` "roster", a question for the party's roster.
+
+    `round` is the server's number of the exchange.
+    """
+
+    run: str
+    node: str
+    round: int
+    purpose: str
+    content: Octets
+
+
+@dataclass(frozen=True, eq=False)
+class SumReply:
+    """A party's bytes in answer to a `SumRequest`."""
+
+    run: str
+    node: str
+    round: int
+    content: Octets
+
+
+Message = Request | Reply | Refusal | SumRequest | SumReply
 # All that a party may say; the exact reason stays in its own log.
 REASONS = {
     "malformed": "the request could not be read",
@@ -165,10 +194,12 @@ REASONS = {
     "late": "the party has answered a newer request of this run",
     "failed": "the party could not compute its message",
 }
-KINDS: dict[str, type[Request] | type[Reply] | type[Refusal]] = {
+KINDS: dict[str, type[Message]] = {
     "request": Request,
     "reply": Reply,
     "refusal": Refusal,
+    "sum-request": SumRequest,
+    "sum-reply": SumReply,
 }
 _PATTERNS = {
     "run": RUN,
@@ -183,8 +214,17 @@ _PATTERNS = {
     "method.spec": _SPEC,
 }
 _ADDRESS = {"run": str, "node": str, "round": int}
-Message = Request | Reply | Refusal
 Kind = TypeVar("Kind")
+
+
+def octets(content: bytes) -> Octets:
+    """Bytes as an array, which travels in chunks."""
+    return np.frombuffer(content, OCTETS)
+
+
+def most_octets(largest: int) -> int:
+    """The most bytes of an exchange of a secure sum, in a run whose arrays have at most `largest` numbers."""
+    return 64 * largest + 2**23
 
 
 def to_fields(message: Message) -> Fields:
@@ -295,7 +335,12 @@ def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) ->
                 raise WireError(f"{name} is missing")
             continue
         item = rest.pop(name)
-        found[field.name] = _array(name, item, largest) if hint in (Array, Array | None) else _scalar(name, item, hint)
+        if hint == Octets:
+            found[field.name] = _octets(name, item, most_octets(largest))
+        elif hint in (Array, Array | None):
+            found[field.name] = _array(name, item, largest)
+        else:
+            found[field.name] = _scalar(name, item, hint)
     return kind(**found)
 
 
@@ -325,3 +370,9 @@ def _array(name: str, item: Any, largest: int) -> Array:
     if not bool(np.isfinite(item).all()):
         raise WireError(f"{name} must be finite")
     return np.ascontiguousarray(item)
+
+
+def _octets(name: str, item: Any, most: int) -> Octets:
+    if type(item) is not np.ndarray or item.dtype != OCTETS or item.ndim != 1 or not 1 <= item.size <= most:
+        raise WireError(f"{name} must be 1 to {most} bytes")
+    return item

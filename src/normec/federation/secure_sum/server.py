@@ -305,7 +305,18 @@ class Server:
     @property
     def waiting(self) -> set[int]:
         """The parties whose answers in the current stage are still missing."""
+        expected, answered = self._progress()
+        return expected - answered - self._attempt.refused
+
+    @property
+    def answered(self) -> int:
+        """The number of parties whose answers in the current stage are there."""
+        return len(self._progress()[1])
+
+    def _progress(self) -> tuple[set[int], set[int]]:
+        """The parties that are asked in the current stage, and those that have answered."""
         attempt = self._attempt
+        expected, answered = set[int](), set[int]()
         if self.stage is Stage.KEYS:
             expected, answered = set(range(self._terms.parties)), set(attempt.adverts)
         elif self.stage is Stage.SHARES:
@@ -316,9 +327,7 @@ class Server:
             expected, answered = set(attempt.statement.survivors), set(attempt.signatures)
         elif self.stage is Stage.REVEALS:
             expected, answered = set(self._statement.survivors), set(self._reveals)
-        else:
-            return set()
-        return expected - answered - attempt.refused
+        return expected, answered
 
     @property
     def ready(self) -> bool:

@@ -1,0 +1,241 @@
+"""The rounds of a run with secure sums over the network: who is who, then exchange after exchange.
+
+An exchange closes as soon as every party that was asked and is still online has answered, if there are enough answers.
+At the time limit (`round_seconds`) it closes with the answers that there are; the others have dropped out of the
+attempt. If too few are left, the round is attempted again with new keys. A party that was silent until the limit is
+suspended (`suspension`), so that the next exchanges do not wait for it.
+
+Asking for keys costs nothing, so that exchange waits until enough parties are online. An attempt that fails later has
+cost the parties a payment, so the next one begins after a pause, which doubles with each failure.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError
+from ...system.files import read_json, write_atomic
+from ..protocol.introduction import agreed, introduced
+from ..protocol.sum_terms import FOLDER
+from ..protocol.wire import Refusal, SumReply, SumRequest, WireError, from_fields, most_octets, octets
+from ..secure_sum.roster import Roster as SumRoster
+from .download import Allowance
+from .mailbox import Incoming, Mailbox
+from .presence import WAIT, Clock, Presence, Say, Timeouts
+from .roster import Roster
+from .suspension import Suspensions
+
+if TYPE_CHECKING:
+    from ..protocol.sum_coordinator import SumCoordinator
+
+ROSTER, NODES = "roster.toml", "nodes.json"
+PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds after an attempt that failed; doubles with each failure
+OPENINGS = 3  # time limits after which a sum that cannot be opened is given up
+
+
+def sum_limits(length: int) -> Allowance:
+    """The limits of a party's answer for vectors of this length."""
+    return Allowance.of_bytes(most_octets(length))
+
+
+def introductions(
+    mailbox: Mailbox, roster: Roster, folder: Path, name: str, seconds: float, say: Say, clock: Clock = time.monotonic
+) -> tuple[SumRoster, list[str]]:
+    """The roster that all parties pinned, and the parties' names in its order; kept in the folder of the run.
+
+    Raises:
+        UsageError: A party refuses, shows another roster than the others, or does not answer in time.
+    """
+    kept = folder / FOLDER
+    if (kept / NODES).exists():
+        return SumRoster.load(kept / ROSTER), list(read_json(kept / NODES)["nodes"])
+    run, until, found = f"{name}~{secrets.token_hex(8)}", clock() + seconds, dict[str, tuple[SumRoster, int]]()
+    presence, asked = Presence(roster), dict[str, str]()
+    while len(found) < len(roster.names):
+        now = clock()
+        presence.look(now)
+        due = {
+            here.node: SumRequest(run, node, 0, "roster", octets(b"?"))
+            for node, here in presence.online.items()
+            if node not in found and asked.get(node) != here.since
+        }
+        asked |= {request.node: presence.online[request.node].since for request in due.values()}
+        mailbox.post(due, ttl=seconds + 60)
+        incoming = mailbox.next(WAIT)
+        if incoming is not None:
+            node = roster.name(incoming.node)
+            if incoming.lost:
+                asked.pop(node, None)
+                continue
+            found[node] = _introduced(incoming, run, node)
+        elif now > until:
+            missing = ", ".join(node for node in roster.names if node not in found)
+            raise UsageError(f"{missing} did not show a roster within start_seconds = {seconds:g}; start it again")
+    members, nodes = agreed(found)
+    (kept).mkdir(parents=True, exist_ok=True)
+    members.save(kept / ROSTER)
+    write_atomic(kept / NODES, json.dumps({"nodes": nodes}) + "\n")
+    say(f"all {len(nodes)} parties have the same roster")
+    return members, nodes
+
+
+def _introduced(incoming: Incoming, run: str, node: str) -> tuple[SumRoster, int]:
+    try:
+        if incoming.fields is None:
+            raise WireError(incoming.fault)
+        message = from_fields(incoming.fields)
+        if isinstance(message, Refusal):
+            raise UsageError(
+                f"{node} takes no part in secure sums ({message.reason}): its policy must have trusts = "
+                '["secure-sum"], a roster and an identity; see its log'
+            )
+        if not isinstance(message, SumReply) or (message.run, message.node) != (run, node):
+            raise WireError("it answers another question")
+        return introduced(message.content.tobytes(), run, node)
+    except WireError as error:
+        raise UsageError(f"{node} does not show a roster: {error}") from None
+
+
+def run_sums(
+    coordinator: SumCoordinator,
+    mailbox: Mailbox,
+    roster: Roster,
+    timeouts: Timeouts,
+    say: Say,
+    clock: Clock = time.monotonic,
+) -> None:
+    """Run all remaining rounds."""
+    loop = _Sums(coordinator, mailbox, roster, timeouts, say, clock)
+    while not coordinator.finished:
+        loop.exchange()
+
+
+class _Sums:
+    def __init__(
+        self,
+        coordinator: SumCoordinator,
+        mailbox: Mailbox,
+        roster: Roster,
+        timeouts: Timeouts,
+        say: Say,
+        clock: Clock,
+    ) -> None:
+        self._coordinator, self._mailbox, self._timeouts, self._say = coordinator, mailbox, timeouts, say
+        self._clock, self._presence, self._suspensions = clock, Presence(roster), Suspensions()
+        self._asked: dict[
+            str, str
+        ] = {}  # the parties that were asked in this exchange, and since when they were online
+        self._since: dict[str, float] = {}
+        self._silent: set[str] = set()
+        self._round, self._round_began, self._failures = -1, 0.0, 0
+
+    def exchange(self) -> None:
+        """Run the current exchange to its end."""
+        coordinator, number = self._coordinator, self._coordinator.exchange
+        self._asked, self._silent, began = {}, set(), self._clock()
+        if coordinator.round != self._round:
+            self._round, self._round_began, self._failures = coordinator.round, began, 0
+        deadline, again, taken, limits = began + self._timeouts.round, True, False, 0
+        while coordinator.exchange == number and not coordinator.finished:
+            now = self._clock()
+            if self._presence.look(now) or again:
+                again = False
+                self._ask(now)
+            incoming = self._mailbox.next(0.0 if taken else WAIT)
+            taken = incoming is not None
+            if incoming is not None:
+                self._take(incoming, number)
+                continue  # process all answers that are there before anything is decided
+            late = now > deadline
+            if late:
+                for name in sorted(self._silent & self._presence.online.keys()):
+                    self._suspend(name, "it was silent until the time limit of an exchange", now)
+            if self._hopeless():
+                return
+            if self._complete() or (late and coordinator.stage != "keys"):
+                self._close()
+            if now - self._round_began > self._timeouts.wait:
+                coordinator.stop(
+                    f"round {coordinator.round}: no sum was opened within wait_seconds = {self._timeouts.wait:g}, "
+                    f"{coordinator.minimum} parties are needed; start the missing parties, then start the run again"
+                )
+            elif late and coordinator.exchange == number:  # nothing could be closed: ask again
+                limits += 1
+                if coordinator.stage == "reveals" and limits >= OPENINGS:
+                    coordinator.repeat_round()
+                self._asked.clear()
+                deadline, again = now + self._timeouts.round, True
+
+    def _complete(self) -> bool:
+        """Whether nobody is left to wait for: everybody has answered or refused, or is offline, or is not trusted."""
+        coordinator = self._coordinator
+        if any(map(self._suspensions.trusted, self._silent & self._presence.online.keys())):
+            return False
+        return coordinator.left >= coordinator.needed or (coordinator.ready and coordinator.stage != "keys")
+
+    def _close(self) -> None:
+        coordinator, round, attempt = self._coordinator, self._coordinator.round, self._coordinator.attempt
+        stage, left = coordinator.stage, coordinator.left
+        coordinator.close_exchange()
+        if coordinator.round > round:
+            self._say(f"round {round}: a sum of {coordinator.summed} of {len(coordinator.parties)} parties")
+        elif coordinator.stage == "keys" and stage != "keys" and coordinator.attempt != attempt:
+            pause = min(LONGEST_PAUSE, PAUSE * 2.0**self._failures)
+            self._failures += 1
+            self._say(f"round {round}: {left} parties were left after {stage}; another attempt in {pause:g} s")
+            self._mailbox.wait(pause)
+
+    def _ask(self, now: float) -> None:
+        """Send the exchange to all parties that are online, not suspended, and not asked since they came online."""
+        due = {}
+        for name in sorted(self._coordinator.addressees):
+            here = self._presence.online.get(name)
+            if here is None or self._suspensions.suspended(name, now) or self._asked.get(name) == here.since:
+                continue
+            self._asked[name], self._since[name] = here.since, now
+            self._silent.add(name)
+            due[here.node] = self._coordinator.request(name)
+        self._mailbox.post(due, ttl=2 * self._timeouts.round + 60)
+
+    def _take(self, incoming: Incoming, number: int) -> None:
+        name, now = self._presence.roster.name(incoming.node), self._clock()
+        if incoming.lost:
+            if incoming.round == number:
+                self._silent.discard(name)
+                self._asked.pop(name, None)
+            return
+        if incoming.fields is None:
+            outcome = self._coordinator.fault(name, incoming.fault)
+        else:
+            outcome = self._coordinator.receive(name, incoming.fields)
+        if incoming.round == number:
+            self._silent.discard(name)
+        if outcome == "taken":
+            self._suspensions.clean(name)
+        elif outcome == "dropped":
+            self._suspend(name, "its message was dropped", now)
+
+    def _suspend(self, name: str, why: str, now: float) -> None:
+        """Suspend a party: it is neither asked nor waited for during some time, and asked again afterwards."""
+        seconds = self._suspensions.strike(name, now - self._since.get(name, now), now)
+        self._silent.discard(name)
+        self._asked.pop(name, None)
+        self._coordinator.note_suspension(name, seconds, why)
+        self._say(f"{name} is suspended for {seconds:.0f} s: {why}")
+
+    def _hopeless(self) -> bool:
+        """Stop the run if so many parties refuse that no sum can be opened. Returns whether it stopped."""
+        coordinator, refusals = self._coordinator, self._coordinator.refusals
+        if len(coordinator.parties) - len(refusals) >= coordinator.minimum:
+            return False
+        reasons = ", ".join(f"{word}: {count}" for word, count in sorted(Counter(refusals.values()).items()))
+        coordinator.stop(
+            f"round {coordinator.round}: {len(refusals)} of {len(coordinator.parties)} parties refuse ({reasons}), "
+            f"{coordinator.minimum} are needed; their logs name what they refuse"
+        )
+        return True

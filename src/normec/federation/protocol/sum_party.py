@@ -1,0 +1,162 @@
+"""A party of runs with secure sums: it shows its roster, agrees to terms once, and answers each exchange.
+
+A run begins with two questions. The server asks for the party's roster, which it needs to know who is who; the answer
+is signed, and every party must have the same one. Then it proposes terms with its first invitation. The party compares
+them with its policy, computes what they amount to, and keeps them in its folder. From then on they cannot change: an
+invitation with other terms is refused, and the party's log names the first setting that differs. The keys of all
+parties are signed together with the digest of the terms, so no party takes part before all agree.
+
+    FOLDER/sums/RUN/terms.json  secure-sum.jsonl        what the party agreed to, and what it did (`secure_sum.Party`)
+    FOLDER/runs/RUN/…  ledger.jsonl  events.jsonl       memory, account and journal, as in any run
+
+The secrets of an attempt live in this process. A process that is started again answers as a dropout until the next
+exchange of keys.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...errors import UsageError
+from ...privacy.noise import SecureNoise
+from ..secure_sum import party as secure_sum
+from ..secure_sum.keys import Identity
+from ..secure_sum.refusals import Refused
+from ..secure_sum.roster import Roster
+from ..secure_sum.terms import Terms
+from ..secure_sum.wire import Invitation, attempt_of, decode_answers, decode_requests, encode
+from ..secure_sum.wire import Refusal as SumRefusal
+from .client_message import in_words
+from .gradient_oracle import GradientOracle
+from .introduction import Introduction, introduce
+from .journal import JOURNAL, Journal
+from .policy import Policy
+from .sum_contributor import SumContributor
+from .sum_terms import Agreement
+from .wire import Refusal, SumReply, SumRequest, WireError, addressed, from_fields, octets, run_name
+
+FOLDER, TERMS = "sums", "terms.json"
+MOST_OPEN = 8  # runs at a time; the secrets of the oldest are forgotten for a new one
+
+
+class SumParty:
+    """A party that keeps its files in `folder`. Its policy may change between two requests.
+
+    Args:
+        folder: The party's folder, which all its runs share.
+        policy: The party's policy, with the paths of its roster and of its key.
+        oracle: The gradients of the party's data.
+        noise: The source of the noise.
+    """
+
+    def __init__(
+        self, folder: str | Path, policy: Policy, oracle: GradientOracle, noise: SecureNoise | None = None
+    ) -> None:
+        self.folder, self.policy, self.oracle = Path(folder), policy, oracle
+        self.journal = Journal(self.folder / JOURNAL)
+        self._noise = noise if noise is not None else SecureNoise()
+        self._identity, self._roster = Identity.load(Path(policy.identity)), Roster.load(Path(policy.roster))
+        self._number = self._roster.number(self._identity.public)
+        self._open: dict[str, secure_sum.Party] = {}
+
+    def close(self) -> None:
+        """Forget all secrets and release the folders of all runs."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def answer(self, fields: Mapping[str, Any]) -> SumReply | Refusal:
+        """The party's part of an exchange, or a refusal if the request cannot be read or carries no exchange."""
+        run, node, round = "unknown", "unknown", 0
+        try:
+            run, node, round = addressed(fields)
+            request = from_fields(fields, self.policy.largest_model)
+            if not isinstance(request, SumRequest):
+                raise WireError("not a request of a secure sum")
+        except WireError as error:
+            return self._refusal(Refusal(run, node, round, "malformed"), str(error))
+        try:
+            if request.purpose == "roster":
+                content = msgspec.msgpack.encode(self._introduce(request))
+            else:
+                content = self._exchanged(request)
+        except Refused as refused:
+            return self._refusal(Refusal(run, node, round, "terms"), refused.exact)
+        except Exception as error:  # a full disk: the server gets no details, and the party continues
+            return self._refusal(Refusal(run, node, round, "failed"), in_words(error))
+        return SumReply(run, node, round, octets(content))
+
+    def _refusal(self, refusal: Refusal, exact: str) -> Refusal:
+        logging.getLogger("normec").warning("refused (%s): %s", refusal.reason, exact)
+        self.journal.note(
+            "refused", run=refusal.run, node=refusal.node, round=refusal.round, reason=refusal.reason, exact=exact
+        )
+        return refusal
+
+    def _introduce(self, request: SumRequest) -> Introduction:
+        if "any" not in self.policy.runs and run_name(request.run) not in self.policy.runs:
+            raise Refused("terms", f"run {run_name(request.run)} is not among runs = {self.policy.runs}")
+        if "secure-sum" not in self.policy.trusts and not self.policy.allow_without_noise:
+            raise Refused("terms", f"trust secure-sum is not among trusts = {self.policy.trusts}")
+        return introduce(self._identity, self._roster, request.run, request.node)
+
+    def _exchanged(self, request: SumRequest) -> bytes:
+        """The bytes of an answer, which may be a refusal of the secure sum."""
+        data = request.content.tobytes()
+        attempt = 0
+        try:
+            requests = decode_requests(data)
+            attempt = attempt_of(requests[0])
+            party = self._party(request, requests[0])
+        except Refused as refused:
+            self._note(request, refused.reason, refused.exact)
+            return encode((SumRefusal(attempt, refused.reason),))
+        answer = party.answer(data)
+        for part in decode_answers(answer):
+            if isinstance(part, SumRefusal):
+                self._note(request, part.reason, f"attempt {part.attempt}; see the party's log")
+        return answer
+
+    def _note(self, request: SumRequest, reason: str, exact: str) -> None:
+        logging.getLogger("normec").warning("secure sum refused (%s): %s", reason, exact)
+        self.journal.note(
+            "refused", run=request.run, node=request.node, round=request.round, reason=reason, exact=exact
+        )
+
+    def _party(self, request: SumRequest, first: Any) -> secure_sum.Party:
+        """The party of a run: open already, from its folder, or new if this is an invitation to acceptable terms."""
+        if request.run in self._open:
+            return self._open[request.run]
+        folder = self.folder / FOLDER / request.run
+        if (folder / TERMS).exists():
+            terms = Terms.load(folder / TERMS)
+        elif isinstance(first, Invitation):
+            try:
+                terms = Terms.read(first.terms)
+                terms.check_roster(self._roster)
+            except (UsageError, TypeError) as error:
+                raise Refused("terms", f"the server's terms are not valid: {error}") from None
+        else:
+            raise Refused("order", "this party has not agreed to terms of this run")
+        if terms.run != request.run:
+            raise Refused("terms", f"the terms are those of {terms.run}, the request belongs to {request.run}")
+        agreement = Agreement.read(terms, self._number, request.node, self.policy.methods)
+        contributor = SumContributor(
+            self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
+        )
+        contributor.check()
+        if len(self._open) >= MOST_OPEN:
+            oldest = next(iter(self._open))
+            self._open.pop(oldest).close()
+        opened = secure_sum.Party(
+            folder, self._identity, self._roster, terms, contributor, accept_loss=self.policy.accept_loss
+        )
+        if not (folder / TERMS).exists():
+            terms.save(folder / TERMS)
+            self.journal.note("agreed", run=request.run, node=request.node, terms=terms.digest.hex())
+        self._open[request.run] = opened
+        return opened
