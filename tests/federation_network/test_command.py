@@ -15,7 +15,19 @@ from ..support.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-m", "normec", "federation", "local", "--parties", "2", "--quiet", "--json"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "normec",
+    "federation",
+    "local",
+    "--data",
+    "digits",
+    "--parties",
+    "2",
+    "--quiet",
+    "--json",
+]
 
 
 def started(out: Path, *more: str) -> subprocess.Popen[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from . import options as o
+
+if TYPE_CHECKING:
+    from ..experiments.runs import Result
 
 app = typer.Typer(help="Federations over Flower, in which each party enforces its own privacy.", no_args_is_help=True)
 
@@ -31,12 +34,19 @@ def init(
     return 0
 
 
-@o.command(app, "local", only=("rounds", "seed", "private"))
+@o.command(app, "local", only=("rounds", "seed", "private", "epsilon", "delta", "unit", "trust"))
 def local(
     app_: Annotated[
-        Path | None, typer.Option("--app", help="A folder made by `init` (default: the digits).", show_default=False)
+        Path | None, typer.Option("--app", help="A folder made by `init` (default: an example).", show_default=False)
     ] = None,
-    parties: Annotated[int, typer.Option(min=1, help="Number of parties.")] = 5,
+    data: Annotated[
+        Literal["heart-disease", "digits"],
+        typer.Option(help="The example, if there is no app: four hospitals, or handwritten digits."),
+    ] = "heart-disease",
+    parties: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of parties (default: 4 hospitals, otherwise 5).", show_default=False),
+    ] = None,
     set_: o.Set = None,
     policy: Annotated[
         Path | None,
@@ -55,29 +65,31 @@ def local(
 ) -> int:
     """Run a whole federation on this machine: a SuperLink and one process per party, with TLS.
 
-    No process is left running. The run has a folder like any other; the same command continues after a stop.
+    Without options, four hospitals train a model whose secure sums protect every patient with ε = 1. No process is left
+    running. The run has a folder like any other; the same command continues after a stop.
     """
     _require_flower()
     from ..experiments.build import PRIVATE_SETTINGS
     from ..federation.local.federation import LocalOptions, run
     from ..settings.config import FEDERATED
-    from .progress import progress_display
+    from .federation_display import federation_display, show_parties
     from .train import show_result
 
     config = o.overrides(set_, flags)
     if config.get("private") is False:  # then the app's privacy settings do not apply
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
-    options = LocalOptions(app_, out, parties, config, policy, flower_nodes)
-    display = progress_display("federation", quiet)
+    options = LocalOptions(app_, out, parties, config, policy, flower_nodes, data)
+    display = federation_display(quiet)
     try:
         with _StopFlag() as stop_flag:
-            result = run(options, [display], lambda: stop_flag.unset)
+            result = run(options, [display], lambda: stop_flag.unset, display.parties)
     finally:
         display.close()
     if as_json:
-        print(json.dumps({"folder": str(result.folder), **result.summary}))
+        print(json.dumps({"folder": str(result.folder), **result.summary, **_figures(result)}))
     else:
         show_result(result)
+        show_parties(display.statuses)
     if result.summary["status"] == "stopped":
         print(f"{result.summary['stopped']}; see {out}/federation/parties/*/events.jsonl", file=sys.stderr)
         return 1
@@ -177,6 +189,22 @@ def ledger(
         rows.append((f"run {run}", f"ε = {epsilon(part['epsilon'])}, {part['releases']} messages with noise"))
     show(rows, title=found["ledger"])
     return 0
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    """The figures by which a federation is judged, beside the summary of its run."""
+    summary, final = result.summary, result.summary["final"]
+    spent, settings = summary.get("privacy") or {}, summary["config"]
+    private = {name: settings.get(name) if spent else None for name in ("unit", "trust")}
+    done = summary["round"]
+    return {
+        "accuracy": final.get("accuracy"),
+        "accuracy_mean_over_parties": final.get("accuracy_mean_over_clients"),
+        "epsilon": spent.get("epsilon"),
+        "delta": spent.get("delta"),
+        **private,
+        "seconds_per_round": summary["timings"]["total"] / done if done and "timings" in summary else None,
+    }
 
 
 class _StopFlag:

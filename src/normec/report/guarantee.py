@@ -68,7 +68,36 @@ def sections(view: RunView, chart: Html) -> list[Section]:
     return [
         Section("privacy", "Privacy", _statement(view, lines, chart)),
         Section("ledger", "Ledger", _ledger(lines, fault, _beyond(view, lines))),
+        *([Section("parties", "Parties", _parties(view))] if view.parties else []),
     ]
+
+
+def _parties(view: RunView) -> Html:
+    """The statement of each party of a federation, by its own ledger."""
+    trust = WATCHERS.get(str(view.terms.get("trust")), "its observer")
+    said = []
+    for party in view.parties:
+        unit, budget = party["unit"], party["budget"]
+        spent = f"ε = {formatting.epsilon(party['epsilon'])} at δ = {_power(party['delta'])}"
+        limit = f", of a budget of {formatting.number(budget)}" if budget is not None else ""
+        others = [
+            f"for each {name} ε = {formatting.epsilon(value)}"
+            for name, value in party["epsilons"].items()
+            if name != unit
+        ]
+        refusals = ", ".join(f"{why}: {count}" for why, count in party["refusals"].items()) or "none"
+        rows = [
+            ("Spent", f"{spent}{limit}, for each {unit} of this party, against {trust}"),
+            ("The same messages", f"{'; '.join(others)}, which is not what the run promises" if others else ""),
+            ("Messages", f"{party['releases']} with noise, {party['without_noise']} without"),
+            ("After a loss", f"{party['recovered']} messages were charged again" if party["recovered"] else ""),
+            ("Failed", f"{party['failed']} computations, answered with noise alone" if party["failed"] else ""),
+            ("Refused", refusals),
+        ]
+        listed = e("dl", [join(e("dt", name), e("dd", text)) for name, text in rows if text], class_="statement")
+        said.append(join(e("h3", party["name"]), listed))
+    about = "Each party keeps a ledger of its own, which counts all its runs and every attempt."
+    return join(e("p", about), *said)
 
 
 def promised(view: RunView) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from . import schema
 
 MOST_BYTES = 64 * 2**20  # of one file of a run; a page of more than that helps nobody
 SIMULATION = "Simulation: seeded noise protects nobody"
+STATEMENTS = "statements.json"  # what each party of a federation has spent, where their folders are known
 PARTS = ("config.toml", "metrics.jsonl", "summary.json")
 STATUS = {
     "training": "is training",
@@ -54,6 +55,7 @@ class RunView:
     paid: float = 0.0
     released: int = 0  # messages of one client behind `paid`; 0 where nobody counted them
     clients: dict[str, Any] | None = None
+    parties: list[dict[str, Any]] = field(default_factory=list)  # of a federation: what each of them has spent
     distrust: str | None = None  # why the ledger does not support the stated spending
     notes: list[str] = field(default_factory=list)
 
@@ -176,6 +178,7 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     view.identity = _kept(view, latest, view.checkpoint.get("identity", {}), schema.IDENTITY, schema.anything)
     view.paid = _paid(folder / "ledger.jsonl")
     view.clients = _clients(view)
+    view.parties = _parties(view)
     view.history = _history(view)
     ended = STARTED_BY in view.settings and view.final.get("round") == view.settings.get("rounds", -1)
     view.status = str(view.summary.get("status", "finished" if ended else "unfinished"))  # Python's have no summary
@@ -268,6 +271,17 @@ def _clients(view: RunView) -> dict[str, Any] | None:
         return held
     view.notes.append("clients.json is not what a run writes, and is left out")
     return None
+
+
+def _parties(view: RunView) -> list[dict[str, Any]]:
+    """What each party of a federation has spent, if the folder says so."""
+    held = _json(view, STATEMENTS)
+    if not held:
+        return []
+    if schema.record({"parties": schema.list_of(schema.PARTY)})(held):
+        return list(held["parties"])
+    view.notes.append(f"{STATEMENTS} is not what a federation writes, and is left out")
+    return []
 
 
 def _history(view: RunView) -> History:

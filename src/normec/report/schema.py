@@ -108,6 +108,16 @@ IDENTITY: dict[str, Check] = {
     "privacy": optional(record({}, TERMS)),
 }
 SETTINGS: dict[str, Check] = {**TERMS, **dict.fromkeys(("method", "data", "model", "split"), text), "private": truth}
+PARTY = record(
+    {
+        **dict.fromkeys(("name", "unit", "relation"), text),
+        **dict.fromkeys(("releases", "recovered", "without_noise", "failed"), count),
+        **dict.fromkeys(("epsilon", "delta"), finite),
+        "budget": optional(finite),
+        "epsilons": table_of(finite),
+        "refusals": table_of(count),
+    }
+)
 RELEASE = record(
     {
         **dict.fromkeys(("round", "count", "attempt", "releases"), count),

@@ -59,12 +59,15 @@ LOCK_SECONDS = 120.0  # a server whose SuperLink was killed keeps the run's fold
 
 
 class Task(Protocol):
-    """The code of the user. It may also define `transform`, `augment` and `penalty`, as in `normec.Problem`."""
+    """The code of the user. It may also define `transform`, `augment` and `penalty`, as in `normec.Problem`.
+
+    `test` returns the test data of the server: None, one set, or one set for each party.
+    """
 
     def model(self) -> nn.Module: ...
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
     def data(self, partition: int, partitions: int) -> Dataset[Any]: ...
-    def test(self) -> Dataset[Any] | None: ...
+    def test(self) -> Dataset[Any] | list[Dataset[Any]] | None: ...
 
 
 def client_app(task: Task) -> ClientApp:
@@ -245,7 +248,7 @@ def _plan(config: RunConfig, records: list[float] | None) -> Plan:
 
 
 def _start(
-    task: Task, model: nn.Module, test: Dataset[Any] | None
+    task: Task, model: nn.Module, test: Dataset[Any] | list[Dataset[Any]] | None
 ) -> tuple[Tensor, Callable[[Tensor], Mapping[str, float]] | None]:
     """The initial x, and the evaluation of a model on the server's own test data, if it has any."""
     trainable = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
@@ -258,11 +261,12 @@ def _start(
     return problem.x0, lambda x: problem.evaluate(x, buffers)
 
 
-def _problem(task: Task, records: Dataset[Any], model: nn.Module | None = None) -> Problem:
-    """A problem with one client. With `model`, the records are test data and are also used for evaluation."""
+def _problem(task: Task, records: Dataset[Any] | list[Dataset[Any]], model: nn.Module | None = None) -> Problem:
+    """A problem with one client. With `model`, the records are test data, in one set or in one for each party."""
     extra: dict[str, Any] = {name: getattr(task, name, None) for name in ("penalty", "augment", "transform")}
     test = records if model is not None else None
-    return Problem(task.model() if model is None else model, task.loss, [records], test, **extra)
+    clients = records if isinstance(records, list) else [records]
+    return Problem(task.model() if model is None else model, task.loss, clients, test, **extra)
 
 
 class _LazyOracle(GradientOracle):

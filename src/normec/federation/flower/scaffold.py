@@ -11,8 +11,12 @@ TEMPLATE = Path(__file__).with_name("template")
 _LONGEST = 32  # Flower's limit for the name of an app
 
 
-def write_app(folder: Path) -> list[Path]:
-    """Write the app into a new or empty folder, which gives it its name. Returns the files."""
+def write_app(folder: Path, task: str | None = None) -> list[Path]:
+    """Write the app into a new or empty folder, which gives it its name; `task` replaces the code of its task.
+
+    Returns:
+        The files.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; choose a new folder")
     name = app_name(folder)
@@ -22,7 +26,8 @@ def write_app(folder: Path) -> list[Path]:
             continue
         target = folder / source.relative_to(TEMPLATE)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(source.read_text(encoding="utf-8").replace("@NAME@", name), encoding="utf-8")
+        text = task if task is not None and source.name == "task.py" else source.read_text(encoding="utf-8")
+        target.write_text(text.replace("@NAME@", name), encoding="utf-8")
         written.append(target)
     return written
 

@@ -1,11 +1,12 @@
 """A whole federation on this machine: a SuperLink, one process per party, and a run, over TLS; all processes end.
 
 OUT/            the folder of the run
-OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ digits/ (an app, if none was given) parties/party-I/
+OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ DATA/ (an app, if none was given) parties/party-I/
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -13,43 +14,79 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import tomli_w
 
 from ...algorithms import registry
 from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
+from ...report import page
+from ...report.run_view import STATEMENTS, is_run
 from ...settings.config import RunConfig, is_own, load
 from ...storage.history import History
 from ...system.files import private_folder, read_if_present, read_toml, write_atomic
 from ...training.callbacks import Callback
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, located, read
+from ..protocol.policy import load_policy
+from ..protocol.spending import spending
 from ..secure_sum.keys import Identity
 from ..secure_sum.roster import Member, Roster
-from . import certificates, superlink
+from . import certificates, heart_disease, superlink
 from .follower import Follower
 from .processes import Processes, free_port
 
 STARTING = 300.0  # seconds until the SuperLink must answer, and until Flower must have started the server's app
 OUTCOME_SECONDS = 3.0  # seconds for the SuperLink to report the outcome after the server's process has ended
 ATTEMPTS = 3
+DEFAULT_PARTIES = 5
 _DIMENSION = 2**20  # of a model; the class of a method does not depend on it
 SUMMARY = "summary.json"
+EXAMPLE_SECONDS = {"round_seconds": 60.0, "wait_seconds": 600.0}  # all parties are on this machine
 SCRIPTS = Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """The options of `normec federation local`. `flower_nodes` uses Flower's own SuperNodes instead of ours."""
+    """The options of `normec federation local`.
+
+    Args:
+        app: The folder of the app; None for the example `data`.
+        out: The folder of the run.
+        parties: The number of parties; None for that of the example.
+        config: Settings of the run in addition to those of the app.
+        policy: One policy for all parties; None for one that accepts the run.
+        flower_nodes: Whether to use Flower's own SuperNodes instead of ours.
+        data: The example: "heart-disease" or "digits".
+    """
 
     app: Path | None
     out: Path
-    parties: int
+    parties: int | None
     config: Mapping[str, Any]
     policy: Path | None = None
     flower_nodes: bool = False
+    data: Literal["heart-disease", "digits"] = "digits"
+
+    @property
+    def example(self) -> bool:
+        """Whether this is the example of the four hospitals."""
+        return self.app is None and self.data == heart_disease.NAME
+
+    @property
+    def count(self) -> int:
+        """The number of parties."""
+        usual = len(heart_disease.HOSPITALS) if self.example else DEFAULT_PARTIES
+        return self.parties if self.parties is not None else usual
+
+
+class PartyStatus(NamedTuple):
+    """A party for people: its name, whether it is online, and its spending (`protocol.spending`), if it has any."""
+
+    name: str
+    presence: str
+    spending: dict[str, Any] | None
 
 
 class Federation:
@@ -58,10 +95,15 @@ class Federation:
     def __init__(self, options: LocalOptions) -> None:
         self.out, self.home = options.out.resolve(), options.out.resolve() / "federation"
         self._options = options
-        self.app = options.app.resolve() if options.app is not None else self.home / "digits"
+        if options.example and options.count != len(heart_disease.HOSPITALS):
+            raise UsageError(
+                f"{options.data} has {len(heart_disease.HOSPITALS)} hospitals, got --parties {options.count}"
+            )
+        self.app = options.app.resolve() if options.app is not None else self.home / options.data
         if options.app is None and not self.app.exists():
-            write_app(self.app)
-        self.config = {**options.config, "out": str(self.out), "parties": options.parties}
+            write_app(self.app, heart_disease.TASK if options.example else None)
+        usual = {**heart_disease.settings(options.config), **EXAMPLE_SECONDS} if options.example else {}
+        self.config = {**usual, **options.config, "out": str(self.out), "parties": options.count}
         self.settings = read({**app_config(self.app), **self.config})
         if self.settings.summed and options.flower_nodes:
             raise UsageError(
@@ -116,32 +158,30 @@ class Federation:
     def register(self) -> None:
         """Create the keys of all parties and register them in the order of their numbers."""
         with self.control() as control:
-            keys = [certificates.make_key(self.key(i)) for i in range(self._options.parties)]
+            keys = [certificates.make_key(self.key(i)) for i in range(self._options.count)]
             self.nodes = [control.register(key) for key in keys]
 
     def write_roster(self) -> None:
         """Create the parties' keys of secure sums, and their roster, which real parties exchange among themselves."""
         members = []
-        for i in range(self._options.parties):
+        for i in range(self._options.count):
             path = self.folder(i) / "identity.pem"
             private_folder(path.parent)
             if not path.exists():
                 Identity.generate().save(path)
-            members.append(Member(self.name(i), Identity.load(path).public))
+            members.append(Member(self.title(i), Identity.load(path).public))
         roster = Roster(tuple(members))
-        for i in range(self._options.parties):
+        for i in range(self._options.count):
             roster.save(self.folder(i) / "roster.toml")
 
     def start_party(self, i: int, environment: Mapping[str, str] | None = None) -> None:
-        folder, policy = self.folder(i), self._options.policy
-        if policy is None:
-            policy = folder / "policy.toml"
-            if not policy.exists():
-                private_folder(folder)
-                write_atomic(policy, tomli_w.dumps(agreeing(self.settings, self.method)))
+        folder, policy = self.folder(i), self._policy(i)
+        if self._options.policy is None and not policy.exists():
+            private_folder(folder)
+            write_atomic(policy, tomli_w.dumps(agreeing(self.settings, self.method)))
         named = {
             "partition-id": i,
-            "num-partitions": self._options.parties,
+            "num-partitions": self._options.count,
             "folder": str(folder),
             "policy": str(policy),
         }
@@ -156,7 +196,7 @@ class Federation:
         else:
             command = [sys.executable, "-m", "normec", "federation", "party", *trusted, "--key", str(self.key(i))]
             command += ["--app", str(self.app), "--folder", str(folder), "--policy", str(policy)]
-            command += ["--partition", str(i), "--partitions", str(self._options.parties)]
+            command += ["--partition", str(i), "--partitions", str(self._options.count)]
         self.processes.start(self.name(i), command, environment)
 
     def start_run(self, **config: Any) -> int:
@@ -166,12 +206,33 @@ class Federation:
 
     def check(self, names: Sequence[str] | None = None) -> None:
         """Raise if one of the processes has ended."""
-        for name in names if names is not None else ["superlink", *map(self.name, range(self._options.parties))]:
+        for name in names if names is not None else ["superlink", *map(self.name, range(self._options.count))]:
             if self.processes.ended(name) is not None:
                 raise ChildProcessError(self.processes.describe_exit(name))
 
     def name(self, i: int) -> str:
         return f"party-{i}"
+
+    def title(self, i: int) -> str:
+        """The name of a party for people."""
+        return heart_disease.HOSPITALS[i] if self._options.example else self.name(i)
+
+    def statuses(self) -> list[PartyStatus]:
+        """Who is there, and what each party has spent."""
+        return [self._status(i) for i in range(self._options.count)]
+
+    def _status(self, i: int) -> PartyStatus:
+        try:
+            spent = spending(self.folder(i), load_policy(self._policy(i)))
+        except UsageError:  # nothing was begun yet, or a line is just being written
+            spent = None
+        if self.processes.started(self.name(i)) and self.processes.ended(self.name(i)) is None:
+            word = "waits for requests" in self.processes.log_tail(self.name(i), lines=200)
+            return PartyStatus(self.title(i), "online" if word else "starting", spent)
+        return PartyStatus(self.title(i), "offline", spent)
+
+    def _policy(self, i: int) -> Path:
+        return self._options.policy or self.folder(i) / "policy.toml"
 
     def folder(self, i: int) -> Path:
         return self.home / "parties" / self.name(i)
@@ -180,7 +241,7 @@ class Federation:
         return self.home / "keys" / self.name(i)
 
     def _environment(self) -> dict[str, str]:
-        cores = max(1, (os.cpu_count() or 1) // (self._options.parties + 1))
+        cores = max(1, (os.cpu_count() or 1) // (self._options.count + 1))
         return {
             **superlink.QUIET,
             "FLWR_HOME": str(self.home / "flwr"),
@@ -189,8 +250,17 @@ class Federation:
         }
 
 
-def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[], bool]) -> runs.Result:
-    """Run a federation in `options.out`, or continue it there. It stops when it is no longer `wanted`."""
+def run(
+    options: LocalOptions,
+    callbacks: Sequence[Callback],
+    wanted: Callable[[], bool],
+    show: Callable[[list[PartyStatus]], None] = lambda _: None,
+) -> runs.Result:
+    """Run a federation in `options.out`, or continue it there. It stops when it is no longer `wanted`.
+
+    `show` is called now and then with the state of all parties. At the end, the page of the run shows what each party
+    has spent.
+    """
 
     def check_wanted() -> None:
         if not wanted():
@@ -210,7 +280,7 @@ def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[
             federation.register()
             if federation.settings.summed:
                 federation.write_roster()
-            for i in range(options.parties):
+            for i in range(options.count):
                 federation.start_party(i)
             flower_run = federation.start_run()
             follower = Follower(options.out, methods.rounds(config) or 0, callbacks)
@@ -219,9 +289,11 @@ def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[
                 check_wanted()
                 federation.check()
                 follower.look()
+                show(federation.statuses())
 
             outcome = _outcome(federation, flower_run, watch)
             follower.look()
+            show(federation.statuses())
             if outcome:
                 raise ChildProcessError(f"the server {outcome}; see {federation.processes.log('superlink')}")
     except (Interrupted, ChildProcessError, TimeoutError) as error:
@@ -230,7 +302,16 @@ def run(options: LocalOptions, callbacks: Sequence[Callback], wanted: Callable[[
         elif isinstance(error, Interrupted):  # the server had already finished and written its summary
             return runs.read(options.out)
         raise
+    _write_statements(options.out, federation)
     return runs.read(options.out)
+
+
+def _write_statements(out: Path, federation: Federation) -> None:
+    """Add what each party has spent to the run's folder and to its page."""
+    held = [{"name": one.name, **one.spending} for one in federation.statuses() if one.spending is not None]
+    write_atomic(out / STATEMENTS, json.dumps({"parties": held}, indent=1) + "\n", private=True)
+    if is_run(out):
+        page.write_run(out)
 
 
 def _outcome(federation: Federation, flower_run: int, watch: Callable[[], None]) -> str:

@@ -126,6 +126,10 @@ class Processes:
         whole = " / ".join(line.strip() for line in held[-lines:])
         return "".join(c if c.isprintable() else " " for c in whole)  # no control characters reach the terminal
 
+    def started(self, name: str) -> bool:
+        """Whether a process was started under a name."""
+        return name in self._started
+
     def ended(self, name: str) -> int | None:
         """The exit code of a process, or None while it runs."""
         return self._started[name].poll()
