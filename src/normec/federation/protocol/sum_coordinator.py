@@ -38,8 +38,8 @@ from ..secure_sum.refusals import Refused
 from ..secure_sum.roster import Roster
 from ..secure_sum.server import AttemptFailed, OpenedSum, Stage
 from ..secure_sum.terms import Terms
+from ..secure_sum.wire import MaskedVector, decode_answers
 from ..secure_sum.wire import Refusal as SumRefusal
-from ..secure_sum.wire import decode_answers
 from .federated_run import Evaluate, FederatedRun, writes
 from .method_checks import public_vector
 from .screening import Limits
@@ -279,7 +279,8 @@ class SumCoordinator(FederatedRun):
         reasons = [answer.reason for answer in answers if isinstance(answer, SumRefusal)]
         if reasons:
             return self._refused(node, reasons[0])
-        self._refusals.pop(node, None)
+        if any(isinstance(answer, MaskedVector) for answer in answers):
+            self._refusals.pop(node, None)
         return "taken"
 
     def _refused(self, node: str, reason: str) -> Outcome:

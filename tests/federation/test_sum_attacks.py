@@ -1,0 +1,353 @@
+"""Lies of a server about a secure sum, and of parties: each is refused by name, and nothing is opened or paid for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from normec import DPSGD, Clip, Privacy
+from normec.errors import UsageError
+from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.introduction import agreed, introduce, introduced
+from normec.federation.protocol.journal import read_journal
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.sum_terms import Agreement
+from normec.federation.protocol.wire import (
+    Refusal,
+    SumReply,
+    SumRequest,
+    WireError,
+    from_fields,
+    octets,
+    to_fields,
+)
+from normec.federation.secure_sum.keys import Identity
+from normec.federation.secure_sum.roster import Member, Roster
+from normec.federation.secure_sum.terms import Terms
+from normec.federation.secure_sum.wire import (
+    Advert,
+    Answer,
+    Invitation,
+    KeyList,
+    Request,
+    Survivors,
+    Task,
+    decode_answers,
+    decode_requests,
+    encode,
+)
+from normec.federation.secure_sum.wire import Refusal as SumRefusal
+from normec.privacy.secure_sum import SumGrid
+
+from .summing_hospitals import NODES, SummingHospitals
+
+CLIENT = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[SummingHospitals]:
+    opened = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 3, CLIENT)
+    yield opened
+    opened.close()
+
+
+def send(federation: SummingHospitals, node: str, *requests: Request, run: str | None = None) -> tuple[Answer, ...]:
+    """What a party answers to messages that the attacker made."""
+    request = SumRequest(run or federation.server.run, node, 0, "exchange", octets(encode(requests)))
+    reply = from_fields(to_fields(federation.parties[node].answer(to_fields(request))))
+    assert isinstance(reply, SumReply)
+    return decode_answers(reply.content.tobytes())
+
+
+def due(federation: SummingHospitals, node: str) -> Any:
+    """What the honest server would send to a party now."""
+    return decode_requests(federation.server.request(node).content.tobytes())[0]
+
+
+def refused(answers: tuple[Answer, ...]) -> str:
+    (answer,) = answers
+    assert isinstance(answer, SumRefusal), answer
+    return answer.reason
+
+
+def exact(federation: SummingHospitals, node: str) -> str:
+    """What the party's journal says about its newest refusal."""
+    lines = [line for line in read_journal(federation.home(node) / "events.jsonl") if line["event"] == "refused"]
+    return str(lines[-1]["exact"])
+
+
+def paid(federation: SummingHospitals) -> list[int]:
+    return [read_releases(federation.home(node)).count() for node in NODES]
+
+
+# ---- terms ---------------------------------------------------------------------------------------------------------
+
+
+def consistent(terms: Terms, **changes: Any) -> Terms:
+    """Terms with other numbers, and with the grid that follows from them."""
+    changed = {**dataclasses.asdict(terms), **changes}
+    weights = tuple(changed["weights"])
+    grid = SumGrid(terms.parties, 0.5, changed["sigma"], weights if set(weights) != {1.0} else ())
+    return Terms(**(changed | {"weights": weights, "step": grid.step, "modulus_bits": grid.bits}))
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"sigma": 0.1},
+    {"minimum": 4},
+    {"colluding": 0},
+    {"rounds": 4},
+    {"weights": (2.0, 0.5, 0.5, 1.0)},
+    {"threshold": 4, "minimum": 4},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_terms_that_change_during_the_run(
+    federation: SummingHospitals, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    federation.round()
+    other = consistent(federation.server.terms, **changes)
+    assert refused(send(federation, "a", Invitation(other.canonical, 500))) == "terms"
+    assert f"differ from the agreed ones in {next(iter(changes))}" in caplog.text
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_other_terms_for_one_party(federation: SummingHospitals, changes: dict[str, Any]) -> None:
+    """Party d agrees to terms that its policy allows. The others see that they are not theirs, and nobody sends."""
+    federation.policy("d", least_colluding=0)
+    other = consistent(federation.server.terms, **changes)
+    adverts = []
+    for node in NODES:
+        terms = other if node == "d" else federation.server.terms
+        (advert,) = send(federation, node, Invitation(terms.canonical, 0))
+        assert isinstance(advert, Advert)
+        adverts.append(advert)
+    for node in NODES:
+        assert refused(send(federation, node, KeyList(0, tuple(adverts)))) == "terms"
+    assert paid(federation) == [0, 0, 0, 0]
+
+
+def test_a_grid_that_does_not_follow(federation: SummingHospitals) -> None:
+    terms = federation.server.terms
+    for changes in ({"step": 2 * terms.step}, {"modulus_bits": 64}, {"sigma": 1e-3 * terms.sigma}):
+        other = dataclasses.replace(terms, **changes)
+        assert refused(send(federation, "a", Invitation(other.canonical, 0))) == "terms"
+    assert "follows from them" in exact(federation, "a")
+
+
+def test_a_bound_that_the_method_does_not_have(federation: SummingHospitals) -> None:
+    """The server states a method with longer messages than the grid and the noise were made for."""
+    terms = federation.server.terms
+    other = dataclasses.replace(terms, method=terms.method.replace("0.5", "50.0"))
+    assert other.method != terms.method
+    assert refused(send(federation, "a", Invitation(other.canonical, 0))) == "terms"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"noise": "secure"', '"noise": "none"'),
+        ('"noise": "secure"', '"noise": "exact"'),
+        ('"memory": "clean"', '"memory": "secret"'),
+        ('"dtype": "float64"', '"dtype": "object"'),
+        ('"parameters": 4', '"parameters": 5'),
+        ('"broadcast": 0', '"broadcast": -1'),
+        ('"seed": 7', '"seed": "x"'),
+        ('"seed": 7', '"speed": 7'),
+        ("{", "["),
+    ],
+)
+def test_a_plan_that_does_not_fit(federation: SummingHospitals, before: str, after: str) -> None:
+    terms = federation.server.terms
+    assert before in terms.plan
+    other = dataclasses.replace(terms, plan=terms.plan.replace(before, after, 1))
+    assert refused(send(federation, "a", Invitation(other.canonical, 0))) == "terms"
+
+
+def test_the_roster_of_another_federation(federation: SummingHospitals) -> None:
+    keys = [Identity.generate() for _ in NODES]
+    stranger = Roster(tuple(Member(f"hospital-{node}", key.public) for node, key in zip(NODES, keys, strict=True)))
+    other = dataclasses.replace(federation.server.terms, roster=stranger.digest.hex())
+    assert refused(send(federation, "a", Invitation(other.canonical, 0))) == "terms"
+    assert "another roster" in exact(federation, "a")
+
+
+def test_the_terms_of_one_run_under_the_name_of_another(federation: SummingHospitals) -> None:
+    run = "other~0123456789abcdef"
+    assert refused(send(federation, "a", Invitation(federation.server.terms.canonical, 0), run=run)) == "terms"
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason", "word"),
+    [
+        ({"trusts": ["local"]}, "terms", "trust secure-sum is not among"),
+        ({"least_colluding": 2}, "terms", "least_colluding = 2"),
+        ({"least_sigma": 100.0}, "terms", "below least_sigma"),
+        ({"methods": ["normec"]}, "terms", "dpsgd is not among"),
+        ({"units": ["record"]}, "terms", "protects a client"),
+        ({"relation": "replace"}, "terms", "zero-out"),
+        ({"runs": ["study"]}, "terms", "run trial is not among"),
+        ({"largest_model": 3}, "terms", "largest_model = 3"),
+        ({"epsilon": None}, "budget", "no epsilon"),
+    ],
+)
+def test_a_policy_that_does_not_allow_the_terms(
+    federation: SummingHospitals, rules: dict[str, Any], reason: str, word: str
+) -> None:
+    federation.policy("a", **rules)
+    assert refused(send(federation, "a", due(federation, "a"))) == reason
+    assert word in exact(federation, "a")
+    assert not (federation.home("a") / "sums").exists()
+
+
+def test_a_policy_that_changes_during_the_run(federation: SummingHospitals) -> None:
+    federation.round()
+    federation.policy("d", trusts=["local"])
+    federation.round()
+    assert federation.server.refusals == {"d": "terms"}
+    assert paid(federation) == [2, 2, 2, 1]
+
+
+def test_a_budget_that_is_spent(federation: SummingHospitals) -> None:
+    federation.policy("d", epsilon=10.0)  # enough for one vector
+    federation.run()
+    assert federation.server.round == 3
+    assert federation.server.refusals == {"d": "budget"}
+    assert paid(federation) == [3, 3, 3, 1]
+
+
+# ---- keys, tasks and replays ---------------------------------------------------------------------------------------
+
+
+def adverts_of(federation: SummingHospitals) -> list[Advert]:
+    found = []
+    for node in NODES:
+        (advert,) = send(federation, node, due(federation, node))
+        assert isinstance(advert, Advert)
+        found.append(advert)
+    return found
+
+
+def test_keys_that_the_server_made_itself(federation: SummingHospitals) -> None:
+    """The server plays party d, with keys that it can read."""
+    adverts = adverts_of(federation)
+    forged = msgspec.structs.replace(adverts[3], mask_key=bytes(reversed(adverts[3].mask_key)))
+    signed = msgspec.structs.replace(forged, signature=Identity.generate().sign("advert", forged.signed_bytes))
+    for fourth in (forged, signed):
+        for node in ("a", "b", "c"):
+            assert refused(send(federation, node, KeyList(0, (*adverts[:3], fourth)))) == "signature"
+    assert paid(federation) == [0, 0, 0, 0]
+
+
+def until(federation: SummingHospitals, stage: str) -> None:
+    while federation.server.stage != stage:
+        federation.exchange()
+
+
+def test_another_model_for_one_party(federation: SummingHospitals) -> None:
+    """Party d computes from a model that the others do not know; then no two of them sign the same statement."""
+    until(federation, "vectors")
+    task: Task = due(federation, "d")
+    other = bytes(task.payload[:-8]) + b"\0" * 8
+    send(federation, "d", msgspec.structs.replace(task, payload=other))
+    federation.exchange(lambda node, _: node != "d")
+    statement: Survivors = due(federation, "a")
+    named = msgspec.structs.replace(statement.statement, survivors=(0, 1, 2, 3))
+    assert refused(send(federation, "d", Survivors(named))) == "survivors"
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0" * 31, b"\0" * 40, b"\xff" * 32])
+def test_a_payload_that_is_no_model(federation: SummingHospitals, payload: bytes) -> None:
+    until(federation, "vectors")
+    task: Task = due(federation, "a")
+    assert refused(send(federation, "a", msgspec.structs.replace(task, payload=payload))) == "malformed"
+    assert paid(federation) == [0, 0, 0, 0]
+
+
+def test_a_task_is_answered_once_and_paid_for_once(federation: SummingHospitals) -> None:
+    until(federation, "vectors")
+    task: Task = due(federation, "a")
+    first = send(federation, "a", task)
+    assert send(federation, "a", task) == first
+    other = msgspec.structs.replace(task, payload=bytes(len(task.payload)))
+    assert refused(send(federation, "a", other)) == "repeated"
+    assert paid(federation) == [1, 0, 0, 0]
+
+
+def test_old_exchanges_after_a_round_and_after_a_restart(federation: SummingHospitals) -> None:
+    until(federation, "vectors")
+    old: list[Request] = [due(federation, "a")]
+    federation.exchange()
+    old.append(due(federation, "a"))
+    federation.exchange()
+    old.append(due(federation, "a"))
+    federation.round()
+    federation.round()
+    for request in old:
+        assert refused(send(federation, "a", request)) == "late"
+    federation.restart("a")
+    for request in old:
+        assert refused(send(federation, "a", request)) in ("late", "forgotten")
+    assert paid(federation) == [2, 2, 2, 2]
+
+
+def test_a_request_for_a_single_message(federation: SummingHospitals) -> None:
+    """Noise that suffices in a sum does not suffice in a message of its own."""
+    agreement = Agreement.read(federation.server.terms, 0, "a", ["dpsgd"])
+    x = federation.server.state.run.x.numpy()
+    party = Party(federation.home("a"), federation.policies["a"], federation.oracles["a"])
+    answer = party.answer(to_fields(agreement.request(0, x, None)))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "terms"
+    assert "allows none" in exact(federation, "a")
+    assert paid(federation) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("content", [b"\0", b"\x90", b"\xc1" * 100, encode((SumRefusal(0, "late"),))])
+def test_bytes_that_are_no_exchange(federation: SummingHospitals, content: bytes) -> None:
+    request = SumRequest(federation.server.run, "a", 0, "exchange", octets(content))
+    reply = from_fields(to_fields(federation.parties["a"].answer(to_fields(request))))
+    assert isinstance(reply, SumReply)
+    assert refused(decode_answers(reply.content.tobytes())) == "malformed"
+    assert federation.server.receive("b", SumReply(federation.server.run, "b", 0, octets(b"\xc1"))) == "dropped"
+
+
+def test_an_answer_for_another_party(federation: SummingHospitals) -> None:
+    """The carrier knows who sent an answer; keys of another party in it are not taken."""
+    (advert,) = send(federation, "a", due(federation, "a"))
+    federation.server.receive("b", SumReply(federation.server.run, "b", 0, octets(encode((advert,)))))
+    assert "b" in federation.server.waiting
+    assert federation.server.receive("b", SumReply(federation.server.run, "a", 0, octets(b"\0"))) == "dropped"
+
+
+# ---- introductions -------------------------------------------------------------------------------------------------
+
+
+def test_introductions_name_every_party() -> None:
+    keys = [Identity.generate() for _ in range(3)]
+    roster = Roster(tuple(Member(f"h{i}", key.public) for i, key in enumerate(keys)))
+    run = "trial~0123456789abcdef"
+
+    def shown(key: Identity, node: str, own: Roster = roster) -> bytes:
+        return msgspec.msgpack.encode(introduce(key, own, run, node))
+
+    found = {f"n{2 - i}": introduced(shown(key, f"n{2 - i}"), run, f"n{2 - i}") for i, key in enumerate(keys)}
+    assert agreed(found) == (roster, ["n2", "n1", "n0"])
+    with pytest.raises(WireError, match="not signed"):
+        introduced(shown(keys[0], "n0"), run, "n1")
+    with pytest.raises(WireError, match="not signed"):
+        introduced(shown(keys[0], "n0"), "other~0123456789abcdef", "n0")
+    with pytest.raises(WireError, match="no roster"):
+        introduced(b"\xc1", run, "n0")
+    reordered = Roster(roster.members[::-1])
+    with pytest.raises(UsageError, match="n0 has another roster"):
+        agreed({**found, "n0": introduced(shown(keys[2], "n0", reordered), run, "n0")})
+    with pytest.raises(UsageError, match="the same key"):
+        agreed({**found, "n0": introduced(shown(keys[0], "n0"), run, "n0")})
+    with pytest.raises(UsageError, match="h0 did not introduce itself"):
+        agreed({node: one for node, one in found.items() if node != "n2"})
