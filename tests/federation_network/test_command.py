@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,25 +16,15 @@ from ..support.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [
-    sys.executable,
-    "-m",
-    "normec",
-    "federation",
-    "local",
-    "--data",
-    "digits",
-    "--parties",
-    "2",
-    "--quiet",
-    "--json",
-]
+COMMAND = [sys.executable, "-m", "normec", "federation", "local", "--quiet", "--json"]
+DIGITS = ("--data", "digits", "--parties", "2", "--rounds", "3")
 
 
-def started(out: Path, *more: str) -> subprocess.Popen[str]:
+def started(out: Path, *more: str, data: Sequence[str] | None = DIGITS) -> subprocess.Popen[str]:
+    """Start the command on two parties with digits, or on its own example."""
     # A mark of our own, which its processes inherit beside their launcher's.
     environment = {**os.environ, "NORMEC_TEST_RUN": str(out)}
-    command = [*COMMAND, "--out", str(out), "--rounds", "3", *more]
+    command = [*COMMAND, "--out", str(out), *(data or ()), *more]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

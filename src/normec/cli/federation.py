@@ -145,6 +145,44 @@ def party(
 
 
 @app.command()
+def identity(
+    path: Annotated[
+        Path, typer.Argument(help="The file of the party's key, such as identity.pem.", show_default=False)
+    ],
+    name: Annotated[str, typer.Option(help="The name of the party in the roster.", show_default=False)],
+) -> int:
+    """Create a party's key for secure sums, unless it exists, and print its entry of the roster."""
+    from ..federation.secure_sum.keys import Identity
+    from ..federation.secure_sum.roster import Member, entry
+
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Identity.generate().save(path)
+    print(entry(Member(name, Identity.load(path).public)), end="")
+    print("Send this entry to the other parties, and compare the fingerprint by telephone.", file=sys.stderr)
+    return 0
+
+
+@app.command()
+def roster(
+    path: Annotated[Path, typer.Argument(help="A roster file.", show_default=False)],
+    as_json: o.Json = False,
+) -> int:
+    """Show the parties of a roster with the fingerprints of their keys, and the digest that all must share."""
+    from ..federation.secure_sum.roster import Roster
+    from .output import show
+
+    found = Roster.load(path)
+    if as_json:
+        parties = [{"name": member.name, "fingerprint": member.fingerprint} for member in found.members]
+        print(json.dumps({"parties": parties, "digest": found.digest.hex()}))
+        return 0
+    rows = [(str(number), member.name, member.fingerprint) for number, member in enumerate(found.members)]
+    show(rows, (">number", "party", "fingerprint"), title=f"roster {found.digest.hex()[:16]}")
+    return 0
+
+
+@app.command()
 def ledger(
     folder: Annotated[Path, typer.Argument(help="The party's folder.", show_default=False)],
     policy: Annotated[

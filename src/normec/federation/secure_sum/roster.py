@@ -88,11 +88,12 @@ class Roster:
         return cls(tuple(_member(entry, path) for entry in entries))
 
     def save(self, path: Path) -> None:
-        entries = [
-            f'[[party]]  # fingerprint {member.fingerprint}\nname = "{member.name}"\nkey = "{member.key.hex()}"\n'
-            for member in self.members
-        ]
-        write_atomic(path, "\n".join(entries))
+        write_atomic(path, "\n".join(map(entry, self.members)))
+
+
+def entry(member: Member) -> str:
+    """A party as a roster file shows it."""
+    return f'[[party]]  # fingerprint {member.fingerprint}\nname = "{member.name}"\nkey = "{member.key.hex()}"\n'
 
 
 def _member(entry: Any, path: Path) -> Member:
