@@ -38,9 +38,12 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     private = given.get("private", True)
     known = {**({} if not private else _PATIENT_LEVEL), **{name: value for name, value in given.items() if value != ""}}
-    found = {**_PATIENT_LEVEL, **usual_settings({"data": NAME, **known})} if private else usual_settings({"data": NAME})
+    usual = usual_settings({"data": NAME, "private": private, **known})
+    found = {**_PATIENT_LEVEL, **usual} if private else usual
     if private and known["unit"] == "record":
-        found |= {"record_clip": "auto", "alpha": ""}  # the template has an alpha, for another method
+        found = {"record_clip": "auto", "alpha": "", **found}  # the template has an alpha, for another method
+    if "sigma" in known:
+        found["epsilon"] = ""
     sizes = ",".join(str(int(number)) for number in torch.bincount(_owners(data_sets.load(NAME).groups)))
     names = (*FEDERATED, "records")
     return {name: value for name, value in {**found, "records": sizes}.items() if name in names and name not in given}

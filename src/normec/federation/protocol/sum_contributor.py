@@ -45,7 +45,7 @@ from .policy import Policy
 from .price import Price
 from .reconciliation import after_absence
 from .sum_terms import Agreement
-from .wire import Array, Request, WireError
+from .wire import Request, WireError
 
 _FACTS = 512  # characters of the facts in a deposit, whatever they are
 
@@ -78,6 +78,9 @@ class SumContributor(Contributor):
         self._steps = Steps(agreement.method, self._like)
         self._path = party_state.path_of(folder, agreement.terms.run, agreement.node)
         self._ledger: Head | None = None  # the head of the ledger after the newest payment
+        public = self._like.new_zeros(plan.broadcast).numpy() if plan.broadcast else None
+        self._terms_alone = agreement.request(0, self._like.numpy(), public)  # a request with the model zero
+        self._asked: tuple[Assignment, Request] | None = None
 
     def check(self) -> None:
         """Check the terms against the policy, the method and the data. Raises `Refused`."""
@@ -156,11 +159,10 @@ class SumContributor(Contributor):
 
     def recover(self, attempts: Sequence[int], deposited: tuple[int, bytes] | None) -> None:
         policy, price = self._policy(), self._price(0)
-        request = self._agreement.request(0, self._like.numpy(), self._no_public())
         restored = self._restored(*deposited) if deposited is not None else None
         with self._account(policy) as account:
             if price is not None:
-                account.charge(request, attempts[-1], price.most, len(attempts))
+                account.charge(self._terms_alone, attempts[-1], price.most, len(attempts))
             self._ledger = account.head
             self._save(restored if restored is not None else self._fresh())
         run, node = self._agreement.terms.run, self._agreement.node
@@ -169,9 +171,13 @@ class SumContributor(Contributor):
     # ---- checks ----------------------------------------------------------------------------------------------------
 
     def _request(self, assignment: Assignment) -> Request:
+        """What an assignment asks for. Raises `Refused` if its payload is no model."""
+        if self._asked is not None and self._asked[0] is assignment:
+            return self._asked[1]
         try:
             request = self._agreement.payload_request(assignment.round, assignment.payload)
             public_tables(request.public, self._steps)
+            self._asked = assignment, request
             return request
         except WireError as error:
             raise Refused("malformed", str(error)) from None
@@ -180,8 +186,7 @@ class SumContributor(Contributor):
 
     def _price(self, round: int) -> Price | None:
         """The cost of a vector by the party's own account, if its policy allows the terms. Raises `Refused`."""
-        policy, agreement = self._policy(), self._agreement
-        request = agreement.request(0, self._like.numpy(), self._no_public())
+        policy, agreement, request = self._policy(), self._agreement, self._terms_alone
         verdict = policy.check(request) or policy.check_collusion(agreement.terms.colluding)
         if verdict is not None:
             raise Refused("budget" if verdict.reason == "budget" else "terms", verdict.exact)
@@ -196,10 +201,6 @@ class SumContributor(Contributor):
         if verdict is not None:
             raise Refused("terms", verdict.exact)
         return price
-
-    def _no_public(self) -> Array | None:
-        plan = self._agreement.plan
-        return self._like.new_zeros(plan.broadcast).numpy() if plan.broadcast else None
 
     def _failed(self, assignment: Assignment, exact: str) -> Tensor:
         """The message of a computation that failed: zero, under the usual noise."""

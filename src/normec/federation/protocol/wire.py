@@ -10,6 +10,7 @@ whose bytes `SumRequest` and `SumReply` carry.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping
@@ -319,9 +320,12 @@ def _flat(value: Any, prefix: str) -> Fields:
     return table
 
 
+_hints = functools.cache(get_type_hints)  # resolving the names of types takes longer than reading a message
+
+
 def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) -> Kind:
     """Build a dataclass from fields of the table, which are removed from it."""
-    hints, found = get_type_hints(kind), {}
+    hints, found = _hints(kind), {}
     for field in fields(cast(Any, kind)):
         hint, name = hints[field.name], prefix + field.name
         inner = next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
