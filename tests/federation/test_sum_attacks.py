@@ -351,3 +351,13 @@ def test_introductions_name_every_party() -> None:
         agreed({**found, "n0": introduced(shown(keys[0], "n0"), run, "n0")})
     with pytest.raises(UsageError, match="h0 did not introduce itself"):
         agreed({node: one for node, one in found.items() if node != "n2"})
+
+
+def test_invented_runs_do_not_fill_the_disk(federation: SummingHospitals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normec.federation.protocol.sum_party.MOST_RUNS", 2)
+    for i in range(4):
+        run = f"trial~{i:016x}"
+        terms = dataclasses.replace(federation.server.terms, run=run)
+        (answer,) = send(federation, "a", Invitation(terms.canonical, 0), run=run)
+        assert isinstance(answer, Advert if i < 2 else SumRefusal)
+    assert "holds 2 runs" in exact(federation, "a")

@@ -35,6 +35,7 @@ from .client_message import in_words
 from .gradient_oracle import GradientOracle
 from .introduction import Introduction, introduce
 from .journal import JOURNAL, Journal
+from .party_state import MOST_RUNS
 from .policy import Policy
 from .sum_contributor import SumContributor
 from .sum_terms import Agreement
@@ -149,6 +150,8 @@ class SumParty:
             self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
         )
         contributor.check()
+        if not folder.exists() and len(list(folder.parent.glob("*"))) >= MOST_RUNS:
+            raise Refused("failed", f"{folder.parent} holds {MOST_RUNS} runs; remove those that are over")
         if len(self._open) >= MOST_OPEN:
             oldest = next(iter(self._open))
             self._open.pop(oldest).close()
