@@ -1,8 +1,8 @@
 """python -m benchmarks.speed.federation: seconds per round of a federation over loopback, and the CPU use of waiting.
 
-Every federation is a SuperLink, one process per party and the server's process, with TLS, registered keys, local trust
-and secure noise. The model is a linear layer on a few synthetic records, so a round consists of what a federation adds:
-requests, checks, accounts, noise and checkpoints.
+Every federation is a SuperLink, one process per party and the server's process, with TLS, registered keys, secure
+noise, and local trust or a secure sum. The model is a linear layer on a few synthetic records, so a round consists of
+what a federation adds: requests, checks, accounts, noise and checkpoints.
 
 The CPU use is that of all processes together, in percent of one core: `idle`, while the parties wait for a run, and
 `waiting`, while a run waits for the answer of one party, which is stopped for that time. `cpu` is the CPU time of a
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -67,6 +67,10 @@ def main(
     parties: Annotated[str, typer.Option(metavar="N[,N…]", help="Numbers of parties.")] = "1,3,5,10",
     dimensions: Annotated[str, typer.Option(metavar="D[,D…]", help="Numbers of parameters.")] = "650,1000000",
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each federation.")] = 30,
+    trust: Annotated[
+        Literal["local", "secure-sum"],
+        typer.Option(help="What the server sees; a secure sum has three exchanges a round."),
+    ] = "local",
     cpu: Annotated[bool, typer.Option(help="Also measure the CPU use of waiting processes.")] = True,
     as_json: o.Json = False,
 ) -> int:
@@ -74,7 +78,7 @@ def main(
     found = []
     for dimension in map(int, dimensions.split(",")):
         for n in map(int, parties.split(",")):
-            found.append(measured(n, dimension, rounds, cpu))
+            found.append(measured(n, dimension, rounds, trust, cpu))
             if not as_json:
                 print(_line(found[-1]), flush=True)
     if as_json:
@@ -82,7 +86,7 @@ def main(
     return 0
 
 
-def measured(parties: int, dimension: int, rounds: int, cpu: bool) -> dict[str, Any]:
+def measured(parties: int, dimension: int, rounds: int, trust: str, cpu: bool) -> dict[str, Any]:
     """Run one federation in a temporary folder, and return its measurements."""
     outputs = max(1, round(dimension / (FEATURES + 1)))
     folder = Path(tempfile.mkdtemp(prefix="federation-"))
@@ -90,11 +94,18 @@ def measured(parties: int, dimension: int, rounds: int, cpu: bool) -> dict[str, 
         write_app(folder / "app")
         task = TASK.format(features=FEATURES, outputs=outputs)
         (folder / "app" / "learning" / "task.py").write_text(task, encoding="utf-8")
-        config = {"rounds": SKIPPED + rounds + SPARE, "lr": 0.1}
-        out: dict[str, Any] = {"parties": parties, "dimension": outputs * (FEATURES + 1), "rounds": rounds}
+        config = {"rounds": SKIPPED + rounds + SPARE, "lr": 0.1, "trust": trust}
+        out: dict[str, Any] = {
+            "parties": parties,
+            "dimension": outputs * (FEATURES + 1),
+            "rounds": rounds,
+            "trust": trust,
+        }
         with Federation(LocalOptions(folder / "app", folder / "run", parties, config)) as federation:
             federation.start_superlink(lambda: None)
             federation.register()
+            if federation.settings.summed:
+                federation.write_roster()
             for i in range(parties):
                 federation.start_party(i)
             if cpu:

@@ -200,10 +200,23 @@ def test_too_few_parties_make_another_attempt(hospitals: Build) -> None:
         federation.exchange()
     federation.exchange(lambda node, _: node in "ab")
     assert federation.server.stage == "keys"
-    federation.run()
+    x = federation.run()
+    close_to(x, hand(federation, psi=clipped(0.5)).run([(), ALL], made=[(0, 1), ALL]))  # the noise is not used again
     assert [read_releases(federation.home(node)).count() for node in NODES] == [2, 2, 1, 1]
     assert federation.server.mechanism is not None
     assert federation.server.mechanism.releases == 1
+
+
+def test_a_vector_that_is_lost_is_not_summed_later(hospitals: Build) -> None:
+    """Party d paid for its vector and drew its noise, but the server never received it."""
+    federation = hospitals(CLIP21, 3, CLIENT)
+    federation.round()
+    federation.parties["d"].answer(to_fields(federation.server.request("d")))
+    federation.round(without("d", "vectors"))
+    x = federation.run()
+    by_hand = hand(federation, psi=clipped(0.4), memory=True)
+    close_to(x, by_hand.run([ALL, (0, 1, 2), ALL], made=[ALL, ALL, ALL]))
+    assert [read_releases(federation.home(node)).count() for node in NODES] == [3, 3, 3, 3]
 
 
 def test_a_sum_that_too_few_open_is_attempted_again(hospitals: Build) -> None:
