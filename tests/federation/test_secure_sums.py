@@ -26,7 +26,8 @@ from normec.sampling.participation import FixedSize
 
 from .summing_hospitals import NODES, OPEN, SIZES, ByHand, SummingHospitals, clipped, gradient, problem, without
 
-STAGES = ["keys", "shares", "vectors", "signatures", "reveals"]
+SLOW = [pytest.param(stage, marks=pytest.mark.slow) for stage in ("keys", "shares", "signatures")]
+STAGES = ["vectors", "reveals", *SLOW]
 ALL = (0, 1, 2, 3)
 CLIP21 = Clip21(tau=0.4)
 CLIENT = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4)
