@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...algorithms.method import Steps, Tables
+from ...algorithms.error_feedback import ErrorFeedbackScheme
+from ...algorithms.method import CLIENT_FUNCTIONS, Steps, Tables, has_functions_of
 from ...errors import UsageError
 from ...privacy.hash_chain import Head
 from ...privacy.noise import SecureNoise
@@ -76,6 +77,8 @@ class SumContributor(Contributor):
         plan = agreement.plan
         self._like = torch.zeros(plan.parameters, dtype=getattr(torch, plan.dtype))
         self._steps = Steps(agreement.method, self._like)
+        # Whether the draft of a new state is always the state itself, so that a deposit need not hold both.
+        self._plain_draft = has_functions_of(agreement.method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS)
         self._path = party_state.path_of(folder, agreement.terms.run, agreement.node)
         self._ledger: Head | None = None  # the head of the ledger after the newest payment
         public = self._like.new_zeros(plan.broadcast).numpy() if plan.broadcast else None
@@ -247,8 +250,9 @@ class SumContributor(Contributor):
             return b""
         facts = json.dumps({"accepted": state.accepted, "round": pending.round}).ljust(_FACTS)
         tensors = {f"client.{name}": rows for name, rows in (state.client or {}).items()}
-        draft = as_used(pending.draft, pending.taken)  # a table that is shared with the client state may be shorter
-        tensors |= {f"draft.{name}": rows for name, rows in draft.items()}
+        if not self._plain_draft:
+            draft = as_used(pending.draft, pending.taken)  # a table that is shared with the client state may be shorter
+            tensors |= {f"draft.{name}": rows for name, rows in draft.items()}
         tensors["message"] = pending.taken
         dense = torch.contiguous_format
         whole = packed({name: rows.clone(memory_format=dense) for name, rows in tensors.items()}, {"facts": facts})
@@ -264,7 +268,7 @@ class SumContributor(Contributor):
             length = int.from_bytes(content[:8], "little")
             facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["facts"])
             client = {name: tensors[f"client.{name}"] for name in self._steps.initial_client_state}
-            draft: Tables = {name: tensors[f"draft.{name}"] for name in client}
+            draft: Tables = client if self._plain_draft else {name: tensors[f"draft.{name}"] for name in client}
             message, round = tensors["message"], int(facts["round"])
             pending = Pending(round, _attempt_name(attempt), "", message, message, draft, None)
             return PartyState("", client, int(facts["accepted"]), round, pending=pending)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -65,6 +66,7 @@ from .wire import (
 FILE = "secure-sum.jsonl"
 OPENING = "opening.bin"
 DEPOSITS = "deposits"
+WRITERS = 16  # deposits that are written at the same time
 MOST_REPORTS = 10_000  # the newest are kept
 
 
@@ -123,6 +125,7 @@ class _Attempt:
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
     participants: tuple[int, ...] = ()
     vectors: dict[int, Vector] = field(default_factory=dict)
+    deposits: dict[int, bytes] = field(default_factory=dict)
     statement: Statement | None = None
     signatures: dict[int, bytes] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
@@ -403,7 +406,7 @@ class Server:
             self._report(party, f"deposits {len(answer.deposit)} bytes, more than the dimension allows")
         elif party not in attempt.vectors:
             if answer.deposit:
-                write_atomic(self._folder / DEPOSITS / f"{party}.bin", answer.deposit, private=True)
+                attempt.deposits[party] = answer.deposit
             attempt.vectors[party] = np.frombuffer(answer.vector, dtype=self._terms.dtype)
 
     def _take_signature(self, party: int, answer: Endorsement, attempt: _Attempt) -> None:
@@ -470,8 +473,21 @@ class Server:
             stage, self.stage = self.stage, Stage.IDLE
             raise AttemptFailed(stage, left, needed)
 
+    def _keep_deposits(self, deposits: Mapping[int, bytes]) -> None:
+        """Write deposits to the disk, all at once, because most of the time is spent waiting for the disk."""
+        if not deposits:
+            return
+
+        def write(party: int) -> None:
+            write_atomic(self._folder / DEPOSITS / f"{party}.bin", deposits[party], private=True)
+
+        with ThreadPoolExecutor(min(len(deposits), WRITERS)) as pool:
+            list(pool.map(write, deposits))
+
     def _state_survivors(self) -> None:
         attempt = self._attempt
+        self._keep_deposits(attempt.deposits)
+        attempt.deposits = {}
         attempt.statement = Statement(
             terms=self._digest,
             attempt=attempt.number,
