@@ -320,7 +320,10 @@ def _flat(value: Any, prefix: str) -> Fields:
     return table
 
 
-_hints = functools.cache(get_type_hints)  # resolving the names of types takes longer than reading a message
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a message's fields; resolving their names takes longer than reading a message."""
+    return get_type_hints(kind)
 
 
 def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) -> Kind:
