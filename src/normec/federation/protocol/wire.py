@@ -328,7 +328,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) -> Kind:
     """Build a dataclass from fields of the table, which are removed from it."""
-    hints, found = _hints(kind), {}
+    hints, found = _hints(cast(Any, kind)), {}
     for field in fields(cast(Any, kind)):
         hint, name = hints[field.name], prefix + field.name
         inner = next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None)
