@@ -121,10 +121,46 @@ def test_a_record_that_makes_the_partys_code_fail_adds_nothing(tmp_path: Path) -
 
     x, failing = [-1.0, 0.0, 0.0, 0.0], jumpy(7)._problem
     with pytest.raises(IndexError):
-        record_shares(failing, torch.tensor(x, dtype=torch.float64), *failing.records.batch(0, None), RecordClip(1.0))
+        record_shares(
+            failing, torch.tensor(x, dtype=torch.float64), *failing.records.batch(0, None), RecordClip(1.0), 8
+        )
     assert moved(tmp_path, x, kind=jumpy) <= 1.0 / DIVISOR * (1 + 1e-9)
     for name in ("with", "without"):
         assert not any(line["event"] == "failed" for line in read_journal(tmp_path / name / "events.jsonl"))
+
+
+def test_a_record_that_fails_leaves_the_bits_of_the_others() -> None:
+    """If its neighbours were computed in batches of another shape, they would be rounded differently."""
+
+    def plain(outputs: Tensor, targets: Tensor) -> Tensor:
+        return ((outputs - targets) ** 2).mean()
+
+    plan, terms = PlanTerms(seed=7, batch_size=0, rounds=4), RecordTerms(DIVISOR, by_layer=False, clip=1.0)
+    x = torch.tensor([-1.0, 1 / 3, 1 / 7, 0.1], dtype=torch.float64)
+    sums = [
+        oracle(records, plain, Jumpy()).clipped_gradient(x, 0, 0, plan, terms, secret_coins=True)[0]
+        for records in (7, 6)
+    ]
+    assert torch.equal(*sums)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e30])
+@pytest.mark.parametrize("count", [2, 9, 17])
+def test_the_other_records_are_rounded_alike_at_any_point(count: int, scale: float) -> None:
+    """All sums of the first layer cancel here, so the order of additions decides about every record's gradient."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(count, 784), torch.arange(count) % 4
+    model, plan = nn.Sequential(nn.Linear(784, 33), nn.ReLU(), nn.Linear(33, 4)), PlanTerms(7, batch_size=0, rounds=4)
+    orthogonal = torch.linalg.svd(inputs.double()).Vh[count:]
+    first = (torch.randn(33, len(orthogonal), dtype=torch.float64) @ orthogonal).float()
+    x = scale * torch.cat([first.flatten(), torch.zeros(33), torch.randn(4 * 33), torch.zeros(4)])
+
+    def total(start: int) -> Tensor:
+        data = TensorDataset(inputs[start:], targets[start:])
+        own = ProblemOracle(Problem(model, nn.functional.cross_entropy, [data]))
+        return own.clipped_gradient(x, 0, 0, plan, RecordTerms(1.0, by_layer=False, clip=1.0), secret_coins=True)[0]
+
+    assert float((total(0) - total(1)).double().norm()) <= 1 + 1e-5
 
 
 class ClipsTheSum(ProblemOracle):

@@ -162,6 +162,19 @@ def checksum(*tensors: Tensor) -> str:
     return seen.hexdigest()
 
 
+def synthetic(tensor: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """Return made-up inputs or targets of the shape of these, which say nothing about them.
+
+    Floats are normal and bytes uniform. Other integers are zero, a valid index of every table of classes or tokens.
+    """
+    shape = (count, *tensor.shape[1:])
+    if tensor.is_floating_point():
+        return torch.randn(shape, generator=draw).to(tensor)
+    if tensor.dtype == torch.uint8 and tensor.ndim > 1:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).to(tensor.device)
+    return tensor.new_zeros(shape)
+
+
 def length(dataset: Dataset[Any]) -> int:
     return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length, which torch's type does not declare
 

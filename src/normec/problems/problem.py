@@ -337,11 +337,14 @@ class Problem:
 
     def prepared(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Return records as the model expects them: transformed, in its precision, images with channels last."""
+        inputs = self.converted(inputs, dtype)
+        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+
+    def converted(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return records transformed and in the model's precision; also under vmap, which knows no channels last."""
         if self.transform is not None:
             inputs = self.transform(inputs)
-        if inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
     def augmented_by_client(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return records ``[c, B, ...]`` of several clients after the augmentation, which sees one client at a time.
