@@ -27,6 +27,7 @@ from ..errors import UsageError
 from . import client_data as records
 from .functions import FunctionProblem
 from .objective import Buffers
+from .shared_records import origins, perhaps_shared
 
 _EVALUATED = 1000  # records evaluated at once
 _COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
@@ -95,10 +96,13 @@ class Problem:
         evaluated = {"test": _sets(test, len(clients)), "validation": _sets(validation, len(clients))}
         self.test, self.validation = (records.gather(sets) if sets else None for sets in evaluated.values())
         self.clients = len(clients)
-        held = records.origins(clients)
+        held = origins(clients)
         self.repeated = len(held.unique()) < len(held)  # whether a record occurs more than once
         self.shown = [  # the evaluated sets that contain records of the clients
-            name for name, sets in evaluated.items() if sets and bool(torch.isin(records.origins(sets), held).any())
+            name for name, sets in evaluated.items() if sets and bool(torch.isin(origins(sets), held).any())
+        ]
+        self.perhaps_shown = [  # those that use the same memory as the clients' data, in a way that is not known
+            name for name, sets in evaluated.items() if name not in self.shown and perhaps_shared(sets, clients)
         ]
         self.sizes: Tensor | None = self.records.sizes
         self._kernels_agree: bool | None = None  # None: not known yet
