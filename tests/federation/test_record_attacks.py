@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, SmoothedNorm, UsageError
+from normec.algorithms.operators import norms
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.gradient_oracle import GradientOracle, ProblemOracle
 from normec.federation.protocol.journal import read_journal
@@ -190,6 +191,43 @@ def test_any_row_that_the_server_returns_is_a_public_memory(name: str, size: flo
     claims = {"round": 3, "record.accepted": 1, "record.since": 2, "record.digest": "0" * 64, "record.row": row}
     method = NormEC(0.5, 0.4)
     assert moved(tmp_path, POINTS[name], method, **claims) <= 2 * 1.0 / DIVISOR * (1 + 1e-6)
+
+
+def overflowing(length: int, last: int) -> Tensor:
+    """The longest vector whose norm is finite in float32, coordinate by coordinate; the `last` one is set last."""
+    vector = torch.zeros(length)
+    for place in [place for place in range(length) if place != last] + [last]:
+        low, high = 0, 2**31 - 2**24  # the bits of 0 and of a number beyond the largest, as integers
+        while high - low > 1:
+            middle = (low + high) // 2
+            vector[place] = torch.tensor(middle, dtype=torch.int32).view(torch.float32)
+            finite = bool(torch.isfinite(norms(vector)).all())
+            low, high = (middle, high) if finite else (low, middle)
+        vector[place] = torch.tensor(low, dtype=torch.int32).view(torch.float32)
+    return vector
+
+
+def test_a_norm_that_overflows_for_one_record_does_not_make_the_message_zero(tmp_path: Path) -> None:
+    """The memory that the server returns is so long that its norm overflows in float32 with the record alone."""
+
+    def hinge(outputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001
+        return outputs.relu().mean()
+
+    def large(records: int) -> ProblemOracle:
+        inputs = torch.zeros(7, 20)
+        inputs[:6, 0], inputs[:6, 1], inputs[6, 0] = -1.0, torch.arange(6) / 100, 1e6
+        given = TensorDataset(inputs[:records], torch.ones(records))
+        return ProblemOracle(Problem(nn.Sequential(nn.Linear(20, 1), nn.Flatten(0)), hinge, [given]))
+
+    row, x, alpha = -overflowing(21, last=0).numpy(), np.eye(21, dtype=np.float32)[0], 1e9
+    claims = {"round": 3, "record.accepted": 1, "record.since": 2, "record.digest": "0" * 64, "record.row": row}
+    seen = []
+    for name, records in (("with", 7), ("without", 6)):
+        server = asking(tmp_path / name, large(records), NormEC(alpha, 0.4))
+        answer = server.ask(x, **RECORDS | claims | {"plan.records.clip": 1e6, "plan.records.divisor": 1.0})
+        assert isinstance(answer, Reply)
+        seen.append(answer.message)
+    assert float(np.linalg.norm(seen[0] - seen[1])) <= 1e6 / alpha * (1 + 1e-3)
 
 
 def test_terms_that_change_from_message_to_message_are_charged_as_they_are(tmp_path: Path) -> None:

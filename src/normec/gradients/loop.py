@@ -148,7 +148,7 @@ def clipped_gradient(
     blocks: Sequence[int],
     shares: Shares = record_shares,
 ) -> tuple[Tensor, Tensor]:
-    """Return (loss, gradient) of a client on its records `rows` (None: all).
+    """Return (loss, gradient) of a client on its records `rows` (None: all), in float64.
 
     The gradient of each record is bounded by `clip`, as `shares` does it, in blocks of the sizes `blocks`; their sum is
     divided by `divisor`. The penalty depends on no record, so its gradient is added unclipped. The loss is for the
@@ -162,7 +162,7 @@ def clipped_gradient(
         bounded, values = shares(problem, x, inputs[part], targets[part], clip, size)
         total += bounded.sum(0, dtype=torch.float64)
         losses += values.sum(dtype=torch.float64)
-    grad, loss = (total / divisor).to(x.dtype), (losses / divisor).to(x.dtype)
+    grad, loss = total / divisor, losses / divisor
     base, slope = problem.penalised(x)
     return loss + base, grad if slope is None else grad + slope
 

@@ -252,6 +252,12 @@ class Party:
             raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(x.shape)}")
         key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
         messages, draft = steps.message(grad.detach().to(x)[None], as_used(client, x), key, public)
+        if request.plan.records is not None:
+            # The rule for records needs the constant of Ψ at every memory that the server may return. In float32 a
+            # norm may overflow, and then one record decides whether the message is zero.
+            wide = x.double()
+            given = as_used(public, wide) if public is not None else None
+            messages, _ = steps.message(grad.detach().to(wide)[None], as_used(client, wide), key, given)
         messages = messages.detach().to(x.dtype)
         if not bool(torch.isfinite(messages).all()):
             raise UsageError("the gradient is not finite")
