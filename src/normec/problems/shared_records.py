@@ -72,13 +72,13 @@ def _parts(dataset: Dataset[Any], numbers: Tensor | None, depth: int) -> Iterato
         yield from _parts(dataset.dataset, own if numbers is None else own[numbers], depth + 1)
     elif type(dataset) is ConcatDataset:
         start = 0
-        for inner in dataset.datasets:
-            size = length(inner)
+        for joined in dataset.datasets:
+            size = length(joined)
             if numbers is None:
-                yield from _parts(inner, None, depth + 1)
+                yield from _parts(joined, None, depth + 1)
             else:
                 places = numbers % length(dataset)  # an index may count from the end
-                yield from _parts(inner, places[(places >= start) & (places < start + size)] - start, depth + 1)
+                yield from _parts(joined, places[(places >= start) & (places < start + size)] - start, depth + 1)
             start += size
     elif (inner := _wrapped(dataset)) is not None:
         yield from _parts(inner, numbers, depth + 1)
@@ -115,7 +115,8 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _memory(dataset: Dataset[Any]) -> Iterator[tuple[int, int]]:
     """The pieces of memory, as (start, end), that the attributes of a data set lead to."""
-    waiting, seen = [(dataset, 0)], set[int]()
+    waiting: list[tuple[Any, int]] = [(dataset, 0)]
+    seen: set[int] = set()
     while waiting and len(seen) < _MOST:
         value, depth = waiting.pop()
         if id(value) in seen:
