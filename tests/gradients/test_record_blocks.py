@@ -22,7 +22,7 @@ from normec.gradients.record_clip import RecordClip
 from normec.models import Logistic, Softmax, binary_loss, build
 from normec.problems.client_data import ResidentRecords
 
-SCALES = (1.0, 1e3, 1e10, 1e30)
+SCALES = (1.0, 1e10, 1e30)
 CLIP = RecordClip(1.0)
 
 
@@ -82,12 +82,11 @@ def test_a_share_keeps_its_bits_whichever_records_stand_beside_it(name: str, dty
     for scale in SCALES:
         x = point(given, scale)
         everyone = bits(given, x, list(range(90)), blocks)
-        for count in (1, 2, 9, 16, 17, 40, 65):
-            for left_out in {0, count // 2, count - 1}:
+        for count in (2, 9, 40):
+            for left_out in (0, count - 1):
                 others = [row for row in range(count) if row != left_out]
-                if others:
-                    found = bits(given, x, others, blocks)
-                    assert found == {row: everyone[row] for row in others}, (scale, count, left_out)
+                found = bits(given, x, others, blocks)
+                assert found == {row: everyone[row] for row in others}, (scale, count, left_out)
 
 
 @pytest.mark.slow
