@@ -226,6 +226,7 @@ class Party:
             attempt = account.releases.count(run, request.node)  # each payment has noise of its own
             named = ("federation", run, request.node, attempt)
             sent = privatise(message, terms.sigma, source, *named, bound=request.privacy.bound)
+        message, sent = (part.to(torch.tensor(request.x).dtype) for part in (message, sent))
         state = dataclasses.replace(state, client=client, ledger=account.head)
         return self._written(request, state, draft, message, sent, loss)
 

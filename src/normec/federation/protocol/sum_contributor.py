@@ -129,6 +129,7 @@ class SumContributor(Contributor):
             vector = agreement.grid.encode(
                 message, self._noise if private else None, agreement.terms.weights[agreement.number]
             )
+            message = message.to(self._like.dtype)
             pending = Pending(
                 round=assignment.round,
                 terms=_attempt_name(assignment.attempt),
