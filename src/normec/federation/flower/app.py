@@ -10,6 +10,7 @@ from the run configuration of the server.
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from torch.utils.data import Dataset
 from ...algorithms.averaging import averaging_of
 from ...algorithms.lr_schedule import scheduled
 from ...algorithms.server_optimizer import server_optimizer_of
+from ...data.table import read_table
 from ...errors import Diverged, UsageError, at_least
 from ...experiments import build, methods, runs, server
 from ...experiments.resolve import Measured, resolved
@@ -32,6 +34,7 @@ from ...settings.config import RunConfig, to_toml
 from ...system.files import write_atomic
 from ...training.client_weights import checked_weights
 from ...training.run import Plan, default_evaluate_every
+from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.coordinator import Coordinator, disk_failure
 from ..protocol.gradient_oracle import GradientOracle, ProblemOracle
 from ..protocol.party import Party
@@ -42,8 +45,10 @@ from . import settings as settings_of_run
 from .mailbox import Mailbox
 from .records import from_records, to_records
 from .roster import SILENCE, gather
+from .scaffold import schema_of
 from .server_loop import Timeouts, run_rounds
 from .settings import Settings, located
+from .signed_terms import agreed_by_all
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -67,13 +72,14 @@ def client_app(task: Task) -> ClientApp:
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
-    app, oracles = ClientApp(), dict[tuple[int, int], _LazyOracle]()
+    app, oracles = ClientApp(), dict[tuple[int, int, str | None], _LazyOracle]()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         try:
-            which = _partition(context.node_config)
-            party = _party(context.node_config, oracles.setdefault(which, _LazyOracle(task, *which)))
+            which = (*_partition(context.node_config), _table(context.node_config))
+            oracle = oracles.setdefault(which, _LazyOracle(task, *which))
+            party = _party(context.node_config, oracle, _agreed(context.node_config, task))
             answer = _answer(party, message)
         except Exception as error:  # otherwise Flower would send its text to the server
             logging.getLogger("normec").error("a request could not be answered: %s", error)
@@ -133,19 +139,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
             return
     x0, evaluate = _start(task, model, test)
     roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
-    coordinator = Coordinator(
-        methods.build(config.model_copy(update={"method": method}), len(x0)),
-        x0,
-        roster.names,
-        _plan(config, settings.records_of_parties),
-        run=settings.name,
-        # Records are clipped if the terms say so, because parties must agree on the number that divides their sum.
-        privacy=build.statement(config, config.record_clip),
-        folder=out,
-        minimum=settings.least,
-        evaluate=evaluate,
-        records=settings.records_of_parties,
-    )
+    coordinator = coordinator_of(settings, method, x0, roster.names, out, evaluate)
     config = resolved(config, Measured(dimension=len(x0), method=method))
     write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
     try:
@@ -159,6 +153,39 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         raise
     finally:
         coordinator.close()
+
+
+def coordinator_of(
+    settings: Settings,
+    method: str,
+    x0: Tensor,
+    parties: list[str],
+    folder: Path | None = None,
+    evaluate: Callable[[Tensor], Mapping[str, float]] | None = None,
+) -> Coordinator:
+    """The server's side of a run without a network; without a folder, nothing is written.
+
+    `method` is the name of the method, with the path of its file if it has one.
+    """
+    config = settings.run
+    return Coordinator(
+        methods.build(config.model_copy(update={"method": method}), len(x0)),
+        x0,
+        parties,
+        _plan(config, settings.records_of_parties),
+        run=settings.name,
+        # Records are clipped if the terms say so, because parties must agree on the number that divides their sum.
+        privacy=build.statement(config, config.record_clip),
+        folder=folder,
+        minimum=settings.least,
+        evaluate=evaluate,
+        records=settings.records_of_parties,
+    )
+
+
+def first_model(task: Task) -> Tensor:
+    """The parameters of the app's model, as one vector."""
+    return _start(task, task.model(), None)[0]
 
 
 def _folder_of(task: Task) -> Path:
@@ -232,8 +259,8 @@ def _problem(task: Task, records: Dataset[Any], model: nn.Module | None = None) 
 class _LazyOracle(GradientOracle):
     """The gradients of a party's data and model, which are loaded at the first request and kept."""
 
-    def __init__(self, task: Task, partition: int, partitions: int) -> None:
-        self._task, self._which = task, (partition, partitions)
+    def __init__(self, task: Task, partition: int, partitions: int, table: str | None = None) -> None:
+        self._task, self._which, self._table = task, (partition, partitions), table
         self._made: ProblemOracle | None = None
 
     def check(self, x: Tensor) -> None:
@@ -257,11 +284,15 @@ class _LazyOracle(GradientOracle):
 
     def _loaded(self) -> ProblemOracle:
         if self._made is None:
-            self._made = ProblemOracle(_problem(self._task, self._task.data(*self._which)))
+            if self._table is not None:
+                records: Dataset[Any] = read_table(self._table, schema_of(_folder_of(self._task))).dataset
+            else:
+                records = self._task.data(*self._which)
+            self._made = ProblemOracle(_problem(self._task, records))
         return self._made
 
 
-def _party(node_config: Mapping[str, Any], oracle: _LazyOracle) -> Party:
+def _party(node_config: Mapping[str, Any], oracle: _LazyOracle, agreed: Mapping[str, AgreedTerms] | None) -> Party:
     """The party that this node's configuration describes. Its policy is read again for every request."""
     for name in ("folder", "policy"):
         if not isinstance(node_config.get(name), str):
@@ -269,7 +300,7 @@ def _party(node_config: Mapping[str, Any], oracle: _LazyOracle) -> Party:
                 f"a party needs {name} in its own --node-config, e.g. "
                 '\'partition-id=0 num-partitions=5 folder="/srv/party" policy="/srv/party/policy.toml"\''
             )
-    return Party(node_config["folder"], load_policy(node_config["policy"]), oracle)
+    return Party(node_config["folder"], load_policy(node_config["policy"]), oracle, agreed=agreed)
 
 
 def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
@@ -278,6 +309,24 @@ def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
     at_least(0, **{"partition-id": partition})
     at_least(1, **{"num-partitions": partitions})
     return int(partition), int(partitions)
+
+
+def _agreed(node_config: Mapping[str, Any], task: Task) -> Mapping[str, AgreedTerms] | None:
+    """The terms that the party signed, by the names of the runs; None if its policy alone decides."""
+    if "terms" not in node_config:
+        return None
+    return _read_terms(str(node_config["terms"]), str(node_config.get("key", "")), str(_folder_of(task)))
+
+
+@functools.cache  # once for a process: a party is started again to use other terms
+def _read_terms(terms: str, key: str, app: str) -> Mapping[str, AgreedTerms]:
+    return agreed_by_all(Path(terms), Path(key), Path(app))
+
+
+def _table(node_config: Mapping[str, Any]) -> str | None:
+    """The party's table, which takes the place of the app's data()."""
+    found = node_config.get("data")
+    return None if found is None else str(found)
 
 
 def _wait_for(out: Path) -> None:
