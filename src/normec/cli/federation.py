@@ -9,15 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from . import federation_operations as operations
 from . import options as o
+from .federation_operations import PartyPath, require_flower
 
 app = typer.Typer(help="Federations over Flower, in which each party enforces its own privacy.", no_args_is_help=True)
 
 NOT_ADMITTED, UNREACHABLE, SPENT = 3, 4, 5  # exit codes of `party`, beside those of every command
 
-PartyPath = Annotated[
-    Path | None, typer.Argument(help="The party's file, as `init` writes one (party.toml).", show_default=False)
-]
+for _command in (operations.doctor, operations.status, operations.backup, operations.restore, operations.leave):
+    app.command()(_command)
+app.add_typer(operations.terms, name="terms")
 
 
 @app.command()
@@ -69,7 +71,7 @@ def local(
 
     No process is left running. The run has a folder like any other; the same command continues after a stop.
     """
-    _require_flower()
+    require_flower()
     from ..experiments.build import PRIVATE_SETTINGS
     from ..federation.local.federation import LocalOptions, run
     from ..settings.config import FEDERATED
@@ -99,7 +101,7 @@ def local(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(context: typer.Context) -> int:
     """Run Flower's SuperLink so that only its owner on this machine controls it; takes flower-superlink's options."""
-    _require_flower()
+    require_flower()
     from ..federation.flower.access_control import run_superlink
 
     run_superlink(context.args)
@@ -112,7 +114,7 @@ def supernode(context: typer.Context) -> int:
 
     Takes flower-supernode's options.
     """
-    _require_flower()
+    require_flower()
     from ..federation.flower.access_control import run_flower_supernode
 
     run_flower_supernode(context.args)
@@ -182,7 +184,7 @@ def party(
     """
     import math
 
-    _require_flower()
+    require_flower()
     from ..federation.flower.party_file import load_party_file
     from ..federation.flower.supernode import NotAdmitted, Unreachable, load_client, run_supernode
     from ..federation.protocol.policy import load_policy
@@ -269,39 +271,12 @@ def ledger(
     """Show what a party has spent: ε, δ and messages, in total and per run."""
     from ..federation.protocol.policy import load_policy
     from ..federation.protocol.spending import spending
-    from ..report.formatting import epsilon
-    from .output import show
 
     found = spending(folder, load_policy(policy if policy is not None else folder / "policy.toml"))
     if as_json:
         print(json.dumps(found))
         return 0
-    budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
-    limits = {"record": f" of {found['record_budget']:g}"} if found["record_budget"] is not None else {}
-    rows = [
-        ("ε spent", f"{epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
-        ("protected", f"{found['unit']}, {found['relation']}"),
-        *(
-            (f"ε per {unit}", f"{epsilon(spent)}{limits.get(unit, '')}")
-            for unit, spent in found["epsilons"].items()
-            if unit != found["unit"]
-        ),
-        ("messages with noise", f"{found['releases']}, of which {found['recovered']} were charged after a lost disk"),
-        (
-            "of these",
-            f"{found['central']} left bare under central trust, {found['seeded']} with seeded noise (protects nobody)",
-        ),
-        ("messages without noise", str(found["without_noise"])),
-        ("failed computations", f"{found['failed']}, each answered with noise only and paid for"),
-        ("requests refused", ", ".join(f"{why}: {n}" for why, n in found["refusals"].items()) or "none"),
-    ]
-    if found["journal_full"]:
-        rows.append(
-            ("events.jsonl", "is full: later failures and refusals are not counted; move the file away to count again")
-        )
-    for run, part in found["runs"].items():
-        rows.append((f"run {run}", f"ε = {epsilon(part['epsilon'])}, {part['releases']} messages with noise"))
-    show(rows, title=found["ledger"])
+    operations.show_spending(found)
     return 0
 
 
@@ -325,16 +300,3 @@ class _StopFlag:
 
     def _note(self, *_: object) -> None:
         self.unset = False
-
-
-def _require_flower() -> None:
-    import os
-
-    from ..errors import UsageError
-
-    # Flower reads these when it is imported; it then sends no telemetry and checks for no updates.
-    os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"})
-    try:
-        import flwr  # noqa: F401
-    except ModuleNotFoundError:
-        raise UsageError("a federation needs Flower: pip install 'normec[federation]'") from None

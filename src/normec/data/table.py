@@ -491,7 +491,7 @@ def _records(cells: _Cells, schema: TableSchema) -> TableRecords:
     targets = _indices(cells, schema.target, used, nowhere, schema.classes)
     owners = None
     if schema.centre is not None:
-        owners = np.array([_word(cells.columns[schema.centre][row]) for row in used])
+        owners = np.array([_word(cells.columns[schema.centre][row]) for row in used.tolist()])
     counts = TableCounts(len(used), int(dropped.sum()), filled, clipped)
     return TableRecords(torch.from_numpy(np.concatenate(parts, axis=1)), torch.from_numpy(targets), owners, counts)
 
