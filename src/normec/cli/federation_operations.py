@@ -180,6 +180,10 @@ def new(
             metavar="NAME=KEY.pub", help="A party and its public key; repeat it, in the order of registration."
         ),
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file of settings that differ from those of the app.", show_default=False),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The new file.")] = Path("terms.json"),
     set_: o.Set = None,
 ) -> int:
@@ -187,10 +191,15 @@ def new(
     require_flower()
     from ..errors import UsageError
     from ..federation.flower.signed_terms import new_terms, parse_parties
+    from ..system.files import read_toml
 
     if out.exists():
         raise UsageError(f"{out} exists; terms are not changed after they are written, so choose another name")
-    made = new_terms(app, parse_parties(party), o.overrides(set_, {}))
+    try:
+        changes = read_toml(config) if config is not None else {}
+    except FileNotFoundError:
+        raise UsageError(f"there is no file of settings {config}") from None
+    made = new_terms(app, parse_parties(party), {**changes, **o.overrides(set_, {})})
     made.save(out)
     _show_terms(made)
     print(f"{out}: send it to all parties; each runs `normec federation terms sign {out.name} --key KEY`")
