@@ -12,10 +12,22 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+pytest.importorskip("flwr.app")
+
+from normec.federation.flower.doctor import examine
+from normec.federation.flower.party_file import load_party_file
+from normec.federation.flower.presence import presence
+from normec.federation.local.processes import free_port
+from normec.federation.protocol.policy import load_policy
+from normec.federation.protocol.run_status import run_status
+from normec.federation.protocol.spending import spending
 
 from ..support.waiting import LIMIT, wait_for
 from ..test_guides import blocks
@@ -103,11 +115,7 @@ class Afternoon:
 
 @pytest.fixture
 def afternoon(tmp_path: Path) -> Iterator[Afternoon]:
-    pytest.importorskip("flwr.app")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    found = Afternoon(tmp_path, port)
+    found = Afternoon(tmp_path, free_port())
     try:
         yield found
     finally:
@@ -123,15 +131,14 @@ def test_every_command_of_the_tutorial(afternoon: Afternoon) -> None:
     assert summary["status"] == "finished"
     assert summary["privacy"]["epsilon"] <= 3.0
     assert summary["final"]["accuracy"] > 0.6
-    found = json.loads(
-        afternoon.command("server", "normec federation status run --database superlink.db --json").stdout
-    )
-    assert [party["accepted"] for party in found["parties"]] == [20, 20, 20]
-    assert all(party["online"] for party in found["parties"])
+    found = run_status(folder / "server" / "run")
+    assert [party.accepted for party in found.parties] == [20, 20, 20]
+    online = presence(folder / "server" / "superlink.db")
+    assert [online[party.name].online for party in found.parties] == [True, True, True]
     # ε of each party as the server knows it is what the party itself has spent.
-    for machine, party in zip(("north", "south", "east"), found["parties"], strict=True):
-        own = json.loads(afternoon.command(machine, "normec federation status party.toml --json").stdout)
-        assert own["epsilon"] == pytest.approx(party["epsilon"], rel=1e-6)
+    for machine, party in zip(MACHINES[1:], found.parties, strict=True):
+        own = spent(folder / machine)
+        assert own["epsilon"] == pytest.approx(party.epsilon, rel=1e-6)
         assert own["refusals"] == {}
         lines = [json.loads(line) for line in (folder / machine / "log").read_text().splitlines()]
         assert any("waits for requests" in line["message"] for line in lines)
@@ -139,44 +146,45 @@ def test_every_command_of_the_tutorial(afternoon: Afternoon) -> None:
     other_terms(afternoon)
 
 
+def spent(folder: Path) -> dict[str, Any]:
+    return spending(folder / "state", load_policy(folder / "policy.toml"))
+
+
 def check_doctor(afternoon: Afternoon) -> None:
     """The doctor finds what is made wrong on purpose, each by name."""
     north = afternoon.folder / "north"
     (north / "party").chmod(0o644)
-    for name, text in {
-        "stranger.toml": (north / "party.toml").read_text().replace('key = "party"', 'key = "stranger"'),
-        "name.toml": (north / "party.toml").read_text().replace("127.0.0.1", "127.0.0.2"),
-        "port.toml": (north / "party.toml").read_text().replace(str(afternoon.port), "1"),
-        "poor.toml": (north / "party.toml").read_text().replace('"policy.toml"', '"poor-policy.toml"'),
-    }.items():
-        (north / name).write_text(text)
     (north / "poor-policy.toml").write_text((north / "policy.toml").read_text().replace("4.0", "3.5"))
-    afternoon.command("north", 'ssh-keygen -q -t ecdsa -b 384 -N "" -C "" -f stranger')
-    expected = {
-        "party.toml": ("key", "chmod 600"),
-        "stranger.toml": ("registration", "register"),
-        "name.toml": ("server", "is not accepted" if sys.platform == "linux" else ""),
-        "port.toml": ("server", "is the SuperLink running?"),
-        "poor.toml": ("terms terms.json", "would be refused (budget)"),
-    }
-    for file, (check, cure) in expected.items():
-        done = afternoon.command("north", f"normec federation doctor {file} --json")
-        assert done.returncode == 1, file
-        found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
-        assert found[check]["state"] == "problem", (file, found)
-        assert cure in found[check]["text"], found[check]
-        if file == "party.toml":
-            assert found["clock"]["state"] == found["versions"]["state"] == "ok"
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", "stranger"], cwd=north, check=True
+    )
+    for change, check, cure in (
+        ({}, "key", "chmod 600"),
+        ({"key": north / "stranger"}, "registration", "register"),
+        ({"superlink": f"127.0.0.2:{afternoon.port}"}, "server", ""),
+        ({"superlink": f"localhost:{free_port()}"}, "server", "is the SuperLink running?"),
+        ({"root_certificates": north / "party.pub"}, "authority", "is not a certificate"),
+        ({"policy": north / "poor-policy.toml"}, "terms terms.json", "would be refused (budget)"),
+        ({"data": north / "heart" / "table.toml"}, "data", "is not a table"),
+    ):
+        found = {one.check: one for one in examine(load_party_file(north / "party.toml", change))}
+        assert found[check].state == "problem", (change, found)
+        assert cure in found[check].text, found[check]
+        if not change:
+            assert found["clock"].state == found["versions"].state == found["registration"].state == "ok"
+    ahead = {one.check: one for one in examine(load_party_file(north / "party.toml"), lambda: time.time() + 60)}
+    assert "s ahead of the server's" in ahead["clock"].text
 
 
 def other_terms(afternoon: Afternoon) -> None:
     """A second run with more rounds than the hospitals signed is refused by all of them, and costs nothing."""
-    before = afternoon.command("east", "normec federation status party.toml --json").stdout
-    afternoon.command("server", 'flwr run heart ours --stream -c run.toml -c "out=\\"$PWD/more\\" rounds=21"')
-    summary = json.loads((afternoon.folder / "server" / "more" / "summary.json").read_text())
+    server, east = afternoon.folder / "server", afternoon.folder / "east"
+    before = spent(east)["epsilon"]
+    text = (server / "run.toml").read_text()
+    (server / "more.toml").write_text(text.replace("rounds = 20", "rounds = 21").replace('"run"', '"more"'))
+    afternoon.command("server", "flwr run heart ours --stream -c more.toml")
+    summary = json.loads((server / "more" / "summary.json").read_text())
     assert summary["status"] == "stopped"
     assert "parties refuse (terms: 3)" in summary["stopped"]
-    after = json.loads(afternoon.command("east", "normec federation status party.toml --json").stdout)
-    assert after["epsilon"] == json.loads(before)["epsilon"]
-    events = (afternoon.folder / "east" / "state" / "events.jsonl").read_text()
-    assert "plan.rounds = 21, the agreed terms have 20" in events
+    assert spent(east)["epsilon"] == before
+    assert "plan.rounds = 21, the agreed terms have 20" in (east / "state" / "events.jsonl").read_text()
