@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ from normec import NormEC, UsageError
 from normec.data import load_schema, read_table
 from normec.federation.flower.records import from_records, to_records
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.supernode import load_client, load_task
+from normec.federation.flower.signed_terms import new_terms
+from normec.federation.flower.supernode import load_client, load_task, read_private_key
 from normec.federation.protocol.journal import read_journal
 
 from .hostile import HostileServer, zeros
@@ -33,10 +35,10 @@ def app(tmp_path: Path) -> Path:
     return tmp_path / "app"
 
 
-def ask(app: Path, folder: Path, table: Path) -> list[dict[str, Any]]:
+def ask(app: Path, folder: Path, table: Path, **more: str) -> list[dict[str, Any]]:
     """The answers of a party to two requests: the handshake, and the message."""
     (folder / "policy.toml").write_text("epsilon = 8\nleast_sigma = 1e-3")
-    config = {"folder": str(folder / "state"), "policy": str(folder / "policy.toml"), "data": str(table)}
+    config = {"folder": str(folder / "state"), "policy": str(folder / "policy.toml"), "data": str(table), **more}
     client, found = load_client(app), list[dict[str, Any]]()
     asking = HostileServer(None, zeros(4, "float32"), method=NormEC(0.1, 0.5))  # type: ignore[arg-type]
     for _ in range(2):
@@ -67,6 +69,25 @@ def test_a_mistake_in_a_table_is_not_told_to_the_server(app: Path, tmp_path: Pat
         assert answer["reason"] == "failed"
         assert "score" not in str(answer)
     assert "'four score' is not a number" in read_journal(tmp_path / "state" / "events.jsonl")[-1]["exact"]
+
+
+def test_a_party_with_signed_terms_refuses_other_requests(app: Path, tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    table.write_text("age,ill\n30,no\n70,yes\n")
+    for name in "ab":
+        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(tmp_path / name)]
+        subprocess.run(command, check=True)
+    terms = new_terms(app, {name: tmp_path / f"{name}.pub" for name in "ab"}, {"name": "trial", "rounds": 5})
+    terms = terms.sign(read_private_key(tmp_path / "a"))
+    terms.save(tmp_path / "terms.json")
+    given = {"terms": str(tmp_path / "terms.json"), "key": str(tmp_path / "a")}
+    assert ask(app, tmp_path, table, **given)[0]["reason"] == "failed", "b has not signed"
+    terms.sign(read_private_key(tmp_path / "b")).save(tmp_path / "signed.json")
+    given["terms"] = str(tmp_path / "signed.json")
+    assert ask(app, tmp_path, table, **given)[0]["reason"] == "terms"
+    last = read_journal(tmp_path / "state" / "events.jsonl")[-1]["exact"]
+    assert "the agreed terms have" in last
+    assert not (tmp_path / "state" / "ledger.jsonl").exists()
 
 
 def test_the_server_tests_with_a_public_table(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,6 @@ def test_every_command_of_the_tutorial(afternoon: Afternoon) -> None:
         lines = [json.loads(line) for line in (folder / machine / "log").read_text().splitlines()]
         assert any("waits for requests" in line["message"] for line in lines)
     check_doctor(afternoon)
-    other_terms(afternoon)
 
 
 def spent(folder: Path) -> dict[str, Any]:
@@ -174,17 +173,3 @@ def check_doctor(afternoon: Afternoon) -> None:
             assert found["clock"].state == found["versions"].state == found["registration"].state == "ok"
     ahead = {one.check: one for one in examine(load_party_file(north / "party.toml"), lambda: time.time() + 60)}
     assert "s ahead of the server's" in ahead["clock"].text
-
-
-def other_terms(afternoon: Afternoon) -> None:
-    """A second run with more rounds than the hospitals signed is refused by all of them, and costs nothing."""
-    server, east = afternoon.folder / "server", afternoon.folder / "east"
-    before = spent(east)["epsilon"]
-    text = (server / "run.toml").read_text()
-    (server / "more.toml").write_text(text.replace("rounds = 20", "rounds = 21").replace('"run"', '"more"'))
-    afternoon.command("server", "flwr run heart ours --stream -c more.toml")
-    summary = json.loads((server / "more" / "summary.json").read_text())
-    assert summary["status"] == "stopped"
-    assert "parties refuse (terms: 3)" in summary["stopped"]
-    assert spent(east)["epsilon"] == before
-    assert "plan.rounds = 21, the agreed terms have 20" in (east / "state" / "events.jsonl").read_text()
