@@ -55,8 +55,8 @@ from .settings_used import settings_used
 from .usual import local_steps_of, method_of, rounds_of_method, step_size_of
 
 if TYPE_CHECKING:
+    from ..privacy.facts import Setting
     from ..privacy.mechanism import Mechanism
-    from ..privacy.setting import Setting
     from ..privacy.statement import Privacy
 
 __all__ = ["Plan", "Run", "State", "prepare", "train"]
@@ -489,8 +489,8 @@ def _mechanism(
     notes: tuple[str, ...],
     witness: Path | None,
 ) -> Mechanism:
+    from ..privacy.facts import FULL, Sampling, Setting
     from ..privacy.mechanism import Mechanism
-    from ..privacy.setting import FULL, Sampling, Setting
 
     batches = batches_of(problem, plan)
     if problem.x0.dtype in (torch.float16, torch.bfloat16):

@@ -27,10 +27,10 @@ from normec import (
 from normec.algorithms.method import Method, ScaledDifference
 from normec.errors import UsageError
 from normec.experiments.audit import audit_method
+from normec.privacy.facts import Setting
 from normec.privacy.mechanism import Mechanism
 from normec.privacy.noise import SeededNoise
 from normec.privacy.release import Release
-from normec.privacy.setting import Setting
 from normec.training import fused_update as update
 from normec.training.client_update import ClientUpdate
 from normec.training.loop import TrainingLoop
