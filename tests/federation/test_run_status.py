@@ -13,8 +13,8 @@ import torch
 
 from normec import NormEC, Privacy, UsageError
 from normec.cli.app import run
-from normec.federation.flower.presence import presence
 from normec.federation.flower.roster import name_of
+from normec.federation.flower.superlink_database import presence
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy

@@ -23,7 +23,7 @@ pytest.importorskip("flwr.app")
 
 from normec.federation.flower.doctor import examine
 from normec.federation.flower.party_file import load_party_file
-from normec.federation.flower.presence import presence
+from normec.federation.flower.superlink_database import presence
 from normec.federation.local.processes import free_port
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.run_status import run_status

@@ -85,7 +85,7 @@ def _status_of_run(folder: Path, database: Path | None, as_json: bool) -> int:
 
     found, online = run_status(folder), {}
     if database is not None:
-        from ..federation.flower.presence import presence
+        from ..federation.flower.superlink_database import presence
 
         online = presence(database)
     if as_json:
