@@ -579,6 +579,11 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
         notes.append(RECORDED)
     if isinstance(problem, Problem) and problem.shown:
         notes.append(f"the {problem.shown[0]} set contains records of the clients: results on it are {NOT_COVERED}")
+    if isinstance(problem, Problem) and problem.perhaps_shown:
+        notes.append(
+            f"the {problem.perhaps_shown[0]} set uses the same memory as the clients' data, in a class of the user's "
+            f"own: results on records that a client holds are {NOT_COVERED}"
+        )
     if own_engine:
         notes.append("the gradients come from the user's own engine; nothing checks that it keeps the clients separate")
     if type(problem) not in (Problem, FunctionProblem):

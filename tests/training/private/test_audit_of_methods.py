@@ -514,6 +514,7 @@ def test_wrong_noise_of_single_hospitals_is_refuted(
 QUICK: dict[str, Any] = {"rounds": 1, "trials": 192, "dimension": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["normec-momentum", "dpsgd-adaptive", "scaffold"])
 def test_one_round_is_not_refuted(name: str) -> None:
     method, local = LOCAL[name] if name in LOCAL else (METHODS[name], None)
