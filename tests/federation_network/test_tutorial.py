@@ -129,6 +129,7 @@ def test_every_command_of_the_tutorial(afternoon: Afternoon) -> None:
     folder = afternoon.folder
     summary = json.loads((folder / "server" / "run" / "summary.json").read_text())
     assert summary["status"] == "finished"
+    assert (folder / "server" / "run" / "report.html").exists()
     assert summary["privacy"]["epsilon"] <= 3.0
     assert summary["final"]["accuracy"] > 0.6
     found = run_status(folder / "server" / "run")
