@@ -163,6 +163,8 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
             "records",
             "test_records",
             "scaling",
+            "target",
+            "data_schema",
             "honest",
             "column",
             "replay",

@@ -9,26 +9,40 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from . import federation_operations as operations
 from . import options as o
+from .federation_operations import PartyPath, require_flower
 
 if TYPE_CHECKING:
     from ..experiments.runs import Result
 
 app = typer.Typer(help="Federations over Flower, in which each party enforces its own privacy.", no_args_is_help=True)
 
-Superlink = Annotated[str, typer.Option(help="HOST:PORT of the server's SuperLink.", show_default=False)]
-Authority = Annotated[Path, typer.Option(help="Certificate of the authority that signed the server's.")]
+NOT_ADMITTED, UNREACHABLE, SPENT = 3, 4, 5  # exit codes of `party`, beside those of every command
+
+for _command in (operations.doctor, operations.status, operations.backup, operations.restore, operations.leave):
+    app.command()(_command)
+app.add_typer(operations.terms, name="terms")
 
 
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.", show_default=False)],
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Schema of the parties' tables (CSV or Parquet): the app then needs no code.", show_default=False
+        ),
+    ] = None,
 ) -> int:
     """Write a Flower app that runs as it is, as a template for your own model and data."""
     from ..federation.flower.scaffold import write_app
 
-    for path in write_app(folder):
+    for path in write_app(folder, schema=table):
         print(path)
+    if table is not None:
+        print(f"Each party names its table in {folder / 'party.toml'}; the settings are in {folder / 'pyproject.toml'}")
+        return 0
     print(f"Put your model and data into {folder / 'learning' / 'task.py'}; try it with:")
     print(f"  normec federation local --app {folder} --parties 5")
     return 0
@@ -68,7 +82,7 @@ def local(
     Without options, four hospitals train a model whose secure sums protect every patient with ε = 1. No process is left
     running. The run has a folder like any other; the same command continues after a stop.
     """
-    _require_flower()
+    require_flower()
     from ..experiments.build import PRIVATE_SETTINGS
     from ..federation.local.federation import LocalOptions, run
     from ..settings.config import FEDERATED
@@ -99,7 +113,7 @@ def local(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(context: typer.Context) -> int:
     """Run Flower's SuperLink so that only its owner on this machine controls it; takes flower-superlink's options."""
-    _require_flower()
+    require_flower()
     from ..federation.flower.access_control import run_superlink
 
     run_superlink(context.args)
@@ -112,7 +126,7 @@ def supernode(context: typer.Context) -> int:
 
     Takes flower-supernode's options.
     """
-    _require_flower()
+    require_flower()
     from ..federation.flower.access_control import run_flower_supernode
 
     run_flower_supernode(context.args)
@@ -121,26 +135,112 @@ def supernode(context: typer.Context) -> int:
 
 @app.command()
 def party(
-    superlink: Superlink,
-    root_certificates: Authority,
-    key: Annotated[Path, typer.Option(help="The party's private key (ssh-keygen -t ecdsa -b 384).")],
-    app_: Annotated[Path, typer.Option("--app", help="The party's copy of the app; only this code runs.")],
-    folder: Annotated[Path, typer.Option(help="Folder of the party's memory and account.")],
-    policy: Annotated[Path, typer.Option(help="The party's policy.")],
-    partition: Annotated[int, typer.Option(min=0, help="Passed to the app's data(), which defines its meaning.")] = 0,
-    partitions: Annotated[int, typer.Option(min=1, help="Passed to the app's data() as well.")] = 1,
+    file: PartyPath = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the server's SuperLink.", show_default=False)
+    ] = None,
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option(help="Certificate of the authority that signed the server's.", show_default=False),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The party's private key (ssh-keygen -t ecdsa -b 384).", show_default=False)
+    ] = None,
+    app_: Annotated[
+        Path | None, typer.Option("--app", help="The party's copy of the app; only this code runs.", show_default=False)
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the party's memory and account.", show_default=False)
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="The party's policy.", show_default=False)] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The party's table, CSV or Parquet (default: the app's data()).", show_default=False),
+    ] = None,
+    terms: Annotated[
+        Path | None,
+        typer.Option(help="The terms that all parties signed; others are refused (default: none).", show_default=False),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Passed to the app's data(), which defines its meaning (default: 0).", show_default=False
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="Passed to the app's data() as well (default: 1).", show_default=False)
+    ] = None,
     patience: Annotated[
-        float, typer.Option(min=0, help="Seconds to keep trying if the server does not admit the party.")
-    ] = 150.0,
+        float | None,
+        typer.Option(
+            min=0,
+            help="Seconds to keep trying if the server does not admit the party (default: 150).",
+            show_default=False,
+        ),
+    ] = None,
+    reach_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Seconds to wait for a server that cannot be reached (default: for ever).", show_default=False
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="text|json", help="Format of the log (default: text).", show_default=False)
+    ] = None,
 ) -> int:
-    """Take part as one party with your own copy of the app; the server's copy is not downloaded."""
-    _require_flower()
-    from ..federation.flower.supernode import limits_of, load_client, run_supernode
-    from ..federation.protocol.policy import load_policy
+    """Take part as one party with your own copy of the app; the server's copy is not downloaded.
 
-    allowed = limits_of(load_policy(policy))  # report a mistake now, not at the first request
-    config = {"partition-id": partition, "num-partitions": partitions, "folder": str(folder), "policy": str(policy)}
-    run_supernode(load_client(app_), superlink, root_certificates, key, config, allowed, patience)
+    A party file, as `init` writes one, holds the options; those that are given here take precedence. Exit codes: 0
+    stopped by a signal, 1 failure, 2 a mistake in the configuration, 3 the server does not admit the party, 4 the
+    server cannot be reached, 5 the budget is spent.
+    """
+    import math
+
+    require_flower()
+    from ..federation.flower.party_file import load_party_file
+    from ..federation.flower.supernode import NotAdmitted, Unreachable, limits_of, load_client, run_supernode
+    from ..federation.protocol.policy import load_policy
+    from .service_log import log_to_stdout
+
+    given = {
+        "superlink": superlink,
+        "root_certificates": root_certificates,
+        "key": key,
+        "app": app_,
+        "folder": folder,
+        "policy": policy,
+        "data": data,
+        "terms": terms,
+        "partition": partition,
+        "partitions": partitions,
+        "patience": patience,
+        "log_format": log_format,
+    }
+    own = load_party_file(file, given)
+    log_to_stdout(own.log_format)
+    rules = load_policy(own.policy)  # report a mistake now, not at the first request
+    client = load_client(own.app)
+    if own.data is not None:
+        _check_table(own.app, own.data)
+    spent = _spent_budget(own.folder, rules)
+    if spent:
+        return _stop(spent, SPENT)
+    reach = math.inf if reach_seconds is None else reach_seconds
+    try:
+        run_supernode(
+            client,
+            own.superlink,
+            own.root_certificates,
+            own.key,
+            own.node_config,
+            limits_of(rules),
+            own.patience,
+            reach,
+        )
+    except NotAdmitted as error:
+        return _stop(str(error), NOT_ADMITTED)
+    except Unreachable as error:
+        return _stop(str(error), UNREACHABLE)
     return 0
 
 
@@ -182,6 +282,34 @@ def roster(
     return 0
 
 
+def _stop(message: str, code: int) -> int:
+    """Log why a party's process ends, and return its exit code."""
+    import logging
+
+    logging.getLogger("normec.party").error(message)
+    return code
+
+
+def _check_table(app: Path, data: Path) -> None:
+    """Read the party's table once, so that a mistake in it is reported before the party takes part."""
+    from ..data.table import note_counts, read_table
+    from ..federation.flower.scaffold import schema_of
+
+    note_counts(data, read_table(data, schema_of(app)).counts)
+
+
+def _spent_budget(folder: Path, policy: Any) -> str:
+    """Why no run can ask this party for anything more; empty if its budget is not used up."""
+    from ..federation.protocol.spending import spending
+
+    if policy.epsilon is None or not folder.is_dir():
+        return ""
+    found = spending(folder, policy)
+    if found["epsilon"] < policy.epsilon:
+        return ""
+    return f"the budget is spent: epsilon = {found['epsilon']:.6g} of {policy.epsilon:g} per {policy.unit}"
+
+
 @app.command()
 def ledger(
     folder: Annotated[Path, typer.Argument(help="The party's folder.", show_default=False)],
@@ -193,39 +321,12 @@ def ledger(
     """Show what a party has spent: ε, δ and messages, in total and per run."""
     from ..federation.protocol.policy import load_policy
     from ..federation.protocol.spending import spending
-    from ..report.formatting import epsilon
-    from .output import show
 
     found = spending(folder, load_policy(policy if policy is not None else folder / "policy.toml"))
     if as_json:
         print(json.dumps(found))
         return 0
-    budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
-    limits = {"record": f" of {found['record_budget']:g}"} if found["record_budget"] is not None else {}
-    rows = [
-        ("ε spent", f"{epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
-        ("protected", f"{found['unit']}, {found['relation']}"),
-        *(
-            (f"ε per {unit}", f"{epsilon(spent)}{limits.get(unit, '')}")
-            for unit, spent in found["epsilons"].items()
-            if unit != found["unit"]
-        ),
-        ("messages with noise", f"{found['releases']}, of which {found['recovered']} were charged after a lost disk"),
-        (
-            "of these",
-            f"{found['central']} left bare under central trust, {found['seeded']} with seeded noise (protects nobody)",
-        ),
-        ("messages without noise", str(found["without_noise"])),
-        ("failed computations", f"{found['failed']}, each answered with noise only and paid for"),
-        ("requests refused", ", ".join(f"{why}: {n}" for why, n in found["refusals"].items()) or "none"),
-    ]
-    if found["journal_full"]:
-        rows.append(
-            ("events.jsonl", "is full: later failures and refusals are not counted; move the file away to count again")
-        )
-    for run, part in found["runs"].items():
-        rows.append((f"run {run}", f"ε = {epsilon(part['epsilon'])}, {part['releases']} messages with noise"))
-    show(rows, title=found["ledger"])
+    operations.show_spending(found)
     return 0
 
 
@@ -265,16 +366,3 @@ class _StopFlag:
 
     def _note(self, *_: object) -> None:
         self.unset = False
-
-
-def _require_flower() -> None:
-    import os
-
-    from ..errors import UsageError
-
-    # Flower reads these when it is imported; it then sends no telemetry and checks for no updates.
-    os.environ.update({"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"})
-    try:
-        import flwr  # noqa: F401
-    except ModuleNotFoundError:
-        raise UsageError("a federation needs Flower: pip install 'normec[federation]'") from None

@@ -22,6 +22,7 @@ from .heart_disease import read_heart_disease
 from .idx import read_pair
 from .libsvm import Table, class_indices, read_libsvm
 from .partition import stratified
+from .table import CSV, PARQUET, is_table, load_schema, note_counts, read_numbers, read_table
 
 # Those of akamaster's pytorch_resnet_cifar10, whose ResNet20 is the usual baseline (ImageNet's, by habit).
 CIFAR_MEAN, CIFAR_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -100,19 +101,29 @@ class Dataset:
             raise UsageError(f"{part} targets of {self.name} must lie in 0 … {self.classes - 1}, got {low} … {high}")
 
 
-def load(name: str, data_dir: str | Path | None = None, scaling: Literal["public", "centre"] | None = None) -> Dataset:
-    """Load a known data set (see `listing`), or any file in LIBSVM's format as ``libsvm:PATH``.
+def load(
+    name: str,
+    data_dir: str | Path | None = None,
+    scaling: Literal["public", "centre"] | None = None,
+    *,
+    target: str | None = None,
+    schema: str | Path | None = None,
+) -> Dataset:
+    """Load a known data set (see `listing`), a CSV or Parquet file, or a file in LIBSVM's format as ``libsvm:PATH``.
 
     Nothing is downloaded here; see `get`. Sets published without a test part get a fixed one: 20 % of every class (see
     `stratified`). For libsvm:PATH a file PATH.t beside it is the test part, as LIBSVM names them, and a qid column
-    becomes `groups`.
+    becomes `groups`. A table is read as its `schema` says; without one, all columns but the target are numbers, which
+    are used as they are.
 
     Args:
-        name: The name of the data set, or ``libsvm:PATH``.
+        name: The name of the data set, the path of a file that ends in .csv, .csv.gz or .parquet, or ``libsvm:PATH``.
         data_dir: The folder to look in (default: the environment variable NORMEC_DATA), before the cache.
         scaling: How the inputs of heart-disease are scaled: "public", by fixed public numbers (default), or "centre",
             by statistics of each hospital's training patients, which no noise covers in a private run. Other data sets
             have one scaling.
+        target: The target column of a CSV or Parquet file; with a schema, the schema names it.
+        schema: A TOML file with the public description of a table's columns (`normec.data.load_schema`).
 
     Returns:
         The data set.
@@ -125,11 +136,15 @@ def load(name: str, data_dir: str | Path | None = None, scaling: Literal["public
         >>> digits.classes, digits.shape, len(digits.train)
         (10, (64,), 1438)
     """
-    if name.startswith(FILE_PREFIX):
+    if is_table(name) and scaling is None and not name.startswith(FILE_PREFIX):
+        return _table_file(name, target, schema)
+    if target is not None or schema is not None:
+        raise UsageError(f"target and schema are for files that end in {', '.join((*CSV, *PARQUET))}, got {name!r}")
+    if name.startswith(FILE_PREFIX) or is_table(name):
         if scaling is not None:
             raise UsageError("scaling is a choice of heart-disease; the inputs of your own file are used as they are")
         return _libsvm_file(name, Path(name.removeprefix(FILE_PREFIX)).expanduser())
-    one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=name)
+    one_of([*ENTRIES, f"{FILE_PREFIX}PATH", *(f"PATH{end}" for end in (*CSV, *PARQUET))], dataset=name)
     entry = ENTRIES[name]
     if entry.family == "heart-disease":
         return _heart_disease(entry, scaling or "public")
@@ -166,6 +181,31 @@ def _heart_disease(entry: Entry, scaling: Literal["public", "centre"]) -> Datase
         groups=torch.from_numpy(owners[~test]),
         test_groups=torch.from_numpy(owners[test]),
         fitted=scaling == "centre",
+    )
+
+
+def _table_file(name: str, target: str | None, schema: str | Path | None) -> Dataset:
+    if schema is not None:
+        known = load_schema(schema)
+        if target not in (None, known.target):
+            raise UsageError(f"the target is {known.target!r} in {schema}, got target = {target!r}; leave it out")
+        table = read_table(name, known)
+    elif target is not None:
+        table, known = read_numbers(name, target)
+    else:
+        raise UsageError(f"{name} needs a target column; give target, or a schema that names it")
+    note_counts(name, table.counts)
+    targets = table.targets.numpy()
+    kept, held = stratified(targets)
+    owners = None if table.centres is None else torch.from_numpy(np.unique(table.centres, return_inverse=True)[1])
+    return Dataset(
+        name,
+        TensorDataset(table.inputs[kept], table.targets[kept]),
+        TensorDataset(table.inputs[held], table.targets[held]) if len(held) else None,
+        len(known.classes),
+        (known.width,),
+        groups=None if owners is None else owners[kept],
+        test_groups=None if owners is None or not len(held) else owners[held],
     )
 
 

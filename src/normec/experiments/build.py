@@ -36,7 +36,7 @@ PRIVATE_SETTINGS = tuple(name for name in in_groups("privacy") if name != "priva
 def problem(config: RunConfig) -> Problem:
     """Return the problem: the clients' data and the initial model; the seed decides the split and the parameters."""
     clients = number_of_clients(config)
-    found = data.load(config.data, config.data_dir, config.scaling)
+    found = data.load(config.data, config.data_dir, config.scaling, target=config.target, schema=config.data_schema)
     inputs, targets = found.train.tensors
     used = _drawn(len(targets), "records", config.records, config.public_seed)
     kept, held_out = (used[part] for part in _holdout(len(used), config))

@@ -22,6 +22,7 @@ import torch
 
 from .. import __version__, data
 from ..algorithms.lr_schedule import ScheduledLR
+from ..data.table import is_table
 from ..errors import Diverged, UsageError
 from ..privacy.ledger_verification import verified
 from ..problems.problem import Problem
@@ -105,7 +106,7 @@ def steps(
     if summary["privacy"] is not None:
         if config.validation:
             summary["privacy"]["notes"] += (HELD_OUT,)
-        if data.load(config.data, config.data_dir, config.scaling).fitted:
+        if not is_table(config.data) and data.load(config.data, config.data_dir, config.scaling).fitted:
             summary["privacy"]["notes"] += (FITTED,)
     if communicator.size > 1:
         summary["ranks"] = communicator.size

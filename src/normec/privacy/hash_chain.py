@@ -88,8 +88,8 @@ def read_chain(
 ) -> Contents:
     """Read and verify a file without locking or changing it. Raises `LedgerDamaged`."""
     path = Path(path)
-    seen = _read_head(Path(witness)) if witness is not None else None
-    known = _read_head(_side(path))  # read before the file, because a writer may append in between
+    seen = read_head(Path(witness)) if witness is not None else None
+    known = read_head(_side(path))  # read before the file, because a writer may append in between
     pieces = _contents(path).split(b"\n")
     lines: list[dict[str, Any]] = []
     hashes, size = [""], 0
@@ -136,7 +136,7 @@ class Chain:
             self.lines, self.head, self._size = read_chain(self.path, expect, secret, self._witness)
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
-            if self.lines and _read_head(_side(self.path)) != self.head:
+            if self.lines and read_head(_side(self.path)) != self.head:
                 self._save_heads()  # a kill came before the head was written; lost lines would go undetected
             elif self.lines and self._witness is not None:
                 _save_head(self._witness, self.head, True)  # a kill came before the witness was written
@@ -261,7 +261,8 @@ def _outside(path: Path, witness: Path) -> Path:
     return witness
 
 
-def _read_head(path: Path) -> Head | None:
+def read_head(path: Path) -> Head | None:
+    """The head in a file, which is that of a chain or its witness; None if there is none. Raises `LedgerDamaged`."""
     try:
         known = json.loads(_contents(path))
         if known["lines"] < 0:

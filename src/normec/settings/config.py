@@ -87,13 +87,23 @@ class RunConfig(BaseModel):
 
     data: str = setting(
         "digits",
-        "Data set (`normec data list` shows them), or libsvm:PATH",
+        "Data set (`normec data list` shows them), a CSV or Parquet file, or libsvm:PATH",
         "data",
         flag=True,
         values="normec.data.entries:ENTRIES",
     )
     data_dir: str | None = setting(
         None, "Folder of the data files", "data", unset="NORMEC_DATA, then the cache", flag=True, identity=False
+    )
+    target: str | None = setting(
+        None, "Target column of a CSV or Parquet file", "data", unset="that of the schema", flag=True
+    )
+    data_schema: str | None = setting(
+        None,
+        "TOML file with the public ranges and categories of the columns of a CSV or Parquet file",
+        "data",
+        unset="none; numbers are then used as they are",
+        flag=True,
     )
     records: int | None = setting(None, "Training records to use, drawn by the seed", "data", unset="all")
     test_records: int | None = setting(None, "Test records to use, the same ones for every seed", "data", unset="all")

@@ -77,7 +77,7 @@ class Checkpoints:
             if lost:
                 raise UsageError(f"{latest} is missing beside {lost[-1]}; {CURE}")
             return None
-        facts = self._facts(data)
+        facts = _checked(latest, data)
         self._same(facts["identity"])
         if facts["file"] is None:
             return None
@@ -93,23 +93,6 @@ class Checkpoints:
         latest["checksum"] = _own_checksum(latest)
         write_atomic(self.folder / LATEST, json.dumps(latest, indent=1) + "\n", private=self._private)
 
-    def _facts(self, data: bytes) -> dict[str, Any]:
-        latest = self.folder / LATEST
-        try:
-            facts: dict[str, Any] = json.loads(data)
-            if facts["format"] != FORMAT:
-                raise UsageError(
-                    f"{latest} has format {facts['format']}, this version reads {FORMAT}; use the version that wrote it"
-                )
-            whole = facts["checksum"] == _own_checksum(facts)
-        except UsageError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            whole = False
-        if not whole:
-            raise UsageError(f"{latest} is damaged; {CURE}")
-        return facts
-
     def _same(self, identity: dict[str, Any]) -> None:
         for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key == SECRET, key)):
             here, there = self.identity.get(key), identity.get(key)
@@ -120,6 +103,38 @@ class Checkpoints:
                     f"{self.folder.parent} holds a run of another configuration: {key} is {there!r} there, "
                     f"{here!r} here; choose another folder for this run"
                 )
+
+
+def read_facts(folder: Path) -> dict[str, Any] | None:
+    """Return what the newest checkpoint of a run holds beside its tensors, without locking the run.
+
+    Args:
+        folder: The folder of the checkpoints.
+
+    Raises:
+        UsageError: latest.json is damaged.
+    """
+    latest = folder / LATEST
+    data = read_if_present(latest)
+    return None if data is None else _checked(latest, data)
+
+
+def _checked(latest: Path, data: bytes) -> dict[str, Any]:
+    """Return the contents of latest.json; raises `UsageError` if it is damaged."""
+    try:
+        facts: dict[str, Any] = json.loads(data)
+        if facts["format"] != FORMAT:
+            raise UsageError(
+                f"{latest} has format {facts['format']}, this version reads {FORMAT}; use the version that wrote it"
+            )
+        whole = facts["checksum"] == _own_checksum(facts)
+    except UsageError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise UsageError(f"{latest} is damaged; {CURE}")
+    return facts
 
 
 def _save_tensors(held: dict[str, Tensor], path: Path) -> None:

@@ -30,7 +30,7 @@ from normec.federation.flower.channel_clients import PartyChannel
 from normec.federation.flower.download import Allowance, PartsMissing
 from normec.federation.flower.records import to_records
 from normec.federation.flower.roster import name_of
-from normec.federation.flower.supernode import VECTORS, _private_key, limited_client
+from normec.federation.flower.supernode import VECTORS, limited_client, read_private_key
 from normec.federation.protocol.wire import Refusal, Reply, chained, to_fields
 
 Fields = dict[str, Any]
@@ -99,7 +99,7 @@ def _scalars(request: Fields) -> Fields:
 
 
 def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
-    private = _private_key(key)
+    private = read_private_key(key)
     keys = private, private.public_key()
     node = name_of(public_key_to_bytes(keys[1]))
     # Nothing of it is ever accepted, so the server's record stays as it is at the start.

@@ -10,6 +10,7 @@ from the run configuration of the server.
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,9 @@ from torch.utils.data import Dataset
 
 from ...algorithms.averaging import averaging_of
 from ...algorithms.lr_schedule import scheduled
+from ...algorithms.method import Method
 from ...algorithms.server_optimizer import server_optimizer_of
+from ...data.table import read_table
 from ...errors import Diverged, UsageError, at_least
 from ...experiments import build, methods, runs, server
 from ...experiments.resolve import Measured, resolved
@@ -32,6 +35,7 @@ from ...settings.config import RunConfig, to_toml
 from ...system.files import write_atomic
 from ...training.client_weights import checked_weights
 from ...training.run import Plan, default_evaluate_every
+from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.coordinator import Coordinator
 from ..protocol.federated_run import disk_failure
 from ..protocol.gradient_oracle import GradientOracle, ProblemOracle
@@ -46,8 +50,10 @@ from .mailbox import Mailbox
 from .presence import Timeouts
 from .records import from_records, to_records
 from .roster import SILENCE, gather
+from .scaffold import schema_of
 from .server_loop import run_rounds
 from .settings import Settings, located
+from .signed_terms import agreed_by_all
 from .sum_loop import introductions, run_sums, sum_limits
 
 if TYPE_CHECKING:
@@ -94,15 +100,16 @@ class _Parties:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._oracles: dict[tuple[int, int], _LazyOracle] = {}
+        self._oracles: dict[tuple[int, int, str | None], _LazyOracle] = {}
         self._sums: dict[str, SumParty] = {}
 
     def answer(self, node_config: Mapping[str, Any], message: Message) -> Reply | Refusal | SumReply:
         """The answer to a request. The party's policy is read again for every request."""
-        which = _partition(node_config)
+        which = (*_partition(node_config), _table(node_config))
         oracle = self._oracles.setdefault(which, _LazyOracle(self._task, *which))
         folder, policy = _folder_and_policy(node_config)
-        party = Party(folder, policy, oracle)
+        agreed = _agreed(node_config, self._task)
+        party = Party(folder, policy, oracle, agreed=agreed)
         try:
             fields = from_records(message.content, policy.largest_model)
         except WireError as error:
@@ -112,6 +119,11 @@ class _Parties:
             return party.answer(fields)
         if folder not in self._sums:
             try:
+                if agreed is not None:
+                    raise UsageError(
+                        "the terms that this party signed are those of single messages; parties sign the terms of a "
+                        "secure sum when it begins: start the party without terms to take part in one"
+                    )
                 self._sums[folder] = SumParty(folder, policy, oracle)
             except UsageError as error:  # no key, or no roster
                 run, node, round = addressed(fields)
@@ -164,17 +176,8 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
             return
     x0, evaluate = _start(task, model, test)
     roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
-    built = methods.build(config.model_copy(update={"method": method}), len(x0))
-    given: dict[str, Any] = {
-        "run": settings.name,
-        # Records are clipped if the terms say so, because parties must agree on the number that divides their sum.
-        "privacy": build.statement(config, config.record_clip),
-        "folder": out,
-        "minimum": settings.least,
-        "evaluate": evaluate,
-        "records": settings.records_of_parties,
-    }
-    plan, timeouts = _plan(config, settings.records_of_parties), Timeouts(settings.round_seconds, settings.wait_seconds)
+    built, plan, given = _definition(settings, method, len(x0), out, evaluate)
+    timeouts = Timeouts(settings.round_seconds, settings.wait_seconds)
     config = resolved(config, Measured(dimension=len(x0), method=method))
     length = built.message_length(len(x0))
     with Mailbox(grid, settings.parties, length, sum_limits(length) if settings.summed else None) as mailbox:
@@ -198,6 +201,49 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
             raise
         finally:
             run.close()
+
+
+def coordinator_of(
+    settings: Settings,
+    method: str,
+    x0: Tensor,
+    parties: list[str],
+    folder: Path | None = None,
+    evaluate: Callable[[Tensor], Mapping[str, float]] | None = None,
+) -> Coordinator:
+    """The server's side of a run without a network; without a folder, nothing is written.
+
+    `method` is the name of the method, with the path of its file if it has one.
+    """
+    built, plan, given = _definition(settings, method, len(x0), folder, evaluate)
+    return Coordinator(built, x0, parties, plan, **given)
+
+
+def _definition(
+    settings: Settings,
+    method: str,
+    dimension: int,
+    folder: Path | None,
+    evaluate: Callable[[Tensor], Mapping[str, float]] | None,
+) -> tuple[Method, Plan, dict[str, Any]]:
+    """What both kinds of coordinators are made of: the method, the plan, and further arguments."""
+    config = settings.run
+    given = {
+        "run": settings.name,
+        # Records are clipped if the terms say so, because parties must agree on the number that divides their sum.
+        "privacy": build.statement(config, config.record_clip),
+        "folder": folder,
+        "minimum": settings.least,
+        "evaluate": evaluate,
+        "records": settings.records_of_parties,
+    }
+    built = methods.build(config.model_copy(update={"method": method}), dimension)
+    return built, _plan(config, settings.records_of_parties), given
+
+
+def first_model(task: Task) -> Tensor:
+    """The parameters of the app's model, as one vector."""
+    return _start(task, task.model(), None)[0]
 
 
 def _folder_of(task: Task) -> Path:
@@ -272,8 +318,8 @@ def _problem(task: Task, records: Dataset[Any] | list[Dataset[Any]], model: nn.M
 class _LazyOracle(GradientOracle):
     """The gradients of a party's data and model, which are loaded at the first request and kept."""
 
-    def __init__(self, task: Task, partition: int, partitions: int) -> None:
-        self._task, self._which = task, (partition, partitions)
+    def __init__(self, task: Task, partition: int, partitions: int, table: str | None = None) -> None:
+        self._task, self._which, self._table = task, (partition, partitions), table
         self._made: ProblemOracle | None = None
 
     def check(self, x: Tensor) -> None:
@@ -297,7 +343,11 @@ class _LazyOracle(GradientOracle):
 
     def _loaded(self) -> ProblemOracle:
         if self._made is None:
-            self._made = ProblemOracle(_problem(self._task, self._task.data(*self._which)))
+            if self._table is not None:
+                records: Dataset[Any] = read_table(self._table, schema_of(_folder_of(self._task))).dataset
+            else:
+                records = self._task.data(*self._which)
+            self._made = ProblemOracle(_problem(self._task, records))
         return self._made
 
 
@@ -318,6 +368,24 @@ def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
     at_least(0, **{"partition-id": partition})
     at_least(1, **{"num-partitions": partitions})
     return int(partition), int(partitions)
+
+
+def _agreed(node_config: Mapping[str, Any], task: Task) -> Mapping[str, AgreedTerms] | None:
+    """The terms that the party signed, by the names of the runs; None if its policy alone decides."""
+    if "terms" not in node_config:
+        return None
+    return _read_terms(str(node_config["terms"]), str(node_config.get("key", "")), str(_folder_of(task)))
+
+
+@functools.cache  # once for a process: a party is started again to use other terms
+def _read_terms(terms: str, key: str, app: str) -> Mapping[str, AgreedTerms]:
+    return agreed_by_all(Path(terms), Path(key), Path(app))
+
+
+def _table(node_config: Mapping[str, Any]) -> str | None:
+    """The party's table, which takes the place of the app's data()."""
+    found = node_config.get("data")
+    return None if found is None else str(found)
 
 
 def _wait_for(out: Path) -> None:

@@ -4,13 +4,14 @@ Flower sends a message object by object: it is announced, its six objects are pu
 receiver, pulled one by one and confirmed. Both sides poll. With Flower's web framework around each of these requests, a
 round of a few parties takes seconds.
 
-The channel is a second interface to the same SuperLink, at the same port. It has two calls for parties and two for the
-server of a run:
+The channel is a second interface to the same SuperLink, at the same port. It has three calls for parties and two for
+the server of a run:
 
 | call | brings | returns |
 | --- | --- | --- |
 | `PARTY`receive | the name of the last request received | the next request with its objects, once there is one |
 | `PARTY`send | an answer with its objects | Flower's response |
+| `PARTY`about | nothing | the server's time and versions, as JSON |
 | `SERVER`send | requests to parties with their objects | Flower's response |
 | `SERVER`receive | the names of pending requests | answers with their objects, once there is one |
 
@@ -26,17 +27,20 @@ control (`access_control`) has checked who calls, and how large the call is, bef
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .access_control import FLEET, LARGEST_LIST, NODE, PARTY, PUSH, SERVER, App, Receive, Scope, Send, own_answers
 from .download import object_names
+from .versions import versions
 
 if TYPE_CHECKING:
     from flwr.proto.fleet_pb2 import PullMessagesResponse
 
-RECEIVE, SEND = "receive", "send"
+RECEIVE, SEND, ABOUT = "receive", "send", "about"
 HOLD = 20.0  # seconds; Flower's clients give up after 30
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
 INLINE = 2**26  # the most bytes of objects in one response
@@ -85,6 +89,7 @@ class Channel:
         calls: dict[str, Callable[[Any, list[bytes]], Awaitable[Sequence[bytes]]]] = {
             PARTY + RECEIVE: self._party_receives,
             PARTY + SEND: self._party_sends,
+            PARTY + ABOUT: _about,
             SERVER + RECEIVE: self._server_receives,
             SERVER + SEND: self._server_sends,
         }
@@ -245,6 +250,10 @@ class Channel:
         finally:
             gone.cancel()
             self._waiting.discard(waiting)
+
+
+async def _about(_request: Any, _given: list[bytes]) -> Sequence[bytes]:
+    return [json.dumps({"time": time.time(), "versions": versions()}).encode()]
 
 
 class _Waiting:

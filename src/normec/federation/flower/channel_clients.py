@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.wire import WireError
 from .access_control import LARGEST_BODY, LARGEST_LIST, PARTY, SERVER
-from .channel import RECEIVE, SEND
+from .channel import ABOUT, RECEIVE, SEND
 from .download import Allowance, PartsMissing, limit_responses, object_names, pull_message
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 ROOM = LARGEST_BODY - 2 * LARGEST_LIST  # bytes of an answer's objects that are sent with it
 BATCH = 2**26  # bytes of the objects of requests that are sent with them
 _RETRY_SECONDS = 0.05  # between two attempts to fetch an object, which may arrive after the message
+
+
+def about_server(client: FleetHttpClient) -> bytes:
+    """The server's time and versions, as JSON, for a party whose key is registered there."""
+    return _call(client, PARTY + ABOUT, [])[0]
 
 
 class PartyChannel:

@@ -5,31 +5,53 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ...data.table import TableSchema, load_schema
 from ...errors import UsageError
 
 TEMPLATE = Path(__file__).with_name("template")
+SCHEMA = "table.toml"  # in the folder of an app: the description of the parties' tables
+_TASK, _TABLE_TASK = "task.py", "table_task.py"
 _LONGEST = 32  # Flower's limit for the name of an app
 
 
-def write_app(folder: Path, task: str | None = None) -> list[Path]:
-    """Write the app into a new or empty folder, which gives it its name; `task` replaces the code of its task.
+def write_app(folder: Path, *, schema: Path | None = None, task: str | None = None) -> list[Path]:
+    """Write the app into a new or empty folder, which gives it its name.
+
+    Args:
+        folder: The folder.
+        schema: A schema (`normec.data.load_schema`): the app is for tables. The schema is copied into it, and its model
+            has the inputs and classes that the schema describes.
+        task: Code that takes the place of the app's task.
 
     Returns:
         The files.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; choose a new folder")
+    if schema is not None:
+        load_schema(schema)  # report a mistake before anything is written
     name = app_name(folder)
     written = []
     for source in sorted(TEMPLATE.rglob("*")):
-        if source.is_dir() or "__pycache__" in source.parts:
+        if source.is_dir() or "__pycache__" in source.parts or source.name == (_TASK if schema else _TABLE_TASK):
             continue
         target = folder / source.relative_to(TEMPLATE)
+        target = target.with_name(_TASK) if source.name == _TABLE_TASK else target
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = task if task is not None and source.name == "task.py" else source.read_text(encoding="utf-8")
+        text = task if task is not None and source.name == _TASK else source.read_text(encoding="utf-8")
         target.write_text(text.replace("@NAME@", name), encoding="utf-8")
         written.append(target)
+    if schema is not None:
+        (folder / SCHEMA).write_bytes(schema.read_bytes())
+        written.append(folder / SCHEMA)
     return written
+
+
+def schema_of(app: Path) -> TableSchema:
+    """The description of the parties' tables in an app's folder. Raises `UsageError` if there is none."""
+    if not (app / SCHEMA).exists():
+        raise UsageError(f"{app} has no {SCHEMA}, which describes the columns of a table; leave out the party's data")
+    return load_schema(app / SCHEMA)
 
 
 def app_name(folder: Path) -> str:

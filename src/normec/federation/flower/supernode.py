@@ -12,6 +12,8 @@ largest model that the party's policy allows.
 from __future__ import annotations
 
 import importlib
+import logging
+import math
 import signal
 import sys
 import time
@@ -36,6 +38,15 @@ VECTORS = 3  # in a request: x, the numbers that the method broadcasts, and the 
 _RESPONSE = 2**16  # bytes of a SuperLink's response that brings no message
 _PAUSE = 0.5  # seconds after an exchange that failed, or a call without a request that was not held
 _SHOWN = 300  # characters of an error that are printed
+_LOG = logging.getLogger("normec.party")
+
+
+class NotAdmitted(UsageError):  # noqa: N818  (a decision of the server)
+    """The server does not admit the party."""
+
+
+class Unreachable(ConnectionError):  # noqa: N818  (a state of the network)
+    """The server could not be reached."""
 
 
 def run_supernode(
@@ -46,28 +57,34 @@ def run_supernode(
     node_config: Mapping[str, Any],
     allowed: Allowance,
     patience: float = 150.0,
+    reach: float = math.inf,
 ) -> None:
     """Answer the server's requests until SIGINT or SIGTERM, and wait for a server that is not running.
 
     `allowed` are the limits of a request (`limits_of`). `patience` is the time in seconds after which the party
-    gives up if the server does not admit it.
+    gives up if the server does not admit it, and `reach` if the server cannot be reached at the start.
+
+    Raises:
+        NotAdmitted: The server does not admit the party.
+        Unreachable: The server could not be reached.
+        UsageError: A key or a certificate cannot be read.
     """
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode import fleet_http_connection
 
-    private = _private_key(key)
+    private = read_private_key(key)
     trusted = _read(root_certificates, "the authority's certificate")
     client = limited_client(allowed)
     setattr(fleet_http_connection, "FleetHttpClient", client)  # noqa: B010  (the client of Flower's connection)
     connect = fleet_http_connection.http_request_response
     with (
         _Signals() as signals,
-        _admitted(client, superlink, trusted, private, key.with_name(key.name + ".node"), patience) as fleet,
+        _admitted(client, superlink, trusted, private, key.with_name(key.name + ".node"), patience, reach) as fleet,
         connect(superlink, False, trusted, (private, private.public_key())) as connection,
     ):
         node = connection[0]
         channel = PartyChannel(fleet, node, allowed)
-        print(f"node {node} waits for requests from {superlink}", flush=True)
+        _LOG.info("node %s waits for requests from %s", node, superlink)
         while True:
             began = time.monotonic()
             try:
@@ -77,7 +94,7 @@ def run_supernode(
             except RunNotRunningException:
                 time.sleep(_PAUSE)
             except Exception as error:  # a message that the server or the network cut off
-                print(f"an exchange failed: {_shown(error)}", flush=True)
+                _LOG.warning("an exchange failed: %s", _shown(error))
                 time.sleep(_PAUSE)
 
 
@@ -113,7 +130,7 @@ def _exchange(app: ClientApp, channel: PartyChannel, node: int, node_config: dic
         try:
             reply = app(message, Context(run, node, node_config, RecordDict(), run_config={}))
         except Exception as error:  # the process continues after any error of the party's code
-            print(f"request {name[:12]} failed: {_shown(error)}", flush=True)
+            _LOG.error("request %s failed: %s", name[:12], _shown(error))
             # The server does not learn what went wrong.
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
     channel.send(reply)
@@ -122,7 +139,13 @@ def _exchange(app: ClientApp, channel: PartyChannel, node: int, node_config: dic
 
 @contextmanager
 def _admitted(
-    client: type[FleetHttpClient], superlink: str, trusted: bytes, private: Any, number: Path, patience: float
+    client: type[FleetHttpClient],
+    superlink: str,
+    trusted: bytes,
+    private: Any,
+    number: Path,
+    patience: float,
+    reach: float,
 ) -> Iterator[FleetHttpClient]:
     """Make sure that the server will admit the party, and return a client that signs with the party's key.
 
@@ -141,7 +164,8 @@ def _admitted(
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
-    until = time.monotonic() + patience
+    began = time.monotonic()
+    until = began + patience
     with client.from_server_address(superlink, False, trusted, interceptors=interceptors) as fleet:
         while True:
             try:
@@ -154,10 +178,15 @@ def _admitted(
                     number.write_text(f"{found}\n")
                 break
             except httpx.TransportError as error:
-                print(f"waiting for the server at {superlink}: {error}", flush=True)
+                _LOG.warning("waiting for the server at %s: %s", superlink, _shown(error))
+                if time.monotonic() > began + reach:
+                    raise Unreachable(
+                        f"the server at {superlink} could not be reached for {reach:g} s ({_shown(error)}); "
+                        "`normec federation doctor` looks for the cause"
+                    ) from None
             except (httpx.HTTPStatusError, WireError):
                 if time.monotonic() > until:
-                    raise UsageError(
+                    raise NotAdmitted(
                         f"the server at {superlink} does not admit this party: its key is not registered there, "
                         "or another process uses it"
                     ) from None
@@ -167,14 +196,28 @@ def _admitted(
 
 def load_client(app: Path) -> ClientApp:
     """The ClientApp of a Flower app in a folder, as its pyproject.toml names it."""
+    module, name = _client_module(app)
+    found: ClientApp = getattr(module, name)
+    return found
+
+
+def load_task(app: Path) -> Any:
+    """The learning task of an app: the module `task` that its client imports."""
+    module, _ = _client_module(app)
+    if not hasattr(module, "task"):
+        raise UsageError(f"{module.__name__} in {app} must import its task, as in `from . import task`")
+    return module.task
+
+
+def _client_module(app: Path) -> tuple[Any, str]:
+    """The module of an app's ClientApp, and the name of the ClientApp in it."""
     try:
         table = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
         module, _, name = table["tool"]["flwr"]["app"]["components"]["clientapp"].partition(":")
     except (OSError, KeyError, TypeError, AttributeError, tomllib.TOMLDecodeError):
         raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
     sys.path.insert(0, str(app.resolve()))
-    found: ClientApp = getattr(importlib.import_module(module), name)
-    return found
+    return importlib.import_module(module), name
 
 
 class _Signals:
@@ -215,7 +258,8 @@ def _shown(error: Exception) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:_SHOWN])
 
 
-def _private_key(path: Path) -> Any:
+def read_private_key(path: Path) -> Any:
+    """Read the private key of a party. Raises `UsageError` if it is not an elliptic curve key in OpenSSH format."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 

@@ -101,7 +101,7 @@ class Federation:
             )
         self.app = options.app.resolve() if options.app is not None else self.home / options.data
         if options.app is None and not self.app.exists():
-            write_app(self.app, heart_disease.TASK if options.example else None)
+            write_app(self.app, task=heart_disease.TASK if options.example else None)
         usual = {**heart_disease.settings(options.config), **EXAMPLE_SECONDS} if options.example else {}
         self.config = {**usual, **options.config, "out": str(self.out), "parties": options.count}
         self.settings = read({**app_config(self.app), **self.config})

@@ -43,7 +43,9 @@ from ...errors import UsageError
 from ...privacy.noise import noise_source, privatise
 from . import party_state
 from .account import Events, PartyAccount
+from .agreed_terms import AgreedTerms
 from .client_message import client_message, in_words
+from .departure import left
 from .gradient_oracle import GradientOracle
 from .journal import JOURNAL, Journal
 from .method_checks import check_client_functions, public_tables, restorable
@@ -61,10 +63,22 @@ class _Refused(Exception):  # noqa: N818  (carries a verdict to `answer`)
 
 
 class Party:
-    """A party that keeps its files in `folder`. `node` is its name; a request for another name is refused."""
+    """A party that keeps its files in `folder`. `node` is its name; a request for another name is refused.
 
-    def __init__(self, folder: str | Path, policy: Policy, oracle: GradientOracle, node: str | None = None) -> None:
+    `agreed` are the terms that the party signed, by the names of the runs. With them, a request of another run or with
+    other terms is refused; without them, the policy alone decides.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        policy: Policy,
+        oracle: GradientOracle,
+        node: str | None = None,
+        agreed: Mapping[str, AgreedTerms] | None = None,
+    ) -> None:
         self.folder, self.policy, self.oracle, self.node = Path(folder), policy, oracle, node
+        self.agreed = agreed
         self.journal = Journal(self.folder / JOURNAL)
 
     def answer(self, request: Request | Mapping[str, Any]) -> Reply | Refusal:
@@ -98,9 +112,17 @@ class Party:
             raise _Refused(Verdict("terms", f"the request is for {request.node}, this party is {self.node}"))
         if request.privacy.trust == "secure-sum":
             raise _Refused(Verdict("terms", "a request for a single message has trust = secure-sum, which allows none"))
-        verdict = self.policy.check(request)
+        verdict = left(self.folder, request.run) or self._check_agreement(request) or self.policy.check(request)
         if verdict is not None:
             raise _Refused(verdict)
+
+    def _check_agreement(self, request: Request) -> Verdict | None:
+        if self.agreed is None:
+            return None
+        agreed = self.agreed.get(run_name(request.run))
+        if agreed is None:
+            return Verdict("terms", f"this party signed no terms of run {run_name(request.run)}")
+        return agreed.check(request)
 
     def _answer(self, request: Request) -> Reply | Refusal:
         try:

@@ -28,7 +28,7 @@ from .wire import Array, Record
 OPTIMIZER = "optimizer."  # what the names of the server's optimizer's tensors begin with in the checkpoint
 TOKENS = 8  # the newest handshakes are remembered by their tokens; an older one that is repeated counts as a new one
 # Names in the checkpoint, which must stay the same so that older runs can be continued.
-_PARTIES, _HANDSHAKES = "seats", "lives"
+PARTIES, _HANDSHAKES = "seats", "lives"
 
 
 @dataclass
@@ -115,7 +115,7 @@ class ServerState:
 
     @staticmethod
     def restored(steps: Steps, tensors: dict[str, Tensor], facts: dict[str, Any], *, rows: bool = True) -> ServerState:
-        parties = {node: PartyRecord.from_facts(kept) for node, kept in facts[_PARTIES].items()}
+        parties = {node: PartyRecord.from_facts(kept) for node, kept in facts[PARTIES].items()}
         tables = {MEMORY: tensors[f"client.{MEMORY}"]} if rows and keeps_rows(steps) else {}
         server = {name: tensors[f"server.{name}"] for name in steps.initial_server_state}
         optimizer = {
@@ -127,4 +127,4 @@ class ServerState:
     def facts(self) -> dict[str, Any]:
         """What the checkpoint holds beside the tensors."""
         parties = {node: party.to_facts() for node, party in self.parties.items()}
-        return {"messages": self.run.messages, _PARTIES: parties, "number": self.number}
+        return {"messages": self.run.messages, PARTIES: parties, "number": self.number}

@@ -32,6 +32,7 @@ from ..secure_sum.terms import Terms
 from ..secure_sum.wire import Invitation, attempt_of, decode_answers, decode_requests, encode
 from ..secure_sum.wire import Refusal as SumRefusal
 from .client_message import in_words
+from .departure import left
 from .gradient_oracle import GradientOracle
 from .introduction import Introduction, introduce
 from .journal import JOURNAL, Journal
@@ -81,6 +82,9 @@ class SumParty:
         except WireError as error:
             return self._refusal(Refusal(run, node, round, "malformed"), str(error))
         try:
+            departed = left(self.folder, run)
+            if departed is not None:
+                raise Refused("terms", departed.exact)
             if request.purpose == "roster":
                 content = msgspec.msgpack.encode(self._introduce(request))
             else:

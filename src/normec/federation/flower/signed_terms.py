@@ -1,0 +1,283 @@
+"""The terms of a run in a file that every party signs with the key by which the server knows it.
+
+`normec federation terms new` writes the file from an app, its settings and the public keys of the parties. It contains
+the settings of the run, a digest of the app's code, and for each party what every request to it must state
+(`protocol.agreed_terms`): the method, the noise, the plan. Each party reads it (`terms show`), compares it with its
+policy and its own copy of the app (`doctor`), and signs it (`terms sign`). A party that is started with `terms` takes
+part only if all parties have signed, and refuses every request that differs.
+
+    {"terms": {"run": …, "settings": {…}, "app": …, "parties": [{"name": …, "key": …, "agreed": {…}}, …]},
+     "signatures": {"hospital-a": …}}
+
+A signature is ECDSA with SHA-384 of the terms as JSON in one spelling, so no entry can be changed without all parties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ...errors import UsageError
+from ...system.files import read_bytes, read_json, read_toml, write_atomic
+from ..protocol.agreed_terms import AgreedTerms
+from . import settings as settings_of_run
+from .roster import name_of
+from .versions import versions
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+FORMAT = 1
+_LARGEST = 16 * 2**20  # bytes of a file of terms
+_PURPOSE = b"normec run terms 1\n"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NOT_CODE = ("pyproject.toml", "policy.toml", "party.toml")  # settings are in the terms, rules belong to a party
+
+
+@dataclass(frozen=True)
+class Signatory:
+    """A party of a run: a name for people, its public key in OpenSSH's format, and its terms."""
+
+    name: str
+    key: str
+    agreed: AgreedTerms
+
+    @cached_property
+    def public(self) -> EllipticCurvePublicKey:
+        return public_key(self.key.encode(), f"the key of {self.name}")
+
+
+@dataclass(frozen=True)
+class SignedTerms:
+    """The terms of a run and the signatures under them, by the names of the parties."""
+
+    run: str
+    app: str
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    parties: tuple[Signatory, ...]
+    signatures: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """The terms as JSON with one spelling, which is what is signed."""
+        return json.dumps(self._facts(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(_PURPOSE + self.canonical).hexdigest()
+
+    def _facts(self) -> dict[str, Any]:
+        parties = [{"name": one.name, "key": one.key, "agreed": one.agreed.to_facts()} for one in self.parties]
+        return {
+            "format": FORMAT,
+            "run": self.run,
+            "app": self.app,
+            "settings": dict(self.settings),
+            "versions": dict(self.versions),
+            "parties": parties,
+        }
+
+    def party_of(self, public: EllipticCurvePublicKey) -> Signatory:
+        """The party with this key. Raises `UsageError` if the terms do not name it."""
+        wanted = raw_key(public)
+        for one in self.parties:
+            if raw_key(one.public) == wanted:
+                return one
+        raise UsageError(f"this key ({name_of(wanted)}) is none of the parties of run {self.run}")
+
+    def sign(self, private: Any) -> Self:
+        """The terms with the signature of the party that has this private key."""
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA384
+
+        own = self.party_of(private.public_key())
+        signature = private.sign(_PURPOSE + self.canonical, ECDSA(SHA384()))
+        return replace(self, signatures={**self.signatures, own.name: signature.hex()})
+
+    def state(self) -> dict[str, str]:
+        """By party: "signed", "missing", or "wrong" if the signature is not that of this party under these terms."""
+        return {one.name: self._state_of(one) for one in self.parties}
+
+    def _state_of(self, party: Signatory) -> str:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA384
+
+        signature = self.signatures.get(party.name)
+        if signature is None:
+            return "missing"
+        try:
+            party.public.verify(bytes.fromhex(signature), _PURPOSE + self.canonical, ECDSA(SHA384()))
+        except (InvalidSignature, ValueError):
+            return "wrong"
+        return "signed"
+
+    def check_signed(self) -> None:
+        """Raise `UsageError` unless every party has signed."""
+        for name, state in self.state().items():
+            if state == "missing":
+                raise UsageError(f"{name} has not signed the terms of run {self.run}; it runs `terms sign`")
+            if state == "wrong":
+                raise UsageError(
+                    f"the signature of {name} under run {self.run} is wrong: the terms changed after it signed, or "
+                    "somebody else signed; ask it to read and sign them again"
+                )
+
+    def check_app(self, app: Path) -> None:
+        """Raise `UsageError` if the code in an app's folder is not that of the terms."""
+        if digest_of_app(app) != self.app:
+            raise UsageError(f"the code in {app} differs from that of the terms of run {self.run}; get the same copy")
+
+    def save(self, path: Path) -> None:
+        whole = {"terms": self._facts(), "signatures": dict(self.signatures)}
+        write_atomic(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file of terms; its signatures are not checked. Raises `UsageError` if it is none."""
+        try:
+            whole = read_json(path, _LARGEST)
+        except FileNotFoundError:
+            raise UsageError(f"there are no terms at {path}; `normec federation terms new` writes them") from None
+        try:
+            terms, signatures = whole["terms"], whole["signatures"]
+            if terms["format"] != FORMAT:
+                raise UsageError(f"{path} has format {terms['format']}, this version reads {FORMAT}; update normec")
+            parties = tuple(
+                Signatory(one["name"], one["key"], AgreedTerms.from_facts(one["agreed"])) for one in terms["parties"]
+            )
+            found = cls(terms["run"], terms["app"], terms["settings"], terms["versions"], parties, signatures)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path} is no file of terms: {type(error).__name__} {error}") from None
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+        if found._facts() != terms:
+            raise UsageError(f"{path} contains entries that no terms have; do not sign it")
+        return found
+
+
+def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -> SignedTerms:
+    """The terms of a run, without signatures.
+
+    Args:
+        app: The folder of the app; its pyproject.toml has the settings.
+        keys: The public key file of each party by name, in the order in which the server registers them.
+        changes: Settings that differ from those of the app.
+
+    Raises:
+        UsageError: A setting, a key or the app has a mistake.
+    """
+    from .app import coordinator_of, first_model
+    from .supernode import load_task
+
+    table = read_toml(app / "pyproject.toml") if (app / "pyproject.toml").exists() else {}
+    known = table.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    given = {**known, **changes, "parties": len(keys)}
+    settings = settings_of_run.read(given)
+    if settings.summed:
+        raise UsageError(
+            "these terms are for single messages, and the run has secure sums; its parties sign the terms of a sum "
+            "when it begins, and need no file"
+        )
+    names, parties = [], []
+    for name, path in keys.items():
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name!r} cannot be a party's name; use at most 64 letters, digits, '.', '-' and '_'")
+        try:
+            text = read_bytes(path, 2**16).decode("ascii", "replace").strip()
+        except FileNotFoundError:
+            raise UsageError(f"there is no public key {path} of {name}") from None
+        node = name_of(raw_key(public_key(text.encode(), str(path))))
+        if node in names:
+            raise UsageError(f"{name} has the same key as another party; every party needs its own")
+        names.append(node)
+        parties.append((name, " ".join(text.split()[:2])))
+    method = settings_of_run.located(settings.run.method, app)
+    coordinator = coordinator_of(settings, method, first_model(load_task(app)), names)
+    mechanism, requests = coordinator.mechanism, coordinator.requests()
+    if len(requests) < len(names):
+        raise UsageError(coordinator.stopped or "the run cannot begin under these settings")
+    signatories = []
+    for (name, key), node in zip(parties, names, strict=True):
+        request, sigmas = requests[node], tuple[float, ...]()
+        if mechanism is not None and request.privacy.least_sigma is not None:
+            ratio = request.privacy.sigma / mechanism.sigma_at(0)
+            sigmas = tuple(ratio * mechanism.sigma_at(k) for k in range(coordinator.plan.rounds))
+        signatories.append(Signatory(name, key, AgreedTerms.of(request, sigmas)))
+    coordinator.close()
+    used = {name: value for name, value in given.items() if value != "" and name != "out"}
+    return SignedTerms(settings.name, digest_of_app(app), used, versions(), tuple(signatories))
+
+
+def digest_of_app(app: Path) -> str:
+    """SHA-256 of the names and contents of an app's code: its Python files and the schema of tables."""
+    found = hashlib.sha256()
+    for path in sorted(app.rglob("*")):
+        inside = path.relative_to(app)
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
+        if hidden or path.suffix not in (".py", ".toml") or inside.name in _NOT_CODE or not path.is_file():
+            continue
+        content = read_bytes(path)
+        found.update(f"{inside.as_posix()}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()
+
+
+def public_key(text: bytes, where: str) -> EllipticCurvePublicKey:
+    """Read a public key in OpenSSH's format. Raises `UsageError` if it is not one of an elliptic curve."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        found = load_ssh_public_key(text)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UsageError(f"{where} is not a public key in OpenSSH format: {error}") from None
+    if not isinstance(found, EllipticCurvePublicKey):
+        raise UsageError(f"{where} must be an elliptic curve key (ssh-keygen -t ecdsa -b 384)")
+    return found
+
+
+def agreed_by_all(path: Path, key: Path, app: Path) -> dict[str, AgreedTerms]:
+    """The terms of the party with this private key, by the names of the runs; `path` is a file of terms or a folder.
+
+    Raises:
+        UsageError: A party has not signed, the party is none of them, or the code of the app is another.
+    """
+    from .supernode import read_private_key
+
+    public, found = read_private_key(key).public_key(), dict[str, AgreedTerms]()
+    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+        terms = SignedTerms.load(file)
+        own = terms.party_of(public)
+        terms.check_signed()
+        terms.check_app(app)
+        if terms.run in found:
+            raise UsageError(f"{path} has two files of terms of run {terms.run}; keep the one that counts")
+        found[terms.run] = own.agreed
+    return found
+
+
+def raw_key(public: Any) -> bytes:
+    """A public key as Flower compares it."""
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    found: bytes = public_key_to_bytes(public)
+    return found
+
+
+def parse_parties(given: Sequence[str]) -> dict[str, Path]:
+    """Parse 'NAME=FILE' entries, in their order."""
+    found: dict[str, Path] = {}
+    for text in given:
+        name, sign, path = text.partition("=")
+        if not sign or not name or not path or name in found:
+            raise UsageError(f"--party must be NAME=PUBLIC_KEY_FILE, each name once, got {text!r}")
+        found[name] = Path(path).expanduser()
+    return found

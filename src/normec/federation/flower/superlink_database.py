@@ -1,0 +1,49 @@
+"""Which parties are online, and when they were last heard, from the database of a SuperLink."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import UsageError
+from .roster import name_of
+
+_PATIENCE = 2  # a sign of life extends the time until which a party counts as online by so many of its intervals
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A registered party: whether it is online, and the time of its last sign of life in seconds since 1970."""
+
+    online: bool
+    last_seen: float | None
+
+
+def presence(database: Path, clock: Callable[[], float] = time.time) -> dict[str, Presence]:
+    """The registered parties by name. A party sends a sign of life every half minute while it is online.
+
+    Raises:
+        UsageError: The file is not the database of a SuperLink.
+    """
+    if not database.is_file():
+        raise UsageError(f"there is no database {database}; give the --database of `normec federation superlink`")
+    try:
+        with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as held:
+            rows = held.execute(
+                "SELECT public_key, status, online_until, heartbeat_interval FROM node WHERE unregistered_at IS NULL "
+                "OR unregistered_at = ''"
+            ).fetchall()
+    except sqlite3.Error as error:
+        raise UsageError(f"{database} is not the database of a SuperLink: {error}") from None
+    found = {}
+    for key, status, until, interval in rows:
+        if key is None:
+            continue
+        ahead = _PATIENCE * (interval or 0.0) if status == "online" else 0.0  # a party that says goodbye is offline
+        seen = until - ahead if until else None
+        found[name_of(bytes(key))] = Presence(status == "online" and (until or 0.0) > clock(), seen)
+    return found

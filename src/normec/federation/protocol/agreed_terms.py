@@ -1,0 +1,116 @@
+"""The terms of a run as one party agreed to them; a request that differs from them is refused.
+
+A policy says what a party accepts of any run. Agreed terms say what this run is: the method with its settings, the
+noise, the plan, the number of parties and the place of this party among them. With them a server cannot change
+anything on which the result or the privacy depends from one request to the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from ...errors import UsageError
+from .policy import Verdict
+from .terms import LocalTerms, MethodTerms, PlanTerms, PrivacyTerms, RecordTerms
+from .wire import Record, Request, run_name
+
+
+@dataclass(frozen=True)
+class AgreedTerms:
+    """What every request of a run to one party must state.
+
+    `sigmas` is the noise of each round if it changes by round, and empty otherwise. `parameters` is the size of the
+    model.
+    """
+
+    run: str
+    node: str
+    index: int
+    parties: int
+    parameters: int
+    dtype: str
+    method: MethodTerms
+    privacy: PrivacyTerms
+    plan: PlanTerms
+    sigmas: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, request: Request, sigmas: tuple[float, ...] = ()) -> Self:
+        """The terms of a run from its first request, and the noise of each round if it changes."""
+        return cls(
+            run_name(request.run),
+            request.node,
+            request.index,
+            request.parties,
+            len(request.x),
+            str(request.x.dtype),
+            request.method,
+            request.privacy,
+            request.plan,
+            sigmas,
+        )
+
+    def check(self, request: Request) -> Verdict | None:
+        """Compare a request with the terms; None if it keeps them."""
+        sigma = self.sigmas[request.round] if request.round < len(self.sigmas) else self.privacy.sigma
+        wanted = dataclasses.replace(self, privacy=dataclasses.replace(self.privacy, sigma=sigma), sigmas=())
+        stated = AgreedTerms.of(request)
+        for field in dataclasses.fields(self):
+            agreed, asked = getattr(wanted, field.name), getattr(stated, field.name)
+            if agreed != asked:
+                name, agreed, asked = _difference(field.name, agreed, asked)
+                return Verdict("terms", f"the request has {name} = {asked!r}, the agreed terms have {agreed!r}")
+        return None
+
+    def first_request(self) -> Request:
+        """A request as the terms state it, at a model of zeros: what a policy and an account decide about."""
+        x = np.zeros(self.parameters, np.dtype(self.dtype))
+        record = Record(0, 0, "", "", 0, "", None)
+        return Request(
+            f"{self.run}~agreed",
+            self.node,
+            0,
+            self.index,
+            self.parties,
+            x,
+            self.method,
+            self.privacy,
+            self.plan,
+            record,
+        )
+
+    def to_facts(self) -> dict[str, Any]:
+        """The terms in plain types, for JSON."""
+        return {**dataclasses.asdict(self), "sigmas": list(self.sigmas)}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """Read what `to_facts` returns. Raises `UsageError` if it is something else."""
+        try:
+            plan = dict(facts["plan"])
+            plan["local"] = LocalTerms(**plan["local"]) if plan["local"] is not None else None
+            plan["records"] = RecordTerms(**plan["records"]) if plan["records"] is not None else None
+            parts = {
+                "method": MethodTerms(**facts["method"]),
+                "privacy": PrivacyTerms(**facts["privacy"]),
+                "plan": PlanTerms(**plan),
+                "sigmas": tuple(map(float, facts["sigmas"])),
+            }
+            return cls(**{**facts, **parts})
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"the terms of a party cannot be read: {error}") from None
+
+
+def _difference(name: str, agreed: Any, asked: Any) -> tuple[str, Any, Any]:
+    """The name and both values of the innermost entry that differs."""
+    if dataclasses.is_dataclass(agreed) and dataclasses.is_dataclass(asked):
+        for field in dataclasses.fields(agreed):
+            mine, theirs = getattr(agreed, field.name), getattr(asked, field.name)
+            if mine != theirs:
+                return _difference(f"{name}.{field.name}", mine, theirs)
+    return name, agreed, asked

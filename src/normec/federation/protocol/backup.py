@@ -1,0 +1,239 @@
+"""Backup and restoration of a party's folder. A ledger never goes back.
+
+A backup is an archive of the folder with the head of its ledger. Messages that the party made after the backup are not
+in it, and a folder that was simply copied back would count them as never made. So `restore` asks the witness of the
+policy, which lies outside the folder, how many lines the ledger had:
+
+- The witness knows the head of the backup: no message was made since, and the whole folder is restored.
+- The witness knows more lines, or there is none: messages may be missing. How many there were and with how much noise
+  is not known, but the policy never let the party spend more than its budget. So they are charged at this upper bound:
+  the ledger gets a line that brings ε to the budget, for the party and for its records, where the policy limits both.
+  The party then refuses everything until its owner raises the budget. The states of runs are not restored, because they
+  are older than what the server has seen; the party gets its memory from the server by a handshake, like a party that
+  lost its disk. This needs the owner's explicit consent (`charge_lost`).
+
+The bound holds if the budget was never above the larger of the one at the time of the backup and the one of the present
+policy. A folder that still has a ledger is never replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from ...privacy.accounting import Account, Event
+from ...privacy.hash_chain import Chain, Head, LedgerDamaged, read_chain, read_head
+from ...system.files import parse_json, private_folder, read_if_present, unpacked, write_atomic, writing
+from . import party_state
+from .account import FILE, Releases, read_releases
+from .policy import Policy
+from .price import UNITS
+
+FACTS = "backup.json"
+_FORMAT = 1
+_LARGEST_FACTS = 2**16
+_STATES = "runs"  # the folder of the states of runs
+_LEFT_OUT = (".lock",)
+_NO_NOISE = 1e-9  # a noise multiplier
+_TIGHT = 1e-6  # how far above the budget the charge may go, relatively
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The outcome of a restoration: `lines` of the ledger, and whether lost messages were charged."""
+
+    lines: int
+    charged: bool
+    epsilon: float
+
+
+def back_up(folder: Path, policy: Policy, archive: Path) -> Head:
+    """Write the party's folder to a new archive that only its owner can read. Returns the head of its ledger.
+
+    Raises:
+        UsageError: There is no folder, its ledger is damaged, or the archive exists.
+    """
+    if not (folder / FILE).exists():
+        raise UsageError(f"{folder} holds no ledger; there is nothing to back up yet")
+    if archive.exists():
+        raise UsageError(f"{archive} exists; give each backup a name of its own")
+    with party_state.locked(folder):
+        read_releases(folder, policy.witness)  # a damaged folder is not worth a backup
+        head = read_chain(folder / FILE).head
+        facts = {
+            "format": _FORMAT,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "ledger": list(head),
+            "budgets": policy.budgets,
+        }
+
+        def write(path: Path) -> None:
+            with tempfile.TemporaryDirectory() as aside, tarfile.open(path, "w:gz") as whole:
+                note = Path(aside) / FACTS
+                note.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+                whole.add(note, FACTS)
+                for inside in sorted(folder.rglob("*")):
+                    if inside.is_file() and not inside.is_symlink() and inside.name not in _LEFT_OUT:
+                        whole.add(inside, f"folder/{inside.relative_to(folder).as_posix()}", recursive=False)
+
+        write_atomic(archive, write, private=True)
+    return head
+
+
+def restore(folder: Path, policy: Policy, archive: Path, *, charge_lost: bool = False) -> Restored:
+    """Restore a party's folder from a backup; see the module for what happens to messages made since.
+
+    Args:
+        folder: A folder that does not exist, or is empty.
+        policy: The party's policy, with its witness and its budgets.
+        archive: The backup.
+        charge_lost: Whether to charge the whole budget if messages may be missing.
+
+    Raises:
+        UsageError: The folder has a ledger, the backup is damaged, or messages may be missing and `charge_lost` is
+            false.
+    """
+    _check_empty(folder)
+    with unpacked(archive) as found:
+        facts, source = _facts(found, archive), found / "folder"
+        head = Head(int(facts["ledger"][0]), str(facts["ledger"][1]))
+        try:
+            known = read_chain(source / FILE, head)
+        except (LedgerDamaged, FileNotFoundError) as error:
+            raise UsageError(f"{archive} is damaged: {error}") from None
+        if known.head != head:
+            raise UsageError(f"{archive} is damaged: its ledger has {known.head.lines} lines, {head.lines} were saved")
+        releases = Releases(source / FILE, known.lines)
+        releases.check(policy.relation)
+        lost = _lost(policy, head)
+        if lost and not charge_lost:
+            raise UsageError(
+                f"{lost}; with --charge-lost the backup is restored and the whole budget counts as spent, which is the "
+                "most that the missing messages can have cost"
+            )
+        with writing(folder):
+            _copy(source, folder, with_states=not lost)
+    if lost:
+        _charge(folder, policy, facts["budgets"], releases)
+    if policy.witness is not None:
+        write_atomic(Path(policy.witness), (folder / f"{FILE}.head").read_bytes(), private=True)
+    present = read_releases(folder, policy.witness)
+    lines = read_chain(folder / FILE).head.lines
+    return Restored(lines, bool(lost), present.epsilon(policy.unit, policy.delta))
+
+
+def _check_empty(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir() or any(path.name not in _LEFT_OUT for path in folder.iterdir()):
+        raise UsageError(
+            f"{folder} is not empty, and a ledger is never replaced; if it is damaged, move the folder away and keep it"
+        )
+
+
+def _facts(found: Path, archive: Path) -> dict[str, Any]:
+    content = read_if_present(found / FACTS, _LARGEST_FACTS)
+    facts: Any = parse_json(content, str(archive)) if content is not None else None
+    try:
+        if facts is not None and facts["format"] == _FORMAT and len(facts["ledger"]) == 2 and facts["budgets"]:
+            return dict(facts)
+    except (KeyError, TypeError):
+        pass
+    raise UsageError(f"{archive} is no backup of a party's folder; `normec federation backup` writes one")
+
+
+def _lost(policy: Policy, head: Head) -> str:
+    """Why messages may be missing in the backup; empty if the witness shows that none are."""
+    if policy.witness is None:
+        return "the policy has no witness, so nobody knows whether messages were made after the backup"
+    try:
+        seen = read_head(Path(policy.witness))
+    except LedgerDamaged as error:
+        return str(error)
+    if seen is None:
+        return f"the witness {policy.witness} is missing, so nobody knows whether messages were made after the backup"
+    if seen == head:
+        return ""
+    if seen.lines <= head.lines:
+        return f"the witness {policy.witness} does not belong to this backup, or is older than it"
+    return f"the ledger had {seen.lines} lines according to its witness, the backup has {head.lines}"
+
+
+def _copy(source: Path, folder: Path, *, with_states: bool) -> None:
+    """Copy the files of a backup into place in one step; only their owner can read them."""
+    private_folder(folder.parent)
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    private_folder(aside)
+    try:
+        for path in sorted(source.rglob("*")):
+            inside = path.relative_to(source)
+            if not path.is_file() or path.is_symlink() or (inside.parts[0] == _STATES and not with_states):
+                continue
+            private_folder((aside / inside).parent)
+            write_atomic(aside / inside, path.read_bytes(), private=True)
+        if folder.exists():
+            for left in folder.iterdir():
+                left.unlink()
+            folder.rmdir()
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _charge(folder: Path, policy: Policy, earlier: dict[str, float], releases: Releases) -> None:
+    """Append a line that brings the account of every unit to the largest ε that the policy allowed.
+
+    Where the policy limits clients alone, a message costs a record at most what twice the change of a client costs
+    (`price`). Where it limits records alone, nothing limits what was spent at client level, and the line says so by a
+    multiplier that no budget allows.
+    """
+    budgets = {
+        unit: max(float(earlier.get(unit, 0.0)), policy.budgets.get(unit, 0.0))
+        for unit in {*earlier, *policy.budgets} & set(UNITS)
+    }
+    noise = {unit: _completing(releases.account(unit, policy.delta), epsilon) for unit, epsilon in budgets.items()}
+    if "record" not in noise:
+        noise["record"] = noise["client"] / 2
+    noise.setdefault("client", _NO_NOISE)
+    line = {
+        "kind": "release",
+        "run": "restored",
+        "node": "restored",
+        "step": 0,
+        "count": 1,
+        "unit": policy.unit,
+        "trust": "local",
+        "noise": "secure",
+        "sigma": 0.0,
+        **{unit: noise[unit] for unit in UNITS},
+        "recovered": True,
+    }
+    with Chain(folder / FILE) as chain:
+        chain.append(line)
+
+
+def _completing(account: Account, budget: float) -> float:
+    """The noise multiplier of one release that brings ε to the budget or slightly above it."""
+    if math.isinf(budget):
+        raise UsageError("the policy has no epsilon, so there is no bound on what was spent; begin a new folder")
+
+    def epsilon(multiplier: float) -> float:
+        after = account.copy()
+        after.add(Event(multiplier, 1.0, 1))
+        return after.epsilon()
+
+    low, high = _NO_NOISE, 1e6  # at the first ε is huge, and with the last a release costs nothing
+    while high / low > 1 + _TIGHT:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if epsilon(middle) >= budget else (low, middle)
+    return low

@@ -1,0 +1,137 @@
+"""Backup and restoration of a party's folder: no restored ledger counts less than what was sent."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from normec import UsageError
+from normec.federation.protocol.account import FILE, read_releases
+from normec.federation.protocol.backup import back_up, restore
+from normec.federation.protocol.party import Party
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.wire import Refusal, Reply
+
+from .faulty_network import DIMENSION, Quadratic
+from .hostile import HostileServer, zeros
+
+
+def policy(tmp_path: Path, *, witness: bool = True, **rules: object) -> Policy:
+    where = {"witness": str(tmp_path / "witness.head")} if witness else {}
+    return Policy.model_validate({"epsilon": 8.0, **where, **rules})
+
+
+def spend(folder: Path, rules: Policy, messages: int, run: str = "trial") -> HostileServer:
+    server = HostileServer(Party(folder, rules, Quadratic(), node="a"), zeros(DIMENSION), run=run)
+    for _ in range(messages):
+        assert isinstance(server.ask(), Reply)
+    return server
+
+
+def epsilon(folder: Path, rules: Policy, unit: str = "client") -> float:
+    return read_releases(folder, rules.witness).epsilon(unit, rules.delta)
+
+
+def test_a_folder_that_sent_nothing_since_is_restored_whole(tmp_path: Path) -> None:
+    rules, folder = policy(tmp_path), tmp_path / "state"
+    server = spend(folder, rules, 3)
+    before, files = epsilon(folder, rules), sorted(path.name for path in folder.rglob("*") if path.is_file())
+    assert back_up(folder, rules, tmp_path / "a.tgz").lines == 4
+    shutil.rmtree(folder)
+    found = restore(folder, rules, tmp_path / "a.tgz")
+    assert (found.lines, found.charged, found.epsilon) == (4, False, before)
+    kept = sorted(path.name for path in folder.rglob("*") if path.is_file())
+    assert set(files) - set(kept) == {".lock"}
+    assert isinstance(server.ask(), Reply), "the party goes on from its state"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [folder, *folder.rglob("*")])
+    assert (tmp_path / "a.tgz").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("kind", ["newer messages", "no witness", "witness lost", "witness of another ledger"])
+def test_what_may_be_missing_is_refused_or_charged_at_the_budget(tmp_path: Path, kind: str) -> None:
+    rules, folder = policy(tmp_path, witness=kind != "no witness"), tmp_path / "state"
+    spend(folder, rules, 2)
+    back_up(folder, rules, tmp_path / "a.tgz")
+    spend(folder, rules, 5, run="later")
+    true = epsilon(folder, rules)
+    shutil.rmtree(folder)
+    if kind == "witness lost":
+        (tmp_path / "witness.head").unlink()
+    elif kind == "witness of another ledger":
+        (tmp_path / "witness.head").write_text('{"lines": 2, "hash": "00"}\n')
+    with pytest.raises(UsageError, match=r"with --charge-lost the backup is restored"):
+        restore(folder, rules, tmp_path / "a.tgz")
+    assert not folder.exists()
+    found = restore(folder, rules, tmp_path / "a.tgz", charge_lost=True)
+    assert found.charged
+    assert true < 8.0 <= found.epsilon < 8.001
+    assert epsilon(folder, rules, "record") > epsilon(folder, rules)
+    assert not (folder / "runs").exists()
+    answer = HostileServer(Party(folder, rules, Quadratic(), node="a"), zeros(DIMENSION)).ask()
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "budget"
+    more = rules.model_copy(update={"epsilon": 20.0})
+    assert isinstance(HostileServer(Party(folder, more, Quadratic(), node="a"), zeros(DIMENSION)).ask(), Reply)
+    assert epsilon(folder, more) > 8.0
+
+
+def test_the_charge_covers_the_larger_of_two_budgets(tmp_path: Path) -> None:
+    rules, folder = policy(tmp_path), tmp_path / "state"
+    spend(folder, rules, 1)
+    back_up(folder, rules, tmp_path / "a.tgz")
+    spend(folder, rules, 1, run="later")
+    shutil.rmtree(folder)
+    lower = rules.model_copy(update={"epsilon": 2.0})
+    assert restore(folder, lower, tmp_path / "a.tgz", charge_lost=True).epsilon >= 8.0
+
+
+def test_a_policy_for_records_says_nothing_about_the_client(tmp_path: Path) -> None:
+    rules, folder = policy(tmp_path, unit="record", units=["client", "record"]), tmp_path / "state"
+    spend(folder, rules, 1)
+    back_up(folder, rules, tmp_path / "a.tgz")
+    spend(folder, rules, 1, run="later")
+    shutil.rmtree(folder)
+    restore(folder, rules, tmp_path / "a.tgz", charge_lost=True)
+    assert 8.0 <= epsilon(folder, rules, "record") < 8.001
+    assert epsilon(folder, rules, "client") > 1e12
+
+
+def test_a_ledger_is_never_replaced(tmp_path: Path) -> None:
+    rules, folder = policy(tmp_path), tmp_path / "state"
+    spend(folder, rules, 1)
+    back_up(folder, rules, tmp_path / "a.tgz")
+    with pytest.raises(UsageError, match=r"state is not empty, and a ledger is never replaced"):
+        restore(folder, rules, tmp_path / "a.tgz", charge_lost=True)
+    with pytest.raises(UsageError, match=r"a\.tgz exists"):
+        back_up(folder, rules, tmp_path / "a.tgz")
+    with pytest.raises(UsageError, match="holds no ledger"):
+        back_up(tmp_path / "nowhere", rules, tmp_path / "b.tgz")
+
+
+@pytest.mark.parametrize("damage", ["not an archive", "another archive", "ledger cut", "ledger changed"])
+def test_a_damaged_backup_is_refused(tmp_path: Path, damage: str) -> None:
+    rules, folder, archive = policy(tmp_path), tmp_path / "state", tmp_path / "a.tgz"
+    spend(folder, rules, 3)
+    back_up(folder, rules, archive)
+    shutil.rmtree(folder)
+    if damage == "not an archive":
+        archive.write_bytes(b"nothing")
+    else:
+        shutil.unpack_archive(archive, tmp_path / "inside", filter="data")
+        ledger = tmp_path / "inside" / "folder" / FILE
+        text = ledger.read_text()
+        if damage == "another archive":
+            (tmp_path / "inside" / "backup.json").unlink()
+        elif damage == "ledger cut":
+            ledger.write_text("".join(text.splitlines(keepends=True)[:-1]))
+        else:
+            ledger.write_text(text.replace('"count":1', '"count":0', 1))
+        archive.unlink()
+        with tarfile.open(archive, "w:gz") as whole:
+            whole.add(tmp_path / "inside", ".")
+    with pytest.raises(UsageError, match=r"damaged|cannot be unpacked|no backup"):
+        restore(folder, rules, archive, charge_lost=True)
+    assert not folder.exists()

@@ -1,0 +1,146 @@
+"""The filter for NVIDIA FLARE, on FLARE's own objects and in a job of its simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.filter import ContentBlockedException
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import make_reply
+
+from normec import BudgetSpent, UsageError
+from normec.federation.nvflare.private_updates import LEDGER, PrivateUpdates
+
+SHAPES = {"weight": (300, 20), "bias": (20,)}
+LENGTH = 6020
+
+TRAIN = """
+import nvflare.client as flare
+import torch
+
+flare.init()
+while flare.is_running():
+    received = flare.receive()
+    ahead = {name: torch.full_like(torch.as_tensor(value), 3.0) for name, value in received.params.items()}
+    flare.send(flare.FLModel(params=ahead, params_type="DIFF", metrics={"accuracy": 0.5}))
+"""
+
+JOB = """
+import sys
+import torch
+from nvflare.app_opt.pt.job_config.fed_avg import FedAvgJob
+from nvflare.job_config.api import FilterType
+from nvflare.job_config.script_runner import ScriptRunner
+from normec.federation.nvflare.private_updates import PrivateUpdates
+
+folder = sys.argv[1]
+model = torch.nn.Linear(4, 2)
+job = FedAvgJob(name="private", n_clients=2, num_rounds=3, initial_model=model)
+for site in ("site-1", "site-2"):
+    job.to(ScriptRunner(script=folder + "/train.py"), site)
+    own = PrivateUpdates(folder + "/ledgers/{site}", epsilon=8.0, rounds=3, clip=1.0)
+    job.to(own, site, filter_type=FilterType.TASK_RESULT, tasks=["train"])
+job.simulator_run(folder + "/work")
+"""
+
+
+def context(site: str = "site-1") -> FLContext:
+    found = FLContext()
+    found.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
+    return found
+
+
+def result(value: float = 5.0, kind: Any = DataKind.WEIGHT_DIFF, dtype: Any = np.float32) -> Any:
+    data = {name: np.full(shape, value, dtype) for name, shape in SHAPES.items()}
+    meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 4711, "initial_metrics": {"loss": 4711.0}}
+    shareable = DXO(kind, data, meta).to_shareable()
+    shareable.set_header("patients", 4711)
+    shareable.set_header("current_round", 2)
+    shareable["more"] = 4711
+    return shareable
+
+
+def vector(shareable: Any) -> Any:
+    return np.concatenate([part.ravel() for part in from_shareable(shareable).data.values()])
+
+
+def test_a_result_is_clipped_and_covered_by_the_noise_of_its_epsilon(tmp_path: Path) -> None:
+    own = PrivateUpdates(str(tmp_path / "{site}"), epsilon=8.0, rounds=3, clip=1.0)
+    sent = np.stack([vector(own.process(result(), context())) for _ in range(3)])
+    sigma = float(sent.std())
+    # Gaussian differential privacy: 3 releases of sensitivity 1 have mu = sqrt(3)/sigma, and with it this delta.
+    mu, normal = 3**0.5 / sigma, NormalDist()
+    delta = normal.cdf(mu / 2 - 8 / mu) - np.exp(8) * normal.cdf(-mu / 2 - 8 / mu)
+    assert delta == pytest.approx(1e-5, rel=0.5)
+    assert abs(sent.mean() - LENGTH**-0.5) < 5 * sigma / (3 * LENGTH) ** 0.5
+    assert abs(np.corrcoef(sent)[0, 1]) < 5 / LENGTH**0.5, "fresh noise in each round"
+
+
+def test_nothing_else_of_the_site_leaves(tmp_path: Path) -> None:
+    found = PrivateUpdates(str(tmp_path), epsilon=8.0, rounds=3, clip=1.0).process(result(), context())
+    assert "4711" not in repr({**found, "DXO": from_shareable(found).meta})
+    assert found.get_header("current_round") == 2
+    assert {name: part.shape for name, part in from_shareable(found).data.items()} == SHAPES
+    failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    failed["trace"] = "patient 4711"
+    again = PrivateUpdates(str(tmp_path / "b"), epsilon=8.0, rounds=3, clip=1.0).process(failed, context())
+    assert (again.get_return_code(), "4711" in repr(again)) == (ReturnCode.EXECUTION_EXCEPTION, False)
+
+
+def test_the_budget_outlives_the_job(tmp_path: Path) -> None:
+    given = {"epsilon": 8.0, "rounds": 3, "clip": 1.0}
+    first = PrivateUpdates(str(tmp_path), **given)  # type: ignore[arg-type]
+    for _ in range(2):
+        first.process(result(), context())
+    with pytest.raises(UsageError, match="in use by another process"):
+        PrivateUpdates(str(tmp_path), **given).process(result(), context())  # type: ignore[arg-type]
+    first.close()
+    second = PrivateUpdates(str(tmp_path), **given)  # type: ignore[arg-type]
+    second.process(result(), context())
+    with pytest.raises(BudgetSpent):
+        second.process(result(), context())
+    lines = [json.loads(line) for line in (tmp_path / LEDGER).read_text().splitlines()]
+    assert [line["releases"] for line in lines[1:]] == [1, 2, 3]
+    assert lines[-1]["epsilon"] <= 8.0
+
+
+def test_other_results_are_blocked_before_they_cost_anything(tmp_path: Path) -> None:
+    own = PrivateUpdates(str(tmp_path), epsilon=8.0, rounds=3, clip=1.0)
+    for wrong in (result(kind=DataKind.WEIGHTS), result(dtype=np.int64), make_reply(ReturnCode.OK)):
+        with pytest.raises(ContentBlockedException):
+            own.process(wrong, context())
+    assert not (tmp_path / LEDGER).exists()
+    own.process(result(), context())
+    with pytest.raises(ContentBlockedException, match="differ from those of the first"):
+        own.process(result(dtype=np.float64), context())
+    assert np.isfinite(vector(own.process(result(float("nan")), context()))).all()
+
+
+@pytest.mark.slow
+def test_a_job_of_the_simulator(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "job.py").write_text(JOB)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "job.py"), str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    for site in ("site-1", "site-2"):
+        path = tmp_path / "ledgers" / site / LEDGER
+        assert path.exists(), done.stdout[-2000:] + done.stderr[-2000:]
+        assert len(path.read_text().splitlines()) == 4, "a header and a line for each of three rounds"

@@ -1,0 +1,167 @@
+"""The file of terms that all parties sign: keys of OpenSSH, changes after a signature, and the app's code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr.app")
+
+from normec import UsageError
+from normec.cli.app import run
+from normec.federation.flower.scaffold import write_app
+from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app, new_terms, parse_parties
+from normec.federation.flower.supernode import read_private_key
+
+NAMES = ("north", "south", "east")
+SETTINGS: dict[str, Any] = {
+    "rounds": 10,
+    "epsilon": 2.0,
+    "unit": "record",
+    "record_clip": 1.0,
+    "records": "200,300,100",
+}
+TABLE = 'target = "ill"\nclasses = [0, 1]\n[inputs]\nage = {low = 20, high = 90}\nsex = {categories = ["f", "m"]}\n'
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An app for tables, keys of three parties, and the terms of a run that nobody has signed yet."""
+    folder = tmp_path_factory.mktemp("terms")
+    (folder / "table.toml").write_text(TABLE)
+    write_app(folder / "app", schema=folder / "table.toml")
+    for name in NAMES:
+        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(folder / name)]
+        subprocess.run(command, check=True)
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "learning"]:
+        del sys.modules[loaded]  # of the app of another test
+    new_terms(folder / "app", {name: folder / f"{name}.pub" for name in NAMES}, SETTINGS).save(folder / "terms.json")
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "here")
+    return tmp_path / "here"
+
+
+def signed(folder: Path, names: tuple[str, ...] = NAMES) -> SignedTerms:
+    terms = SignedTerms.load(folder / "terms.json")
+    for name in names:
+        terms = terms.sign(read_private_key(folder / name))
+    terms.save(folder / "terms.json")
+    return SignedTerms.load(folder / "terms.json")
+
+
+def test_terms_state_what_each_party_is_asked(folder: Path) -> None:
+    terms = SignedTerms.load(folder / "terms.json")
+    noises = [one.agreed.privacy.sigma for one in terms.parties]
+    divisors = [one.agreed.plan.records.divisor for one in terms.parties if one.agreed.plan.records is not None]
+    assert divisors == [200, 300, 100]
+    # The noise of a party is in proportion to what one of its records can change, 1/divisor.
+    assert noises[0] * 200 == pytest.approx(noises[1] * 300) == pytest.approx(noises[2] * 100)
+    assert [one.agreed.index for one in terms.parties] == [0, 1, 2]
+    assert terms.parties[0].agreed.parameters == 2 * 2 + 2
+
+
+def test_all_must_sign(folder: Path) -> None:
+    partly = signed(folder, NAMES[:2])
+    assert partly.state() == {"north": "signed", "south": "signed", "east": "missing"}
+    with pytest.raises(UsageError, match="east has not signed the terms of run app"):
+        agreed_by_all(folder / "terms.json", folder / "north", folder / "app")
+    signed(folder, NAMES[2:])
+    agreed = agreed_by_all(folder / "terms.json", folder / "south", folder / "app")
+    assert agreed["app"].index == 1
+    (folder / "all").mkdir()
+    shutil.copy(folder / "terms.json", folder / "all" / "first.json")
+    assert agreed_by_all(folder / "all", folder / "south", folder / "app") == agreed
+    shutil.copy(folder / "terms.json", folder / "all" / "second.json")
+    with pytest.raises(UsageError, match="two files of terms of run app"):
+        agreed_by_all(folder / "all", folder / "south", folder / "app")
+
+
+@pytest.mark.parametrize("change", ["rounds", "sigma", "order", "key", "settings", "app", "run"])
+def test_a_change_makes_every_signature_wrong(folder: Path, change: str) -> None:
+    signed(folder)
+    whole = json.loads((folder / "terms.json").read_text())
+    terms = whole["terms"]
+    if change == "rounds":
+        terms["parties"][0]["agreed"]["plan"]["rounds"] = 11
+    elif change == "sigma":
+        terms["parties"][1]["agreed"]["privacy"]["sigma"] *= 0.99
+    elif change == "order":
+        terms["parties"].reverse()
+    elif change == "key":
+        terms["parties"][2]["key"] = terms["parties"][1]["key"]
+    elif change == "settings":
+        terms["settings"]["epsilon"] = 3.0
+    else:
+        terms[change] = terms[change][::-1]
+    (folder / "terms.json").write_text(json.dumps(whole))
+    assert set(SignedTerms.load(folder / "terms.json").state().values()) == {"wrong"}
+    assert run(["federation", "terms", "verify", str(folder / "terms.json")]) == 1
+
+
+def test_a_signature_counts_for_its_own_party_only(folder: Path) -> None:
+    signed(folder)
+    whole = json.loads((folder / "terms.json").read_text())
+    whole["signatures"]["north"] = whole["signatures"]["south"]
+    (folder / "terms.json").write_text(json.dumps(whole))
+    assert SignedTerms.load(folder / "terms.json").state()["north"] == "wrong"
+    whole["terms"]["more"] = 1
+    (folder / "terms.json").write_text(json.dumps(whole))
+    with pytest.raises(UsageError, match="contains entries that no terms have"):
+        SignedTerms.load(folder / "terms.json")
+
+
+def test_a_stranger_cannot_sign(folder: Path) -> None:
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(folder / "west")]
+    subprocess.run(command, check=True)
+    with pytest.raises(UsageError, match="is none of the parties of run app"):
+        SignedTerms.load(folder / "terms.json").sign(read_private_key(folder / "west"))
+
+
+def test_another_copy_of_the_app_is_refused(folder: Path) -> None:
+    signed(folder)
+    before = digest_of_app(folder / "app")
+    (folder / "app" / "party.toml").write_text("# the party's own")
+    (folder / "app" / "policy.toml").write_text("# the party's own")
+    assert digest_of_app(folder / "app") == before
+    with (folder / "app" / "table.toml").open("a") as table:
+        table.write("# another range\n")
+    with pytest.raises(UsageError, match="differs from that of the terms"):
+        agreed_by_all(folder / "terms.json", folder / "north", folder / "app")
+
+
+def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    terms = str(folder / "terms.json")
+    for name in NAMES:
+        assert run(["federation", "terms", "verify", terms]) == 1
+        assert run(["federation", "terms", "sign", terms, "--key", str(folder / name)]) == 0
+    assert run(["federation", "terms", "verify", terms, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["complete"]
+    (folder / "policy.toml").write_text('epsilon = 3.0\nunit = "record"\n')
+    (folder / "party.toml").write_text(
+        'superlink = "localhost:1"\nroot_certificates = "ca.crt"\nkey = "north"\napp = "app"\nfolder = "state"\n'
+        'policy = "policy.toml"\nterms = "terms.json"\n'
+    )
+    assert run(["federation", "terms", "show", terms, "--party", str(folder / "party.toml")]) == 0
+    assert "ε per record goes from 0 to 2 of 3" in capsys.readouterr().out
+    (folder / "policy.toml").write_text('epsilon = 1.0\nunit = "record"\n')
+    assert run(["federation", "terms", "show", terms, "--party", str(folder / "party.toml")]) == 2
+    assert "would be refused (budget) before its end" in capsys.readouterr().err
+    assert run(["federation", "terms", "new", str(folder / "app"), "--party", "a=b", "--out", terms]) == 2
+    assert "terms are not changed" in capsys.readouterr().err
+
+
+def test_names_and_keys() -> None:
+    assert parse_parties(["a=x.pub", "b=y=z.pub"]) == {"a": Path("x.pub"), "b": Path("y=z.pub")}
+    for wrong in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
+        with pytest.raises(UsageError, match="each name once"):
+            parse_parties(wrong)

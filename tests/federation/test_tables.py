@@ -1,0 +1,118 @@
+"""A party with a table: the app reads it with its schema, and what is wrong with it stays at the party."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normec import NormEC, UsageError
+from normec.data import load_schema, read_table
+from normec.federation.flower.records import from_records, to_records
+from normec.federation.flower.scaffold import write_app
+from normec.federation.flower.signed_terms import new_terms
+from normec.federation.flower.supernode import load_client, load_task, read_private_key
+from normec.federation.protocol.journal import read_journal
+
+from .hostile import HostileServer, zeros
+
+flower = pytest.importorskip("flwr.app")
+
+SCHEMA = 'target = "ill"\nclasses = ["no", "yes"]\n[inputs]\nage = {low = 20, high = 80}\n'
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    write_app(tmp_path / "app", schema=tmp_path / "schema.toml")
+    for name in [name for name in sys.modules if name.split(".")[0] == "learning"]:
+        del sys.modules[name]  # the app of another test
+    return tmp_path / "app"
+
+
+def ask(app: Path, folder: Path, table: Path, **more: str) -> list[dict[str, Any]]:
+    """The answers of a party to two requests: the handshake, and the message."""
+    (folder / "policy.toml").write_text("epsilon = 8\nleast_sigma = 1e-3")
+    config = {"folder": str(folder / "state"), "policy": str(folder / "policy.toml"), "data": str(table), **more}
+    client, found = load_client(app), list[dict[str, Any]]()
+    asking = HostileServer(None, zeros(4, "float32"), method=NormEC(0.1, 0.5))  # type: ignore[arg-type]
+    for _ in range(2):
+        metadata = flower.Metadata(1, "message", 1, 2, "", "", time.time(), 3600.0, "train")
+        message = flower.Message(content=to_records(asking.fields()), metadata=metadata)
+        reply = client(message, flower.Context(1, 2, config, flower.RecordDict(), run_config={}))
+        found.append(from_records(reply.content))
+        asking.token = found[-1].get("token", "")
+    return found
+
+
+def test_a_party_answers_with_its_table(app: Path, tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    table.write_text("age,ill,name\n30,no,x\n70,yes,y\n")
+    first, second = ask(app, tmp_path, table)
+    assert first["reason"] == "state"
+    assert len(second["message"]) == 4
+    task = load_task(app)
+    assert (task.model().in_features, task.model().out_features) == (1, 2)
+    with pytest.raises(UsageError, match=r"name its table in party\.toml"):
+        task.data(0, 1)
+
+
+def test_a_mistake_in_a_table_is_not_told_to_the_server(app: Path, tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    table.write_text("age,ill,name\n30,no,x\nfour score,yes,patient 4711\n")
+    for answer in ask(app, tmp_path, table):
+        assert answer["reason"] == "failed"
+        assert "score" not in str(answer)
+    assert "'four score' is not a number" in read_journal(tmp_path / "state" / "events.jsonl")[-1]["exact"]
+
+
+def test_a_party_with_signed_terms_refuses_other_requests(app: Path, tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    table.write_text("age,ill\n30,no\n70,yes\n")
+    for name in "ab":
+        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(tmp_path / name)]
+        subprocess.run(command, check=True)
+    terms = new_terms(app, {name: tmp_path / f"{name}.pub" for name in "ab"}, {"name": "trial", "rounds": 5})
+    terms = terms.sign(read_private_key(tmp_path / "a"))
+    terms.save(tmp_path / "terms.json")
+    given = {"terms": str(tmp_path / "terms.json"), "key": str(tmp_path / "a")}
+    assert ask(app, tmp_path, table, **given)[0]["reason"] == "failed", "b has not signed"
+    terms.sign(read_private_key(tmp_path / "b")).save(tmp_path / "signed.json")
+    given["terms"] = str(tmp_path / "signed.json")
+    assert ask(app, tmp_path, table, **given)[0]["reason"] == "terms"
+    last = read_journal(tmp_path / "state" / "events.jsonl")[-1]["exact"]
+    assert "the agreed terms have" in last
+    assert not (tmp_path / "state" / "ledger.jsonl").exists()
+
+
+def test_the_server_tests_with_a_public_table(app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "public.csv"
+    table.write_text("age,ill\n80,yes\n")
+    task = load_task(app)
+    assert task.test() is None
+    monkeypatch.setenv("NORMEC_TEST_TABLE", str(table))
+    found = task.test()
+    assert found is not None
+    assert torch.equal(found[0][0], read_table(table, load_schema(app / "table.toml")).inputs[0])
+
+
+def test_an_app_without_a_schema_takes_no_table(tmp_path: Path) -> None:
+    write_app(tmp_path / "plain")
+    assert not (tmp_path / "plain" / "learning" / "table_task.py").exists()
+    for name in [name for name in sys.modules if name.split(".")[0] == "learning"]:
+        del sys.modules[name]
+    answers = ask(tmp_path / "plain", tmp_path, tmp_path / "patients.csv")
+    assert answers[0]["reason"] == "failed"
+    assert "has no table.toml" in read_journal(tmp_path / "state" / "events.jsonl")[-1]["exact"]
+
+
+def test_a_mistake_in_the_schema_writes_no_app(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text("target = 1")
+    with pytest.raises(UsageError, match="target must be a name"):
+        write_app(tmp_path / "app", schema=tmp_path / "schema.toml")
+    assert not (tmp_path / "app").exists()
