@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .training.callbacks import Callback
     from .training.options import Compute, Logging, Memory, Storage
     from .training.run import Run
+    from .training.saved_run import SavedRun, load
     from .training.train import train
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ _HOME = {
     "training.callbacks": ("Callback",),
     "training.options": ("Compute", "Logging", "Memory", "Storage"),
     "training.run": ("Run",),
+    "training.saved_run": ("SavedRun", "load"),
     "training.train": ("train",),
 }
 _PACKAGES = ("data", "distributed", "federation", "models", "privacy", "theory", "trackers")
@@ -89,12 +91,14 @@ __all__ = [
     "Problem",
     "RandK",
     "Run",
+    "SavedRun",
     "Scaffold",
     "ServerOptimizer",
     "SmoothedNorm",
     "Storage",
     "TopK",
     "UsageError",
+    "load",
     "train",
 ]
 

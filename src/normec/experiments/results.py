@@ -91,7 +91,8 @@ def of(summary: Mapping[str, Any], folder: Path) -> Record:
     """Return the record of a run from its summary."""
     status = summary["status"]
     known = {key: summary.get(key) for key in ("clients", "dimension", "rounds")}
-    settings = _settings(summary["config"], Measured(**known))
+    held = summary["config"]
+    settings = _settings_of_python(held) if STARTED_BY in held else _settings(held, Measured(**known))
     return Record(folder, settings, status if status in STATES else "unfinished", summary)
 
 
@@ -246,16 +247,13 @@ def _read(folder: Path) -> Record:
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is incomplete: it has no config.toml")
     held = read_toml(folder / "config.toml")
-    started_from_python = STARTED_BY in held
-    settings = _settings_of_python(held) if started_from_python else _settings(_checked(held))
+    settings = _settings_of_python(held) if STARTED_BY in held else _settings(_checked(held))
     history = History(folder / "metrics.jsonl")
     history.reread()
     last = history.rows[-1] if len(history) else {}
     if not schema.ROW(last):
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     summary = {"round": last.get("round", 0), "final": last}
-    if started_from_python and last and last.get("round") == held.get("rounds"):  # a run from Python writes no summary
-        return Record(folder, settings, "finished", {**summary, "rounds": held["rounds"]}, _paid(folder, summary))
     return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
 
 

@@ -85,6 +85,39 @@ class Receipt:
     releases: int
 
 
+@dataclass(frozen=True)
+class Payments:
+    """What a run without a folder paid, from which a ledger can be written later.
+
+    Args:
+        privacy: The statement of the run.
+        horizon: The planned number of rounds.
+        planned: All releases of a run whose noise changes by round.
+        made: The round, the event and the noise of every release, in order.
+    """
+
+    privacy: Privacy
+    horizon: int
+    planned: tuple[Event, ...]
+    made: tuple[tuple[int, Event, float], ...]
+
+    def write(self, path: Path) -> None:
+        """Write the ledger; rounds that follow each other with the same noise share a line."""
+        with Ledger(path, self.privacy, self.horizon, planned=self.planned) as ledger:
+            waiting: tuple[int, Event, float] | None = None
+            for round, event, sigma in self.made:
+                if waiting is not None:
+                    first, whole, noise = waiting
+                    one = dataclasses.replace(whole, count=1)
+                    if (one, noise, first + whole.count) == (event, sigma, round):
+                        waiting = first, dataclasses.replace(whole, count=whole.count + 1), noise
+                        continue
+                    ledger.reserve(*waiting)
+                waiting = round, event, sigma
+            if waiting is not None:
+                ledger.reserve(*waiting)
+
+
 class _Paid(NamedTuple):
     """The payment for a round: the attempt, the noise, and the price."""
 

@@ -34,7 +34,7 @@ from ..system.files import read_if_present, writing
 from ..system.processes import process_identity
 from .accounting import Account, Event, mu_for
 from .hash_chain import read_chain
-from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable, without_used_coins
+from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Payments, Receipt, affordable, without_used_coins
 from .noise import GridNoise, noise_source, privatise
 from .release import calibrate
 from .rounding_grid import from_grid, grid_step, snap
@@ -161,6 +161,7 @@ class Mechanism:
         self._account = Account(privacy.delta, planned=self._planned)
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
+        self._made: list[tuple[int, Event, float]] = []  # what was paid without a ledger
         self.name, self._notes, self._gaps, self._witness = name, notes, gaps, witness
         # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once, if their noise is
         # the same.
@@ -259,6 +260,7 @@ class Mechanism:
             attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
             event = without_used_coins(self.release.event(self.sigma, round), attempt)
             self._account = self._with(event, round)
+            self._made.append((round, event, self.sigma_at(round)))
         else:
             with writing(self._ledger.path):
                 attempt = self._spend(self._ledger, round, key).attempt
@@ -437,6 +439,12 @@ class Mechanism:
             not_covered=(*self.privacy.not_covered(), *self._gaps),
             notes=(*self.release.notes, *self._notes),
         )
+
+    def payments(self) -> Payments | None:
+        """What was paid without a ledger; None if there is one."""
+        if self._ledger is not None:
+            return None
+        return Payments(self.privacy, self.setting.rounds, tuple(self._planned), tuple(self._made))
 
     def _with(self, event: Event, round: int) -> Account:
         """The account with one more event, without a ledger. Raises `BudgetSpent`."""

@@ -204,6 +204,12 @@ class Problem:
             vars(self._evaluation_copy).update(self._evaluation_parts)
         return self._evaluation_copy
 
+    @property
+    def evaluation_transform(self) -> Transform | None:
+        """The copy of the transform that never saw a client's records."""
+        held: Transform | None = self._evaluation_parts["transform"]
+        return held
+
     @staticmethod
     def _evaluation_batch(held: records.Records, device: torch.device) -> int:
         """Return the number of records to evaluate at once; small images on a GPU are bound by kernel launches."""

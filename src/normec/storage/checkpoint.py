@@ -59,7 +59,7 @@ class Checkpoints:
         self.begin()
         path = self.folder / f"round-{round:08d}.safetensors"
         held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_atomic(path, lambda aside: _save_tensors(held, aside), private=self._private)
+        write_atomic(path, lambda aside: save_tensors(held, aside), private=self._private)
         self._point({"round": round, "file": path.name, "sha256": _checksum(path), **facts})
         with writing(self.folder):
             for old in self.folder.iterdir():
@@ -122,7 +122,8 @@ class Checkpoints:
                 )
 
 
-def _save_tensors(held: dict[str, Tensor], path: Path) -> None:
+def save_tensors(held: dict[str, Tensor], path: Path) -> None:
+    """Write tensors to a safetensors file; a full disk raises `OSError`."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -19,6 +19,7 @@ from .history import History
 from .releases import Releases
 
 CONFIG = "config.toml"
+MODEL = "model.safetensors"  # the final model, under the names of its state_dict
 
 
 class FolderLock:

@@ -214,6 +214,10 @@ class TrainingLoop:
             privacy=spent,
             stopped=self.stopped,
             clients=self.clients,
+            settings=dict(self.storage.settings),
+            folder=self.storage.out,
+            transform=self.problem.evaluation_transform if isinstance(self.problem, Problem) else None,
+            payments=self.budget.payments() if self.budget is not None else None,
         )
         for callback in self.callbacks:
             callback.end(run)

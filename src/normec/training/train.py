@@ -22,7 +22,7 @@ from ..algorithms.message_weights import message_weights
 from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
 from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
-from ..errors import UsageError, at_least
+from ..errors import Diverged, UsageError, at_least, needed
 from ..gradients.precision import Precision, products
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
@@ -52,6 +52,7 @@ from .run import (
     record_clip_of,
 )
 from .settings_used import settings_used
+from .summary import keep_result, record_divergence
 from .usual import local_steps_of, method_of, rounds_of_method, step_size_of
 
 if TYPE_CHECKING:
@@ -195,7 +196,15 @@ def train(
     )
     loop = prepare(problem, method, options)
     with ready(compute.precision):
-        return loop.run()
+        try:
+            run = loop.run()
+        except Diverged as error:
+            if loop.storage.out is not None:
+                record_divergence(loop.storage.settings, loop.storage.out, error)
+            raise
+    communicator = loop.communicator
+    communicator.on_rank_zero(lambda: keep_result(run, communicator.size))
+    return run
 
 
 def prepare(problem: Objective, method: Method | str, options: Options) -> TrainingLoop:
@@ -306,6 +315,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
     kept, identity = out is not None, {}
+    if kept:
+        needed("safetensors")  # before anything is written
     if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
         identity = {
             "method": identity_of(method),
@@ -324,7 +335,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     loop = TrainingLoop(
         problem, method, plan, compute.engine, storage, seconds, watching, mechanism, communicator, kept
     )
-    if storage.out is not None:
+    if communicator.rank == 0:
         storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, seconds, witness)
     return loop
 
