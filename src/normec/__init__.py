@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .problems.problem import Problem
     from .sampling.participation import Everyone, FixedSize, Poisson
     from .storage.history import History
-    from .training.callbacks import Callback
+    from .training.callbacks import Callback, EarlyStopping
     from .training.options import Compute, Logging, Memory, Storage
     from .training.run import Run
     from .training.saved_run import SavedRun, load
@@ -51,7 +51,7 @@ _HOME = {
     "problems.problem": ("Problem",),
     "sampling.participation": ("Everyone", "FixedSize", "Poisson"),
     "storage.history": ("History",),
-    "training.callbacks": ("Callback",),
+    "training.callbacks": ("Callback", "EarlyStopping"),
     "training.options": ("Compute", "Logging", "Memory", "Storage"),
     "training.run": ("Run",),
     "training.saved_run": ("SavedRun", "load"),
@@ -74,6 +74,7 @@ __all__ = [
     "Clip21SGD2M",
     "Compute",
     "Diverged",
+    "EarlyStopping",
     "ErrorFeedback",
     "Everyone",
     "FixedSize",

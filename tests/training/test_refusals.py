@@ -33,6 +33,9 @@ def run(tmp_path: Path) -> Path:
         ".lock",
         "config.toml",
         "metrics.jsonl",
+        "model.safetensors",
+        "report.html",
+        "summary.json",
         "checkpoint/latest.json",
         "checkpoint/round-00000004.safetensors",
     }

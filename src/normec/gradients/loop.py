@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from ..errors import UsageError
+from ..problems.batch_form import Tree, alone, part_of, size_of
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..sampling.batches import BatchSource
@@ -109,9 +110,7 @@ class LoopEngine:
         return drawn.view(count, augment.draws)
 
 
-def record_shares(
-    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip
-) -> tuple[Tensor, Tensor]:
+def record_shares(problem: Problem, x: Tensor, inputs: Tree, targets: Tree, clip: RecordClip) -> tuple[Tensor, Tensor]:
     """Return the bounded gradient ``[B, d]`` and the loss ``[B]`` of every record."""
     grads, values = record_gradients(problem, x, inputs, targets)
     return clip(grads, problem.tensor_sizes), values
@@ -124,7 +123,7 @@ def clipped_gradient(
     rows: Tensor | None,
     clip: RecordClip,
     divisor: float,
-    shares: Callable[[Problem, Tensor, Tensor, Tensor, RecordClip], tuple[Tensor, Tensor]] = record_shares,
+    shares: Callable[[Problem, Tensor, Tree, Tree, RecordClip], tuple[Tensor, Tensor]] = record_shares,
 ) -> tuple[Tensor, Tensor]:
     """Return (loss, gradient) of a client on its records `rows` (None: all).
 
@@ -135,9 +134,9 @@ def clipped_gradient(
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
     total, losses = torch.zeros_like(x), x.new_zeros(())
-    for start in range(0, len(inputs), size := max(1, _CHUNK_FLOATS // len(x))):
+    for start in range(0, size_of(inputs), size := max(1, _CHUNK_FLOATS // len(x))):
         part = slice(start, start + size)
-        bounded, values = shares(problem, x, inputs[part], targets[part], clip)
+        bounded, values = shares(problem, x, part_of(inputs, part), part_of(targets, part), clip)
         total += bounded.sum(0)
         losses += values.sum()
     total /= divisor
@@ -146,12 +145,12 @@ def clipped_gradient(
     return loss + base, total if slope is None else total + slope
 
 
-def record_gradients(problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def record_gradients(problem: Problem, x: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
     """Return per-record gradients ``[B, d]`` and losses ``[B]``; model and transform see one record at a time."""
     problem.model.train()
 
-    def one(point: Tensor, item: Tensor, target: Tensor) -> Tensor:
-        return problem.loss(problem.outputs(point, item[None]), target[None])
+    def one(point: Tensor, item: Tree, target: Tree) -> Tensor:
+        return problem.value(point, alone(item), alone(target)).loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")
     grads, values = each(x, inputs, targets)

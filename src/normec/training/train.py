@@ -38,6 +38,7 @@ from .communicator import Communicator, SingleProcess, check_agreement
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
+from .observer import COLUMNS
 from .options import Compute, Logging, Memory, Options, Storage
 from .run import (
     LOGGING_SETTINGS,
@@ -303,6 +304,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
             "witness counts the lines of the ledger of a private run in a folder; give privacy and out as well, or "
             "leave witness out"
         )
+    _check_metric_names(problem)
     plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     mechanism = None
     if privacy is not None:
@@ -364,6 +366,14 @@ def _check_problem(problem: Any) -> None:
             f"the first argument must be a normec.Problem, got {type(problem).__name__}; "
             "call train(problem, method, ...)"
         )
+
+
+def _check_metric_names(problem: Objective) -> None:
+    """Refuse metrics and test sets whose columns every run has already."""
+    names = [*problem.metrics, *(f"{name}_loss" for name in problem.test_names)] if isinstance(problem, Problem) else []
+    for name in names:
+        if name in COLUMNS or f"validation_{name}" in COLUMNS:
+            raise UsageError(f"every run has a column {name!r} already; give the metric or test set another name")
 
 
 def _device(name: str | torch.device) -> torch.device:
@@ -521,6 +531,11 @@ def _mechanism(
             raise UsageError("record_clip needs records; plain functions have none")
         if plan.batch_size is not None:
             raise UsageError("record_clip goes with full local gradients or batch_rate, not with batch_size")
+        if isinstance(problem, Problem) and problem.form.collate is not None:
+            raise UsageError(
+                "record_clip needs the records one by one, and a collate function sees them together: one may change "
+                "the others; put the records into one shape in the data set, and leave collate out"
+            )
         if problem.augment is not None:
             raise UsageError("record_clip does not go with augmentation yet; leave one of them out")
     match plan.participation:
