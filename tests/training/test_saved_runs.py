@@ -249,3 +249,17 @@ def test_without_safetensors_a_run_needs_no_folder_and_writes_none(tmp_path: Pat
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert said == ["True", "safetensors is needed and not installed; pip install safetensors"]
     assert not (tmp_path / "run").exists()
+
+
+def test_metrics_of_ones_own_are_on_the_page_and_in_the_table_of_results(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    sets = [TensorDataset(torch.randn(9, 4, generator=draw), torch.arange(9) % 3) for _ in range(3)]
+    metrics = {"third": lambda outputs, _: (outputs.argmax(1) == 2).double().mean()}
+    held = n.Problem(net(), nn.functional.cross_entropy, sets[:2], test={"ward": sets[2]}, metrics=metrics)
+    run = n.train(held, n.GD(), lr=0.1, rounds=4, out=tmp_path)
+    (row,) = results.each(results.collect([tmp_path]).records)
+    assert row["third"] == run.history["third"][-1]
+    assert row["ward_accuracy"] == run.history["accuracy"][-1]
+    text = (tmp_path / "report.html").read_text()
+    assert 'id="chart-own_third"' in text
+    assert 'id="chart-own_ward_accuracy"' in text

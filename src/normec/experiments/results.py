@@ -19,7 +19,7 @@ from ..privacy.ledger_verification import verified
 from ..report import schema
 from ..settings import config as configs
 from ..settings.config import IDENTITY, RunConfig
-from ..storage.history import STARTED_BY, History
+from ..storage.history import STARTED_BY, UNNOISED, History
 from ..system.files import read_toml
 from . import runs, tuning
 from .resolve import Measured, resolved
@@ -34,6 +34,7 @@ METRICS = (
     *("test_loss", "accuracy", "accuracy_mean_over_clients", "best_accuracy"),
     *("epsilon", "bytes", "seconds"),
 )
+UNIVERSAL = ("round", "messages", *UNNOISED)  # further columns of all runs; the rest are metrics of the user's own
 STATES = ("finished", "stopped", "diverged", "failed", "unfinished")
 PARTS = ("config.toml", "summary.json", "metrics.jsonl", "checkpoint")  # a folder with any of them is a run
 
@@ -203,7 +204,8 @@ def _metrics(record: Record) -> Row:
         "epsilon": record.paid if record.paid is not None else (summary.get("privacy") or final).get("epsilon"),
         "seconds": summary.get("timings", {}).get("total"),
     }
-    return {name: held.get(name) for name in METRICS}
+    own = {name: value for name, value in final.items() if name not in (*METRICS, *UNIVERSAL)}
+    return {**{name: held.get(name) for name in METRICS}, **own}
 
 
 def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[Record]]:

@@ -36,7 +36,7 @@ from .accounting import Account, Event, mu_for
 from .hash_chain import read_chain
 from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Payments, Receipt, affordable, without_used_coins
 from .noise import GridNoise, noise_source, privatise
-from .release import calibrate
+from .release import Calibrated, calibrate
 from .rounding_grid import from_grid, grid_step, snap
 from .rules import release
 from .secure_sum import SumGrid
@@ -127,6 +127,7 @@ class Mechanism:
         notes: tuple[str, ...] = (),
         gaps: tuple[str, ...] = (),
         witness: Path | None = None,
+        sigma: float | None = None,
     ) -> None:
         """Derive the release and calibrate the noise.
 
@@ -136,6 +137,7 @@ class Mechanism:
             notes: Remarks for reports of ε.
             gaps: What this run does not cover, in addition to the list of the statement.
             witness: A file outside the ledger's folder that also counts its lines (see `Ledger`).
+            sigma: The noise of a run that this one continues; None to calibrate it.
         """
         privacy = privacy.with_noise("secure").for_rounds(setting.rounds)
         self.privacy, self.method, self.setting = privacy, method, setting
@@ -149,7 +151,12 @@ class Mechanism:
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
             refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
-        self.calibrated = calibrate(self.release, privacy)
+        self._continues = sigma is not None
+        self.calibrated = (
+            calibrate(self.release, privacy)
+            if sigma is None
+            else Calibrated(sigma, self.release.epsilon(sigma, privacy.delta), privacy.delta, privacy.is_target)
+        )
         self.sigma = self.calibrated.sigma
         scheduled = self.release.schedule is not None
         # The kinds of rounds, for a cheap bound on their ε (`Account.upper`); without sampling ε itself is cheap.
@@ -225,7 +232,13 @@ class Mechanism:
             with writing(path):
                 head = Head(*expect) if expect else None
                 self._ledger = Ledger(
-                    path, self.privacy, self.setting.rounds, head, witness=self._witness, planned=self._planned
+                    path,
+                    self.privacy,
+                    self.setting.rounds,
+                    head,
+                    witness=self._witness,
+                    planned=self._planned,
+                    amend=self._continues,
                 )
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None

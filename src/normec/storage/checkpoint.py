@@ -26,6 +26,7 @@ from ..system.files import read_if_present, write_atomic, writing
 
 FORMAT = 1
 SECRET = "noise_secret"  # the key in an identity for the digest of the noise secret
+EXTENDED = "extended"  # the key in an identity of a run that was continued to more rounds
 LATEST = "latest.json"
 CURE = "restore it from a backup, or start again in another folder"
 _STATE = re.compile(r"round-\d{8,}\.safetensors")
@@ -37,9 +38,11 @@ _OURS = re.compile(
 class Checkpoints:
     """The newest checkpoint of one run; `identity` is everything that the run's numbers depend on."""
 
-    def __init__(self, folder: Path, identity: dict[str, Any], private: bool = False) -> None:
-        """`private`: only the owner can read the files."""
-        self.folder, self.identity = folder, json.loads(json.dumps(identity))
+    def __init__(
+        self, folder: Path, identity: dict[str, Any], private: bool = False, previous: dict[str, Any] | None = None
+    ) -> None:
+        """`private`: only the owner can read the files. `previous`: the identity of a run that this one continues."""
+        self.folder, self.identity, self._previous = folder, json.loads(json.dumps(identity)), previous
         self._private = private
 
     @property
@@ -111,7 +114,9 @@ class Checkpoints:
         return facts
 
     def _same(self, identity: dict[str, Any]) -> None:
-        for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key == SECRET, key)):
+        if self._previous is not None and identity == self._previous:
+            return
+        for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key in (SECRET, EXTENDED), key)):
             here, there = self.identity.get(key), identity.get(key)
             if here != there and key == SECRET:
                 raise UsageError(f"the secret of the noise in {self.folder.parent} is missing or has changed; {CURE}")
@@ -120,6 +125,12 @@ class Checkpoints:
                     f"{self.folder.parent} holds a run of another configuration: {key} is {there!r} there, "
                     f"{here!r} here; choose another folder for this run"
                 )
+
+
+def stored_facts(folder: Path) -> dict[str, Any] | None:
+    """Return the contents of latest.json in a run's checkpoint folder; None if no run has begun there."""
+    data = read_if_present(folder / LATEST)
+    return None if data is None else Checkpoints(folder, {})._facts(data)
 
 
 def save_tensors(held: dict[str, Tensor], path: Path) -> None:

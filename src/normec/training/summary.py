@@ -30,7 +30,7 @@ def keep_result(run: Run, ranks: int = 1) -> None:
         run: The run, finished or not.
         ranks: The number of processes that shared the clients.
     """
-    if run.folder is not None and not (run.finished and _complete(run.folder)):
+    if run.folder is not None and not (run.finished and _complete(run.folder, run.rounds)):
         _write_result(run.folder, run, {"ranks": ranks} if ranks > 1 else {})
 
 
@@ -57,14 +57,16 @@ def save_run(run: Run, folder: Path) -> Path:
     return folder
 
 
-def _complete(folder: Path) -> bool:
-    """Whether a folder has all files about the result of a finished run."""
+def _complete(folder: Path, rounds: int) -> bool:
+    """Whether a folder has all files about the result of a finished run of that many rounds."""
     try:
         summary = read_json(folder / "summary.json")
     except (FileNotFoundError, UsageError):
         return False
     whole = (folder / MODEL).exists() and (folder / "report.html").exists()
-    return whole and isinstance(summary, dict) and summary.get("status") == "finished"
+    return (
+        whole and isinstance(summary, dict) and (summary.get("status"), summary.get("rounds")) == ("finished", rounds)
+    )
 
 
 def _write_result(folder: Path, run: Run, facts: Mapping[str, Any]) -> None:

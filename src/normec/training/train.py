@@ -29,12 +29,13 @@ from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.batches import rounds_of
 from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, known_participation
-from ..storage.checkpoint import SECRET
+from ..storage.checkpoint import SECRET, stored_facts
 from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
 from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
+from .extension import extension_of, logging_of, refuse_hidden_growth, with_noise_before
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
@@ -288,6 +289,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         averaging=averaging_of(options.averaging, total, warmup),
         weights=weights,
     )
+    found, done = communicator.on_rank_zero(lambda: _stored(out))
+    plan = logging_of(plan, found, {"log_every": log_every, "evaluate_every": evaluate_every})
     if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
             "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
@@ -306,32 +309,44 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         )
     _check_metric_names(problem)
     plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
+    kept, extension = out is not None, None
+    if kept:
+        needed("safetensors")  # before anything is written
+    identity = {
+        "method": identity_of(method),
+        "dtype": str(problem.x0.dtype),
+        "privacy": privacy.to_dict() if privacy is not None else None,
+        SECRET: _digest(plan.secret) if plan.secret is not None else None,
+        **plan.identity(),
+        **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
+    }
+    folder = Path(out) if out is not None else Path()
+    if found is not None:
+        extension = extension_of(found, done, identity, plan, folder)
+        if extension is not None and privacy is not None:
+            before, stated = extension, privacy
+            extension = communicator.on_rank_zero(lambda: with_noise_before(before, stated, folder))
     mechanism = None
     if privacy is not None:
         _refuse_subclasses(plan)
         notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
-        mechanism = _mechanism(problem, method, plan, privacy, notes, Path(witness) if witness is not None else None)
+        counted_by = Path(witness) if witness is not None else None
+        sigma = extension.sigma if extension is not None else None
+        mechanism = _mechanism(problem, method, plan, privacy, notes, counted_by, sigma)
+        if extension is not None:
+            refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):
             _refuse_shared_records(problem, privacy, plan.diagnostics)
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
-    kept, identity = out is not None, {}
-    if kept:
-        needed("safetensors")  # before anything is written
     if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
-        identity = {
-            "method": identity_of(method),
-            "dtype": str(problem.x0.dtype),
-            "privacy": privacy.to_dict() if privacy is not None else None,
-            SECRET: _digest(plan.secret) if plan.secret is not None else None,
-            **plan.identity(),
-            **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
-            **problem.fingerprint(),
-        }
+        identity |= problem.fingerprint()
+    previous = extension.previous(identity) if extension is not None else None
+    identity |= extension.facts() if extension is not None else {}
     if communicator.size > 1:
         _spread(communicator, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
-    storage = RunStorage(Path(out) if out is not None and communicator.rank == 0 else None, identity, plan.secret)
+    storage = RunStorage(folder if kept and communicator.rank == 0 else None, identity, plan.secret, previous)
     watching = options.callbacks if communicator.rank == 0 else ()
     seconds = options.storage.checkpoint_seconds
     loop = TrainingLoop(
@@ -407,6 +422,12 @@ def _secret(
     return communicator.on_rank_zero(
         lambda: (stored_secret(Path(out)) if out is not None else None) or secrets.randbits(128)
     )
+
+
+def _stored(out: str | Path | None) -> tuple[dict[str, Any] | None, int]:
+    """Return the identity of the run in a folder and the rounds that are done there; None if no run has begun."""
+    facts = stored_facts(Path(out) / "checkpoint") if out is not None else None
+    return (facts["identity"], int(facts["round"])) if facts is not None else (None, 0)
 
 
 def _digest(secret: int) -> str:
@@ -509,7 +530,9 @@ def _mechanism(
     privacy: Privacy,
     notes: tuple[str, ...],
     witness: Path | None,
+    sigma: float | None = None,
 ) -> Mechanism:
+    """Return the mechanism of a run; `sigma` is the noise of a run that it continues."""
     from ..privacy.mechanism import Mechanism
     from ..privacy.setting import FULL, Sampling, Setting
 
@@ -564,7 +587,7 @@ def _mechanism(
         message_weights=message_weights_for(method, plan, privacy),
     )
     name = noise_name(method, privacy, plan, setting)
-    return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness)
+    return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness, sigma=sigma)
 
 
 def message_weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[float, ...] | None:
