@@ -32,6 +32,7 @@ from ..training.saved_run import Result, read
 from ..training.summary import record_divergence, record_end, summarise, write_summary, write_tables
 from ..training.train import prepare, ready
 from . import build, methods
+from .own_problem import has_own_data, short_name
 from .resolve import Measured, resolved
 
 __all__ = ["Result", "execute", "existing", "read", "record_end", "summarise", "write_summary"]
@@ -86,9 +87,9 @@ def steps(
     communicator.on_rank_zero(lambda: write_tables(folder, run))
     summary = summarise(run, used)
     if summary["privacy"] is not None:
-        if config.validation:
+        if problem.validation is not None:
             summary["privacy"]["notes"] += (HELD_OUT,)
-        if data.load(config.data, config.data_dir, config.scaling).fitted:
+        if not has_own_data(config) and data.load(config.data, config.data_dir, config.scaling).fitted:
             summary["privacy"]["notes"] += (FITTED,)
     if communicator.size > 1:
         summary["ranks"] = communicator.size
@@ -107,7 +108,10 @@ def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
 
 
 def default_folder(config: RunConfig) -> Path:
-    return Path("runs") / f"{config.data.replace('/', '_')}-{config.model}-{config.method}-{config.digest()}"
+    return (
+        Path("runs")
+        / f"{short_name(config.data)}-{short_name(config.model)}-{short_name(config.method)}-{config.digest()}"
+    )
 
 
 def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str, Any]:

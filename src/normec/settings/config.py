@@ -87,7 +87,7 @@ class RunConfig(BaseModel):
 
     data: str = setting(
         "digits",
-        "Data set (`normec data list` shows them), or libsvm:PATH",
+        "Data set (`normec data list` shows them), libsvm:PATH, or FILE.py:NAME for data of your own",
         "data",
         flag=True,
         values="normec.data.entries:ENTRIES",
@@ -126,7 +126,7 @@ class RunConfig(BaseModel):
 
     model: str = setting(
         "softmax",
-        "Model: {values}",
+        "Model: {values}, or FILE.py:NAME for one of your own",
         "model",
         flag=True,
         values=("softmax", "logistic", "mlp", "cnn", "cnn-gn", "resnet20", "resnet20-gn"),
