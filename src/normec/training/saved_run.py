@@ -41,6 +41,13 @@ class SavedRun(Result):
         tensors: The tensors of the final model, under the names of its `state_dict`; "x" for plain functions.
         model: The final model as a module; None if no module was given and the folder does not say how to build one.
         transform: What the problem applied to every batch before the model.
+
+    Example:
+        >>> from pathlib import Path
+        >>> summary = {"status": "finished", "rounds": 20, "config": {"lr": 0.1}, "privacy": None}
+        >>> run = SavedRun(Path("runs/first"), summary, History(), {"x": torch.zeros(2)})
+        >>> run.finished, run.rounds, run.settings, run.x
+        (True, 20, {'lr': 0.1}, tensor([0., 0.]))
     """
 
     tensors: dict[str, Tensor] = field(repr=False)

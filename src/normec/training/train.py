@@ -496,6 +496,11 @@ def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float
         raise UsageError("give batch_size or batch_rate, not both")
     if batch_size is not None:
         at_least(1, batch_size=batch_size)
+    if batch_size is not None and problem.sizes is not None and batch_size > int(problem.sizes.max()):
+        raise UsageError(
+            f"batch_size = {batch_size} is more than any client has; leave it out for full local gradients, "
+            "or give less"
+        )
     if problem.sizes is None and (batch_size is not None or batch_rate is not None):
         raise UsageError(f"plain functions have no records to take a batch of, got {batch_size or batch_rate}")
 
