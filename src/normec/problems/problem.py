@@ -32,6 +32,7 @@ from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
 from .functions import FunctionProblem
 from .metrics import Meters, Metric, check_column_name, checked_metrics
 from .objective import Buffers
+from .shared_records import origins, perhaps_shared
 
 _EVALUATED = 1000  # records evaluated at once
 _COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
@@ -137,10 +138,13 @@ class Problem:
             if not isinstance(first, Tensor):
                 raise UsageError("augment is for inputs in one tensor; for dicts and tuples use transform")
         self.clients = len(clients)
-        held = records.origins(clients)
+        held = origins(clients)
         self.repeated = len(held.unique()) < len(held)  # whether a record occurs more than once
         self.shown = [  # the evaluated sets that contain records of the clients
-            name for name, sets in evaluated.items() if sets and bool(torch.isin(records.origins(sets), held).any())
+            name for name, sets in evaluated.items() if sets and bool(torch.isin(origins(sets), held).any())
+        ]
+        self.perhaps_shown = [  # those that use the same memory as the clients' data, in a way that is not known
+            name for name, sets in evaluated.items() if name not in self.shown and perhaps_shared(sets, clients)
         ]
         self.sizes: Tensor | None = self.records.sizes
         self._kernels_agree: bool | None = None  # None: not known yet
@@ -433,13 +437,17 @@ class Problem:
 
     def prepared(self, inputs: Tree, dtype: torch.dtype) -> Tree:
         """Return records as the model expects them: transformed, in its precision, images with channels last."""
+        inputs = self.converted(inputs, dtype)
+        image = isinstance(inputs, Tensor) and inputs.ndim == 4
+        return inputs.contiguous(memory_format=torch.channels_last) if image else inputs
+
+    def converted(self, inputs: Tree, dtype: torch.dtype) -> Tree:
+        """Return records transformed and in the model's precision; also under vmap, which knows no channels last."""
         if self.transform is not None:
             inputs = self.transform(inputs)
         if not isinstance(inputs, Tensor):
             return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, inputs)
-        if inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
     def augmented_by_client(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return records ``[c, B, ...]`` of several clients after the augmentation, which sees one client at a time.
@@ -464,21 +472,33 @@ class Problem:
             return flat
         return torch.cat([self.prepared(own, dtype) for own in inputs])
 
-    def outputs(self, x: Tensor, inputs: Tree, buffers: Mapping[str, Tensor] | None = None) -> Any:
+    def outputs(
+        self, x: Tensor, inputs: Tree, buffers: Mapping[str, Tensor] | None = None, in_vmap: bool = False
+    ) -> Any:
         """Return the model's outputs at x, with `buffers` instead of its own; dicts are keyword arguments."""
-        inputs = self.prepared(inputs, x.dtype)
+        inputs = self.converted(inputs, x.dtype) if in_vmap else self.prepared(inputs, x.dtype)
         held = {**self.unflatten(x), **(buffers or {})}
         if isinstance(inputs, Mapping):
             return functional_call(self.model, held, (), dict(inputs))
         return functional_call(self.model, held, tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,))
 
-    def value(self, x: Tensor, inputs: Tree, targets: Tree, buffers: Mapping[str, Tensor] | None = None) -> BatchValue:
-        """Return the mean loss over a batch at x, with the outputs and targets behind it as far as they are known."""
+    def value(
+        self,
+        x: Tensor,
+        inputs: Tree,
+        targets: Tree,
+        buffers: Mapping[str, Tensor] | None = None,
+        in_vmap: bool = False,
+    ) -> BatchValue:
+        """Return the mean loss over a batch at x, with the outputs and targets behind it as far as they are known.
+
+        `in_vmap`: it is computed under vmap, which knows no channels last.
+        """
         if not self.takes_batch:
-            outputs = self.outputs(x, inputs, buffers)
+            outputs = self.outputs(x, inputs, buffers, in_vmap)
             return BatchValue(self.loss(outputs, targets), outputs, targets)
         held = {f"model.{name}": value for name, value in {**self.unflatten(x), **(buffers or {})}.items()}
-        batch = self.prepared(inputs, x.dtype)
+        batch = self.converted(inputs, x.dtype) if in_vmap else self.prepared(inputs, x.dtype)
         found = functional_call(_WholeBatch(self.model, self.loss), held, (batch,))
         if isinstance(found, Tensor):
             return BatchValue(found)

@@ -23,6 +23,7 @@ from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
 from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
 from ..errors import Diverged, UsageError, at_least, needed
+from ..gradients.loop import refuse_collated_records
 from ..gradients.precision import Precision, products
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
@@ -58,8 +59,8 @@ from .summary import keep_result, record_divergence
 from .usual import local_steps_of, method_of, rounds_of_method, step_size_of
 
 if TYPE_CHECKING:
+    from ..privacy.facts import Setting
     from ..privacy.mechanism import Mechanism
-    from ..privacy.setting import Setting
     from ..privacy.statement import Privacy
 
 __all__ = ["Plan", "Run", "State", "prepare", "train"]
@@ -538,8 +539,8 @@ def _mechanism(
     sigma: float | None = None,
 ) -> Mechanism:
     """Return the mechanism of a run; `sigma` is the noise of a run that it continues."""
+    from ..privacy.facts import FULL, Sampling, Setting
     from ..privacy.mechanism import Mechanism
-    from ..privacy.setting import FULL, Sampling, Setting
 
     batches = batches_of(problem, plan)
     if problem.x0.dtype in (torch.float16, torch.bfloat16):
@@ -559,11 +560,8 @@ def _mechanism(
             raise UsageError("record_clip needs records; plain functions have none")
         if plan.batch_size is not None:
             raise UsageError("record_clip goes with full local gradients or batch_rate, not with batch_size")
-        if isinstance(problem, Problem) and problem.form.collate is not None:
-            raise UsageError(
-                "record_clip needs the records one by one, and a collate function sees them together: one may change "
-                "the others; put the records into one shape in the data set, and leave collate out"
-            )
+        if isinstance(problem, Problem):
+            refuse_collated_records(problem)
         if problem.augment is not None:
             raise UsageError("record_clip does not go with augmentation yet; leave one of them out")
     match plan.participation:
@@ -633,6 +631,11 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
         notes.append(RECORDED)
     if isinstance(problem, Problem) and problem.shown:
         notes.append(f"the {problem.shown[0]} set contains records of the clients: results on it are {NOT_COVERED}")
+    if isinstance(problem, Problem) and problem.perhaps_shown:
+        notes.append(
+            f"the {problem.perhaps_shown[0]} set uses the same memory as the clients' data, in a class of the user's "
+            f"own: results on records that a client holds are {NOT_COVERED}"
+        )
     if own_engine:
         notes.append("the gradients come from the user's own engine; nothing checks that it keeps the clients separate")
     if type(problem) not in (Problem, FunctionProblem):

@@ -56,6 +56,7 @@ def test_the_floor_is_a_step_of_sgd_on_all_records(tiny: Case, variant: str) -> 
     torch.testing.assert_close(flat(data.built.model), flat(reference))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_our_engine_is_measured_in_whole_rounds(workload: str) -> None:
     data, clock = Implementation("engine", "loop").data(Case(workload, 3)), Clock(2, 1e9)
