@@ -298,6 +298,9 @@ def test_losses_that_are_no_means_are_found_at_the_start() -> None:
     ):
         with pytest.raises(n.UsageError, match=message):
             n.Problem(nn.Linear(3, 2), loss, sets)
+    fetched = n.Problem(TwoInputs(), lambda outputs, targets: summed(outputs, targets), [Items(dicts(0))])
+    with pytest.raises(n.UsageError, match="the sum over a batch"):
+        n.train(fetched, n.GD(), lr=0.1, rounds=1)
     with pytest.raises(n.UsageError, match="not both"):
         n.Problem(nn.Linear(3, 2), CE, sets, batch_loss=by_hand)
     with pytest.raises(n.UsageError, match="augment is for inputs in one tensor"):

@@ -96,7 +96,7 @@ def test_a_target_must_be_raised_and_the_noise_stays_as_it_was(tmp_path: Path) -
     with pytest.raises(n.UsageError, match="to accept that"):
         trained(tmp_path, 25, privacy=n.Privacy(epsilon=needed * 0.99, trust="central"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-    offered = float(str(refusal.value).split("Privacy(epsilon=")[1].split(")")[0])
+    offered = float(str(refusal.value).split("ask for epsilon = ")[1].split(",")[0])
     assert offered == pytest.approx(needed, abs=1e-3)
     assert offered >= needed
     accepted = n.Privacy(epsilon=offered, trust="central")

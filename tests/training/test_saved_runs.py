@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 import normec as n
 from normec.experiments import results, runs
+from normec.experiments.export import to_csv
 from normec.privacy.ledger_verification import verified
 from normec.report import page
 from normec.report.run_view import read_run
@@ -256,10 +257,14 @@ def test_metrics_of_ones_own_are_on_the_page_and_in_the_table_of_results(tmp_pat
     sets = [TensorDataset(torch.randn(9, 4, generator=draw), torch.arange(9) % 3) for _ in range(3)]
     metrics = {"third": lambda outputs, _: (outputs.argmax(1) == 2).double().mean()}
     held = n.Problem(net(), nn.functional.cross_entropy, sets[:2], test={"ward": sets[2]}, metrics=metrics)
-    run = n.train(held, n.GD(), lr=0.1, rounds=4, out=tmp_path)
-    (row,) = results.each(results.collect([tmp_path]).records)
+    run = n.train(held, n.GD(), lr=0.1, rounds=4, out=tmp_path / "own")
+    trained(out=tmp_path / "plain")
+    rows = results.each(results.collect([tmp_path / "own", tmp_path / "plain"]).records)
+    row, plain = rows
+    assert plain["third"] is None
+    assert to_csv(rows).count("\n") == 3
     assert row["third"] == run.history["third"][-1]
     assert row["ward_accuracy"] == run.history["accuracy"][-1]
-    text = (tmp_path / "report.html").read_text()
+    text = (tmp_path / "own/report.html").read_text()
     assert 'id="chart-own_third"' in text
     assert 'id="chart-own_ward_accuracy"' in text

@@ -43,6 +43,7 @@ def compare(
     A method can have its own settings after a colon: normec:beta=1,server_norm=false. Every method runs with each step
     size, and its best one by --by is shown; without --lr each method uses its default.
     """
+    from ..errors import one_of
     from ..experiments import compare as comparison
     from ..settings import config as configs
     from .progress import progress_display
@@ -53,6 +54,7 @@ def compare(
     if out is None:
         names = "/".join(cell.digest() for entry in entries for cell in entry.cells)
         out = Path("runs") / f"compare-{hashlib.blake2b(names.encode(), digest_size=4).hexdigest()}"
+    one_of(comparison.CRITERIA, criterion=by)
     if not methods and not quiet:
         cell, names = entries[0].cells[0], ", ".join(entry.label for entry in entries)
         kind = "private" if cell.private else "non-private"

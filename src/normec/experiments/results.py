@@ -111,8 +111,9 @@ def varied(records: Iterable[Record]) -> list[str]:
 
 
 def each(records: Sequence[Record]) -> list[Row]:
-    """Return one row per run."""
-    names = _shown(records)
+    """Return one row per run; metrics that only some runs have are empty in the others."""
+    names, own = _shown(records), [_own_metrics(record) for record in records]
+    columns = dict.fromkeys(name for found in own for name in found)
     return [
         {
             **dict(zip(names, _key(record, names), strict=True)),
@@ -120,10 +121,11 @@ def each(records: Sequence[Record]) -> list[Row]:
             "round": record.summary.get("round"),
             "rounds": record.summary.get("rounds"),
             **_metrics(record),
+            **{name: found.get(name) for name in columns},
             "error": record.summary.get("error"),
             "folder": str(record.folder),
         }
-        for record in records
+        for record, found in zip(records, own, strict=True)
     ]
 
 
@@ -204,8 +206,13 @@ def _metrics(record: Record) -> Row:
         "epsilon": record.paid if record.paid is not None else (summary.get("privacy") or final).get("epsilon"),
         "seconds": summary.get("timings", {}).get("total"),
     }
-    own = {name: value for name, value in final.items() if name not in (*METRICS, *UNIVERSAL)}
-    return {**{name: held.get(name) for name in METRICS}, **own}
+    return {name: held.get(name) for name in METRICS}
+
+
+def _own_metrics(record: Record) -> Row:
+    """Return the last values of metrics of the user's own."""
+    final = record.summary["final"]
+    return {name: value for name, value in final.items() if name not in (*METRICS, *UNIVERSAL)}
 
 
 def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[Record]]:

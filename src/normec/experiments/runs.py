@@ -20,6 +20,7 @@ from ..algorithms.lr_schedule import ScheduledLR
 from ..errors import Diverged, UsageError
 from ..problems.problem import Problem
 from ..settings.config import IDENTITY, RunConfig, load
+from ..storage.checkpoint import EXTENDED, LATEST
 from ..storage.history import NOT_COVERED, STARTED_BY, History
 from ..storage.run_folder import CONFIG
 from ..system.files import read_json, read_toml
@@ -102,6 +103,9 @@ def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     known = existing(folder, config)
     if known is None or known.summary["status"] != "finished":
         return None
+    rounds = methods.rounds(config)
+    if rounds is not None and rounds > known.summary["rounds"]:  # the run goes on
+        return None
     # Only the checkpoint can tell whether the theory gives the step size that is stored there.
     unsure = config.lr == "theory" and known.summary.get("config", {}).get("lr") != "theory"
     return None if unsure else known.summary
@@ -124,6 +128,8 @@ def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str
         dimension=len(loop.problem.x0),
         rounds=loop.plan.rounds,
         lr=lr if isinstance(lr, float) else None,
+        log_every=loop.plan.log_every,
+        evaluate_every=loop.plan.evaluate_every,
         device=str(build.device(config.device)),
         engine=loop.engine.name,
     )
@@ -151,14 +157,30 @@ def existing(folder: Path, config: RunConfig, method: str | None = None) -> Resu
     stored = load(path)
     measured = replace(_measured(folder, config, stored), method=method)
     ours, theirs = resolved(config, measured), resolved(stored, measured)
+    free = _may_differ(config, ours, theirs, folder)
     for key in sorted(IDENTITY):
         here, there = getattr(ours, key), getattr(theirs, key)
-        if here != there and not (key in DATA_DEPENDENT and None in (here, there)):
+        if here != there and key not in free and not (key in DATA_DEPENDENT and None in (here, there)):
             raise UsageError(
                 f"{folder} holds a run of another configuration: {key} is {there!r} there, {here!r} here; "
                 "choose another folder with --out"
             )
     return read(folder) if (folder / "summary.json").exists() else None
+
+
+def _may_differ(config: RunConfig, ours: RunConfig, theirs: RunConfig, folder: Path) -> tuple[str, ...]:
+    """Return the settings that a run with more rounds need not share with the run that it continues.
+
+    Training compares them with the checkpoint.
+    """
+    rows = tuple(name for name in ("log_every", "evaluate_every") if getattr(config, name) is None)
+    if ours.rounds is not None and theirs.rounds is not None and ours.rounds > theirs.rounds:
+        return ("rounds", "epsilon", *rows)
+    with suppress(FileNotFoundError, UsageError, KeyError, TypeError):  # reading the run will report what is wrong
+        identity = read_json(folder / "checkpoint" / LATEST)["identity"]
+        if EXTENDED in identity or identity["rounds"] < ours.rounds:  # its config.toml may be ahead of the checkpoint
+            return rows
+    return ()
 
 
 def _measured(folder: Path, config: RunConfig, stored: RunConfig) -> Measured:

@@ -152,7 +152,8 @@ class Problem:
         self._untouched = _sharing_trainable(self.model)
         self._evaluation_parts = {name: _copied(getattr(self, name)) for name in ("loss", "transform")}
         self._evaluation_copy: Problem | None = None
-        self._refuse_sums()
+        if isinstance(self.records, records.ResidentRecords):
+            self.refuse_sums()
 
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
@@ -351,6 +352,7 @@ class Problem:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the facts by which a checkpoint recognises this problem."""
+        collate = [self.form.collate] if self.form.collate is not None else []
         return {
             "clients": self.clients,
             "dimension": len(self.x0),
@@ -358,7 +360,7 @@ class Problem:
             "data": self.records.digest(),
             "test": self.test.digest() if self.test is not None else None,
             "value at the start": self._probe(),
-            "parts": [_named(part) for part in (self.loss, self.augment, self.transform)],
+            "parts": [_named(part) for part in (self.loss, self.augment, self.transform, *collate)],
             "penalty": float(self.penalty(torch.ones_like(self.x0))) if self.penalty is not None else None,
         }
 
@@ -377,8 +379,11 @@ class Problem:
             return f"{float(probe.value(self.x0.clone(), inputs, targets).loss.mean()):.2e}"
 
     @torch.no_grad()
-    def _refuse_sums(self) -> None:
+    def refuse_sums(self) -> None:
         """Refuse a loss that is the sum over a batch: it doubles if every record occurs twice.
+
+        Records that must be fetched are read when training starts, not when the problem is made, because a data set may
+        keep what it saw first.
 
         A model or loss that cannot be computed here is left to training, which says what is wrong.
         """

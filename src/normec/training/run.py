@@ -94,7 +94,7 @@ class Run:
         rounds: The number of rounds that were planned.
         n: The number of clients.
         privacy: What was spent; None for a run without privacy.
-        stopped: Why the run ended early, if it did: "interrupted", or what the ledger said.
+        stopped: Why the run ended early, if it did: "interrupted", the reason of a callback, or what the ledger said.
         clients: Each client at the end, by column; empty in a private run without diagnostics.
         settings: Every setting with the value that was used, as config.toml has it.
         folder: The folder of the run; None if nothing was kept on disk.

@@ -25,6 +25,7 @@ from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, ser
 from ..errors import Diverged, UsageError, at_least, needed
 from ..gradients.loop import refuse_collated_records
 from ..gradients.precision import Precision, products
+from ..problems.client_data import ResidentRecords
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
@@ -108,8 +109,9 @@ def train(
     data. `Logging(diagnostics=True)` adds what it does not cover.
 
     With `out` the run lives in a folder. If it is killed, the same call continues from the last checkpoint and ends
-    with the same numbers. The folder's config.toml holds every setting with the value that is used. Ctrl-C ends the run
-    after the current round, with a checkpoint.
+    with the same numbers. The folder's config.toml holds every setting with the value that is used, and summary.json,
+    report.html and model.safetensors hold the result (`normec.load`). Ctrl-C ends the run after the current round, with
+    a checkpoint.
 
     The same seed gives the same bits on the same machine, whatever is logged, evaluated or interrupted. Private runs
     with different settings share no noise.
@@ -121,7 +123,9 @@ def train(
         lr: The step size: a number, a function of the round, or "theory" for the step size with the best guarantee
             (`normec.theory`). The default is the usual step size of a method that is given by name. A function is
             called for all rounds before the first round begins, so that it cannot depend on the clients' data.
-        rounds: The number of rounds (default: the usual number of a method that is given by name).
+        rounds: The number of rounds (default: the usual number of a method that is given by name). More rounds than a
+            finished run in `out` has made continue that run; if a private run's noise was calibrated for a target ε,
+            `privacy` must state the larger ε.
         epochs: The number of passes over the average client's records, instead of `rounds`.
         batch_size: Records per gradient (default: full local gradients).
         batch_rate: The probability with which each record is part of a gradient (Poisson batches), instead of
@@ -148,7 +152,7 @@ def train(
             takes part, from a fresh secret that only its folder keeps.
         device: Where to compute, such as "cuda" (default: where the model is).
         out: The folder of the run; None keeps nothing on disk.
-        callbacks: Objects that watch the run.
+        callbacks: Objects that watch the run and may stop it, such as `EarlyStopping`.
         logging: What is recorded, and how often.
         memory: The clients' first memories, and how the table of them is kept.
         compute: Types, engine, precision and processes.
@@ -341,6 +345,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
+    if isinstance(problem, Problem) and not isinstance(problem.records, ResidentRecords):
+        problem.refuse_sums()
     if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
         identity |= problem.fingerprint()
     previous = extension.previous(identity) if extension is not None else None
