@@ -16,7 +16,8 @@ import torch
 
 from normec import UsageError, __version__
 from normec.errors import at_least, nearest
-from normec.experiments import build, runs
+from normec.experiments import build
+from normec.training.summary import device_name
 
 from . import tuning
 from .records import Record, cell_of, percent, read, write
@@ -100,7 +101,7 @@ def _study(
 def _origin(device: str, seconds: float) -> Record:
     """The computing time, the device and the versions of a record."""
     versions = {"normec": __version__, "torch": torch.__version__}
-    return {"seconds": round(seconds, 1), "device": runs.device_name(build.device(device)), "versions": versions}
+    return {"seconds": round(seconds, 1), "device": device_name(build.device(device)), "versions": versions}
 
 
 def _parts(path: Path) -> list[Record]:

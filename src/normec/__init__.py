@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from .problems.problem import Problem
     from .sampling.participation import Everyone, FixedSize, Poisson
     from .storage.history import History
-    from .training.callbacks import Callback
+    from .training.callbacks import Callback, EarlyStopping
     from .training.options import Compute, Logging, Memory, Storage
     from .training.run import Run
+    from .training.saved_run import SavedRun, load
     from .training.train import train
 
 __version__ = "0.1.0"
@@ -50,9 +51,10 @@ _HOME = {
     "problems.problem": ("Problem",),
     "sampling.participation": ("Everyone", "FixedSize", "Poisson"),
     "storage.history": ("History",),
-    "training.callbacks": ("Callback",),
+    "training.callbacks": ("Callback", "EarlyStopping"),
     "training.options": ("Compute", "Logging", "Memory", "Storage"),
     "training.run": ("Run",),
+    "training.saved_run": ("SavedRun", "load"),
     "training.train": ("train",),
 }
 _PACKAGES = ("data", "distributed", "federation", "models", "privacy", "theory", "trackers")
@@ -72,6 +74,7 @@ __all__ = [
     "Clip21SGD2M",
     "Compute",
     "Diverged",
+    "EarlyStopping",
     "ErrorFeedback",
     "Everyone",
     "FixedSize",
@@ -89,12 +92,14 @@ __all__ = [
     "Problem",
     "RandK",
     "Run",
+    "SavedRun",
     "Scaffold",
     "ServerOptimizer",
     "SmoothedNorm",
     "Storage",
     "TopK",
     "UsageError",
+    "load",
     "train",
 ]
 

@@ -141,15 +141,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def needed(module: str, extra: str) -> Any:
-    """Import an optional package.
+def needed(module: str, extra: str | None = None) -> Any:
+    """Import a package that some runs need; without an `extra` it belongs to the library's own requirements.
 
     Raises:
-        UsageError: It is not installed; the message names the extra of this package that installs it.
+        UsageError: It is not installed; the message says what installs it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UsageError(
-            f"{module.split('.')[0]} is needed and not installed; pip install 'normec[{extra}]'"
-        ) from error
+        package = module.split(".")[0]
+        command = f"'normec[{extra}]'" if extra is not None else package
+        raise UsageError(f"{package} is needed and not installed; pip install {command}") from error

@@ -56,6 +56,7 @@ MISTAKES = [
     (["privacy", "audit", "--method", "gd"], "unknown method"),
     (["train", "--set", "sample_rate=1.5"], "sampling must lie in (0, 1]"),
     (["train", "--set", "sample_count=101"], "cannot draw 101 of 100"),
+    (["train", "--set", "batch_size=500"], "batch_size = 500 is more than any client has"),
     (["train", "--set", "engine=fast"], "unknown engine"),
     (["train", "--device", "toaster"], "no device 'toaster'"),
     (["train", "--unknown"], "No such option"),

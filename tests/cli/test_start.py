@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ..support.waiting import LIMIT
 from .command import ENVIRONMENT, normec, start
 
@@ -92,3 +94,14 @@ def test_a_config_file_is_read_back_as_written(tmp_path: Path) -> None:
     again = json.loads(normec("train", "a/config.toml", "--json", "--out", "b", cwd=tmp_path).stdout)
     assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
     assert first["config"] == again["config"]
+
+
+@pytest.mark.slow
+def test_compare_without_methods_says_what_it_runs(tmp_path: Path) -> None:
+    words = ["--no-privacy", "--set", "rounds=1", "--set", "clients=3", "--out", "all"]
+    done = normec("compare", *words, cwd=tmp_path)
+    assert done.returncode == 0
+    said = done.stderr.splitlines()[0]
+    assert said.startswith("comparing ")
+    assert "non-private methods on digits with softmax: normec, clip21, ef21" in said
+    assert (tmp_path / "all/report.html").exists()

@@ -352,3 +352,34 @@ def test_a_run_from_python_that_is_begun_again_has_its_own_settings(tmp_path: Pa
     with pytest.raises(UsageError, match="lr"):
         from_python(tmp_path / "begun", lr=0.4)
     assert tomllib.loads((tmp_path / "begun/config.toml").read_text())["lr"] == 0.3
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_the_same_command_with_more_rounds_continues_a_finished_run(tmp_path: Path, private: bool) -> None:
+    how = {**SMALL, "rounds": 4, "seed": 0, "private": private, **({"sigma": 0.5} if private else {})}
+    runs.execute(make(how), tmp_path / "run")
+    longer = runs.execute(make({**how, "rounds": 9}), tmp_path / "run")
+    straight = runs.execute(make({**how, "rounds": 9}), tmp_path / "straight")
+    assert (longer.summary["status"], longer.summary["round"]) == ("finished", 9)
+    if private:
+        assert longer.summary["privacy"]["epsilon"] == pytest.approx(straight.summary["privacy"]["epsilon"], rel=1e-9)
+        assert longer.summary["privacy"]["releases"] == 9
+    else:
+        assert longer.summary["final"] == straight.summary["final"]
+    again = runs.execute(make({**how, "rounds": 9}), tmp_path / "run")
+    assert again.summary == json.loads(json.dumps(longer.summary))
+    for other in ({"rounds": 4}, {"rounds": 12, "lr": 0.3}, {"rounds": 9, "log_every": 3}):
+        with pytest.raises(UsageError):
+            runs.execute(make({**how, **other}), tmp_path / "run")
+
+
+def test_a_command_must_accept_the_larger_epsilon_of_more_rounds(tmp_path: Path) -> None:
+    how = {**SMALL, "rounds": 4, "epsilon": 3.0}
+    runs.execute(make(how), tmp_path / "run")
+    with pytest.raises(UsageError, match="to accept that, ask for epsilon = "):
+        runs.execute(make({**how, "rounds": 9}), tmp_path / "run")
+    longer = runs.execute(make({**how, "rounds": 9, "epsilon": 6.0}), tmp_path / "run")
+    assert 3.0 < longer.summary["privacy"]["epsilon"] < 6.0
+    assert longer.summary["privacy"]["releases"] == 9
+    again = runs.execute(make({**how, "rounds": 9, "epsilon": 6.0}), tmp_path / "run")
+    assert again.summary == json.loads(json.dumps(longer.summary))

@@ -120,6 +120,12 @@ def test_training_refuses_epochs_of_empty_batches(tmp_path: Path) -> None:
     refused("batch_size", tmp_path, epochs=1, batch_size=0)
 
 
+def test_training_refuses_batches_that_no_client_can_fill(tmp_path: Path) -> None:
+    most = int(problem().records.sizes.max())
+    refused("is more than any client has", tmp_path, batch_size=most + 1)
+    assert train(problem(), NormEC(0.1, 0.1), lr=0.1, rounds=1, batch_size=most).finished
+
+
 def test_functions_refuse_a_batch_size(tmp_path: Path) -> None:
     refused("batch_size", tmp_path, Problem.from_functions([lambda x: x.sum()], torch.ones(2)), batch_size=-5)
 

@@ -14,16 +14,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, one_of
+from ..system.code_files import object_in_file
 from .catalogue import CATALOGUE
 from .method import CLIENT_FUNCTIONS, SERVER_FUNCTIONS, Method, build_operator, text_of
 from .operators import Identity, supports_cuda_graphs
@@ -48,7 +45,7 @@ _DIGESTS: dict[type, str] = {}  # of classes that were found
 def find(name: str) -> type[Method]:
     """Return the class of that name; raises `UsageError` if there is none."""
     if ":" in name:
-        return _from_file(name)
+        return _checked(object_in_file(name, "method of your own as FILE.py:CLASS"), name)
     if name in BUILT_IN:
         return BUILT_IN[name]
     for point in entry_points(group=GROUP):
@@ -140,33 +137,6 @@ def _digest_of(kind: type) -> str:
         except (OSError, TypeError):
             texts.append(f"{base.__module__}.{base.__qualname__}")
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if texts else ""
-
-
-def _from_file(name: str) -> type[Method]:
-    path, _, wanted = name.rpartition(":")
-    kind = getattr(_module(str(Path(path).resolve()), path), wanted, None)
-    if kind is None:
-        raise UsageError(f"{path} has no class {wanted}")
-    return _checked(kind, name)
-
-
-@cache
-def _module(path: str, given: str) -> Any:
-    """Load the module in a file, once per process."""
-    if not Path(path).is_file():
-        raise UsageError(f"there is no file {given}; name a method of your own as FILE.py:CLASS")
-    name = f"normec_method_{hashlib.sha256(path.encode()).hexdigest()[:12]}_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{given} is not a Python file; name a method of your own as FILE.py:CLASS")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # an error in a user's file becomes one line
-        del sys.modules[name]
-        raise UsageError(f"{given} cannot be read: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _checked(kind: Any, name: str) -> type[Method]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,11 @@ from . import options as o
 def compare(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD…", help="normec, clip21:tau=0.1, … (default: all).", show_default=False),
+        typer.Argument(
+            metavar="METHOD…",
+            help="normec, clip21:tau=0.1, … (default: the paper's methods; with privacy, those that have a guarantee).",
+            show_default=False,
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="A TOML file of shared settings.", show_default=False)
@@ -38,6 +43,7 @@ def compare(
     A method can have its own settings after a colon: normec:beta=1,server_norm=false. Every method runs with each step
     size, and its best one by --by is shown; without --lr each method uses its default.
     """
+    from ..errors import one_of
     from ..experiments import compare as comparison
     from ..settings import config as configs
     from .progress import progress_display
@@ -48,6 +54,15 @@ def compare(
     if out is None:
         names = "/".join(cell.digest() for entry in entries for cell in entry.cells)
         out = Path("runs") / f"compare-{hashlib.blake2b(names.encode(), digest_size=4).hexdigest()}"
+    one_of(comparison.CRITERIA, criterion=by)
+    if not methods and not quiet:
+        cell, names = entries[0].cells[0], ", ".join(entry.label for entry in entries)
+        kind = "private" if cell.private else "non-private"
+        print(
+            f"comparing {len(entries)} {kind} methods on {cell.data} with {cell.model}: {names}; name some to run only "
+            "those",
+            file=sys.stderr,
+        )
     outcomes = comparison.run(entries, out, lambda label: progress_display(label, quiet), by)
     table, picture = comparison.write(outcomes, out)
     rows = [comparison.row(outcome) for outcome in outcomes]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset
 
 from .. import data, models
@@ -17,11 +18,12 @@ from ..problems.problem import Problem
 from ..sampling.participation import FixedSize, Participation, Poisson
 from ..sampling.random_streams import derive_seed
 from ..settings.config import RunConfig, in_groups
+from ..system.code_files import in_a_file
 from ..training.callbacks import Callback
 from ..training.client_weights import KINDS, Weights
 from ..training.communicator import Communicator
 from ..training.options import Compute, Logging, Memory, Options, Storage
-from . import methods, server
+from . import methods, own_problem, server
 
 if TYPE_CHECKING:
     from ..privacy import Privacy
@@ -35,6 +37,9 @@ PRIVATE_SETTINGS = tuple(name for name in in_groups("privacy") if name != "priva
 
 def problem(config: RunConfig) -> Problem:
     """Return the problem: the clients' data and the initial model; the seed decides the split and the parameters."""
+    penalty = models.NonconvexPenalty(config.penalty) if config.penalty else None
+    if own_problem.has_own_data(config):
+        return own_problem.problem(config, penalty)
     clients = number_of_clients(config)
     found = data.load(config.data, config.data_dir, config.scaling, target=config.target, schema=config.data_schema)
     inputs, targets = found.train.tensors
@@ -56,16 +61,18 @@ def problem(config: RunConfig) -> Problem:
         shards_per_client=config.shards,
         groups=groups[kept] if groups is not None else None,
     )
-    built = models.build(
-        config.model, found.shape, found.classes, hidden=config.hidden, seed=derive_seed(config.public_seed, "model")
-    )
+    if in_a_file(config.model):
+        built = models.Built(own_problem.model(config), F.cross_entropy)
+    else:
+        seed = derive_seed(config.public_seed, "model")
+        built = models.build(config.model, found.shape, found.classes, hidden=config.hidden, seed=seed)
     return Problem(
         built.model,
         built.loss,
         clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
         test=_test(found, config),
         validation=_by_owner(found.train, held_out, groups, config) if len(held_out) else None,
-        penalty=models.NonconvexPenalty(config.penalty) if config.penalty else None,
+        penalty=penalty,
         augment=found.augment if config.augment else None,
         transform=found.transform,
     )
@@ -73,6 +80,8 @@ def problem(config: RunConfig) -> Problem:
 
 def number_of_clients(config: RunConfig) -> int | None:
     """Return the number of clients; None if the data decide it."""
+    if own_problem.has_own_data(config):
+        return None
     return DEFAULT_CLIENTS if config.clients is None and config.split not in BY_GROUPS else config.clients
 
 

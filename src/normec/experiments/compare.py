@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms.catalogue import PAPER_METHODS, PRIVATE_METHODS
-from ..errors import Diverged, Interrupted, UsageError, one_of
+from ..errors import Diverged, Interrupted, UsageError
 from ..settings import config as configs
 from ..settings.config import RunConfig
 from ..storage.history import History
@@ -91,7 +91,6 @@ def run(
     entries: Sequence[Candidate], folder: Path, watch: Callable[[str], Callback], criterion: str = "loss"
 ) -> list[Outcome]:
     """Run every cell in its own folder under `folder`; finished cells are not run again."""
-    one_of(CRITERIA, criterion=criterion)
     column = CRITERIA[criterion]
     if any(len(entry.cells) > 1 and not tuning.records(cell, column) for entry in entries for cell in entry.cells):
         raise tuning.uncovered(column)

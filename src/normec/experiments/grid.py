@@ -32,6 +32,7 @@ from .. import models
 from ..data.entries import ENTRIES, FILE_PREFIX
 from ..errors import UsageError, at_least, nearest, one_of
 from ..settings.config import NOT_IDENTITY, RunConfig, Scalar, make
+from ..system.code_files import in_a_file
 from ..system.files import read_toml
 from . import build, methods, tuning
 
@@ -197,8 +198,9 @@ def _cell(settings: dict[str, Any], varied: dict[str, Scalar]) -> Cell:
 
 def check(config: RunConfig) -> None:
     """Refuse settings that are wrong, as far as this is known before data are read."""
-    one_of(models.MODELS, model=config.model)
-    if not config.data.startswith(FILE_PREFIX):
+    if not in_a_file(config.model):
+        one_of(models.MODELS, model=config.model)
+    if not config.data.startswith(FILE_PREFIX) and not in_a_file(config.data):
         one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=config.data)
     method = methods.build(config, dim=1 if config.k is None else config.k)
     build.training(config.model_copy(update={"device": "cpu"}))  # the device of the cell may be on another machine

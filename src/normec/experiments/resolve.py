@@ -21,6 +21,8 @@ class Measured:
     dimension: int | None = None
     rounds: int | None = None
     lr: float | None = None
+    log_every: int | None = None
+    evaluate_every: int | None = None
     device: str | None = None
     engine: str | None = None
     method: str | None = None  # the name under which a user's own method is found, if it differs
@@ -62,9 +64,10 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
         "engine": known.engine or config.engine,
     }
     if total is not None:
-        given = config.log_every, config.evaluate_every
-        used["log_every"] = given[0] if given[0] is not None else default_log_every(total)
-        used["evaluate_every"] = given[1] if given[1] is not None else default_evaluate_every(total)
+        usual = {"log_every": default_log_every, "evaluate_every": default_evaluate_every}
+        for name, default in usual.items():
+            held = (getattr(config, name), getattr(known, name))
+            used[name] = next((value for value in held if value is not None), default(total))
     return config.model_copy(update=used)
 
 

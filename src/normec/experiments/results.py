@@ -19,7 +19,7 @@ from ..privacy.ledger_verification import verified
 from ..report import schema
 from ..settings import config as configs
 from ..settings.config import IDENTITY, RunConfig
-from ..storage.history import STARTED_BY, History
+from ..storage.history import STARTED_BY, UNNOISED, History
 from ..system.files import read_toml
 from . import runs, tuning
 from .resolve import Measured, resolved
@@ -34,6 +34,7 @@ METRICS = (
     *("test_loss", "accuracy", "accuracy_mean_over_clients", "best_accuracy"),
     *("epsilon", "bytes", "seconds"),
 )
+UNIVERSAL = ("round", "messages", *UNNOISED)  # further columns of all runs; the rest are metrics of the user's own
 STATES = ("finished", "stopped", "diverged", "failed", "unfinished")
 PARTS = ("config.toml", "summary.json", "metrics.jsonl", "checkpoint")  # a folder with any of them is a run
 
@@ -91,7 +92,8 @@ def of(summary: Mapping[str, Any], folder: Path) -> Record:
     """Return the record of a run from its summary."""
     status = summary["status"]
     known = {key: summary.get(key) for key in ("clients", "dimension", "rounds")}
-    settings = _settings(summary["config"], Measured(**known))
+    held = summary["config"]
+    settings = _settings_of_python(held) if STARTED_BY in held else _settings(held, Measured(**known))
     return Record(folder, settings, status if status in STATES else "unfinished", summary)
 
 
@@ -109,8 +111,9 @@ def varied(records: Iterable[Record]) -> list[str]:
 
 
 def each(records: Sequence[Record]) -> list[Row]:
-    """Return one row per run."""
-    names = _shown(records)
+    """Return one row per run; metrics that only some runs have are empty in the others."""
+    names, own = _shown(records), [_own_metrics(record) for record in records]
+    columns = dict.fromkeys(name for found in own for name in found)
     return [
         {
             **dict(zip(names, _key(record, names), strict=True)),
@@ -118,10 +121,11 @@ def each(records: Sequence[Record]) -> list[Row]:
             "round": record.summary.get("round"),
             "rounds": record.summary.get("rounds"),
             **_metrics(record),
+            **{name: found.get(name) for name in columns},
             "error": record.summary.get("error"),
             "folder": str(record.folder),
         }
-        for record in records
+        for record, found in zip(records, own, strict=True)
     ]
 
 
@@ -205,6 +209,12 @@ def _metrics(record: Record) -> Row:
     return {name: held.get(name) for name in METRICS}
 
 
+def _own_metrics(record: Record) -> Row:
+    """Return the last values of metrics of the user's own."""
+    final = record.summary["final"]
+    return {name: value for name, value in final.items() if name not in (*METRICS, *UNIVERSAL)}
+
+
 def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[Record]]:
     found: dict[Key, list[Record]] = {}
     for record in records:
@@ -246,16 +256,13 @@ def _read(folder: Path) -> Record:
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is incomplete: it has no config.toml")
     held = read_toml(folder / "config.toml")
-    started_from_python = STARTED_BY in held
-    settings = _settings_of_python(held) if started_from_python else _settings(_checked(held))
+    settings = _settings_of_python(held) if STARTED_BY in held else _settings(_checked(held))
     history = History(folder / "metrics.jsonl")
     history.reread()
     last = history.rows[-1] if len(history) else {}
     if not schema.ROW(last):
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     summary = {"round": last.get("round", 0), "final": last}
-    if started_from_python and last and last.get("round") == held.get("rounds"):  # a run from Python writes no summary
-        return Record(folder, settings, "finished", {**summary, "rounds": held["rounds"]}, _paid(folder, summary))
     return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
 
 

@@ -1,6 +1,6 @@
 """A run on disk.
 
-    runs/NAME/  config.toml  metrics.jsonl  summary.json  report.html  ledger.jsonl  checkpoint/
+    runs/NAME/  config.toml  metrics.jsonl  summary.json  report.html  ledger.jsonl  model.safetensors  checkpoint/
 
 `config.toml` has every setting with the value that was used, and repeats the run. `summary.json` has the same settings
 and the results, and `report.html` shows both. `train` writes the other files. A folder belongs to one configuration: a
@@ -9,37 +9,35 @@ run that was stopped continues there, and a finished run is not changed.
 
 from __future__ import annotations
 
-import json
-import math
-import platform
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from .. import __version__, data
+from .. import data
 from ..algorithms.lr_schedule import ScheduledLR
 from ..data.table import is_table
 from ..errors import Diverged, UsageError
-from ..privacy.ledger_verification import verified
 from ..problems.problem import Problem
-from ..report import page
-from ..settings.config import IDENTITY, RunConfig, load, to_toml
-from ..storage.history import NOT_COVERED, STARTED_BY, History, uncovered
+from ..settings.config import IDENTITY, RunConfig, load
+from ..storage.checkpoint import EXTENDED, LATEST
+from ..storage.history import NOT_COVERED, STARTED_BY, History
 from ..storage.run_folder import CONFIG
-from ..system.files import read_json, read_toml, write_atomic, writing
+from ..system.files import read_json, read_toml
 from ..system.processes import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Communicator, SingleProcess
 from ..training.interleaved import run_to_end
 from ..training.loop import TrainingLoop
-from ..training.run import Run
+from ..training.saved_run import Result, read
+from ..training.summary import record_divergence, record_end, summarise, write_summary, write_tables
 from ..training.train import prepare, ready
 from . import build, methods
+from .own_problem import has_own_data, short_name
 from .resolve import Measured, resolved
+
+__all__ = ["Result", "execute", "existing", "read", "record_end", "summarise", "write_summary"]
 
 # Settings whose defaults depend on the data: the number of clients, of parameters, or of rounds.
 DATA_DEPENDENT = ("clients", "k", "log_every", "evaluate_every", "averaging_start")
@@ -48,15 +46,6 @@ HELD_OUT = (
     "guarantee does not protect them"
 )
 FITTED = f"the inputs were scaled by statistics of the training records, which are {NOT_COVERED}: no noise covers them"
-
-
-@dataclass(frozen=True)
-class Result:
-    """The summary and the history of a run, new or read from its folder."""
-
-    folder: Path
-    summary: dict[str, Any]
-    history: History
 
 
 def execute(
@@ -94,19 +83,16 @@ def steps(
     try:
         run = yield from loop.steps(asked)
     except Diverged as error:
-        if communicator.rank == 0 and (folder / CONFIG).exists():
-            record_end(used, folder, {"status": "diverged", "round": error.round, "error": str(error)})
+        if communicator.rank == 0:
+            record_divergence(used, folder, error)
         raise
-    if run.clients and communicator.rank == 0:
-        table: dict[str, Any] = {"columns": list(run.clients), "rows": list(zip(*run.clients.values(), strict=True))}
-        if run.privacy is not None:
-            table["note"] = NOT_COVERED
-        write_atomic(folder / "clients.json", json.dumps(table) + "\n", private=run.privacy is not None)
+    communicator.on_rank_zero(lambda: write_tables(folder, run))
     summary = summarise(run, used)
     if summary["privacy"] is not None:
-        if config.validation:
+        if problem.validation is not None:
             summary["privacy"]["notes"] += (HELD_OUT,)
-        if not is_table(config.data) and data.load(config.data, config.data_dir, config.scaling).fitted:
+        own = is_table(config.data) or has_own_data(config)
+        if not own and data.load(config.data, config.data_dir, config.scaling).fitted:
             summary["privacy"]["notes"] += (FITTED,)
     if communicator.size > 1:
         summary["ranks"] = communicator.size
@@ -119,40 +105,19 @@ def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:
     known = existing(folder, config)
     if known is None or known.summary["status"] != "finished":
         return None
+    rounds = methods.rounds(config)
+    if rounds is not None and rounds > known.summary["rounds"]:  # the run goes on
+        return None
     # Only the checkpoint can tell whether the theory gives the step size that is stored there.
     unsure = config.lr == "theory" and known.summary.get("config", {}).get("lr") != "theory"
     return None if unsure else known.summary
 
 
 def default_folder(config: RunConfig) -> Path:
-    return Path("runs") / f"{config.data.replace('/', '_')}-{config.model}-{config.method}-{config.digest()}"
-
-
-def read(folder: Path) -> Result:
-    """Read a run from its folder; the ledger of a private run must support its summary."""
-    try:
-        summary = read_json(folder / "summary.json")
-    except FileNotFoundError:
-        raise UsageError(f"{folder} has no finished or interrupted run (there is no summary.json)") from None
-    if not isinstance(summary, dict) or "status" not in summary:
-        raise UsageError(
-            f"{folder / 'summary.json'} is damaged: it has no status; remove it, and run the command again to write it"
-        )
-    verified(folder, summary)
-    history = History(folder / "metrics.jsonl")
-    history.reread()
-    return Result(folder, summary, history)
-
-
-def record_end(settings: Mapping[str, Any], folder: Path, facts: dict[str, Any]) -> None:
-    """Record in its folder that a run ended without a result; `facts` are its status and the reason."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / CONFIG).exists():
-        write_atomic(folder / CONFIG, to_toml(settings))
-    history = History(folder / "metrics.jsonl")
-    history.reread()
-    write_summary(folder, {**facts, **_recorded(settings), "final": history.rows[-1] if len(history) else {}})
+    return (
+        Path("runs")
+        / f"{short_name(config.data)}-{short_name(config.model)}-{short_name(config.method)}-{config.digest()}"
+    )
 
 
 def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str, Any]:
@@ -165,40 +130,12 @@ def settings_of(config: RunConfig, loop: TrainingLoop | None = None) -> dict[str
         dimension=len(loop.problem.x0),
         rounds=loop.plan.rounds,
         lr=lr if isinstance(lr, float) else None,
+        log_every=loop.plan.log_every,
+        evaluate_every=loop.plan.evaluate_every,
         device=str(build.device(config.device)),
         engine=loop.engine.name,
     )
     return resolved(config, measured).record()
-
-
-def summarise(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary of a run; `settings` are all settings that were used."""
-    last = run.history.rows[-1] if len(run.history) else {}
-    accuracies, norms = run.history["accuracy"], run.history["grad_norm"]
-    best = max(accuracies, default=None)
-    return {
-        "status": "finished" if run.finished else "interrupted" if run.stopped == "interrupted" else "stopped",
-        "stopped": run.stopped,
-        "privacy": run.privacy.to_dict() if run.privacy is not None else None,
-        "not_covered": uncovered(last),
-        "round": run.state.round,
-        "rounds": run.rounds,
-        "final": last,
-        "best_accuracy": best,
-        "best_accuracy_round": run.history.rounds("accuracy")[accuracies.index(best)] if best is not None else None,
-        "smallest_grad_norm": min(norms, default=None),
-        "clients": run.n,
-        "dimension": len(run.x),
-        "message_bound": run.method.bound if math.isfinite(run.method.bound) else None,
-        "engine": run.engine,
-        "device": device_name(run.x.device),
-        "timings": {part: round(seconds, 4) for part, seconds in run.timings.items()},
-        **_recorded(settings),
-    }
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def existing(folder: Path, config: RunConfig, method: str | None = None) -> Result | None:
@@ -222,14 +159,30 @@ def existing(folder: Path, config: RunConfig, method: str | None = None) -> Resu
     stored = load(path)
     measured = replace(_measured(folder, config, stored), method=method)
     ours, theirs = resolved(config, measured), resolved(stored, measured)
+    free = _may_differ(config, ours, theirs, folder)
     for key in sorted(IDENTITY):
         here, there = getattr(ours, key), getattr(theirs, key)
-        if here != there and not (key in DATA_DEPENDENT and None in (here, there)):
+        if here != there and key not in free and not (key in DATA_DEPENDENT and None in (here, there)):
             raise UsageError(
                 f"{folder} holds a run of another configuration: {key} is {there!r} there, {here!r} here; "
                 "choose another folder with --out"
             )
     return read(folder) if (folder / "summary.json").exists() else None
+
+
+def _may_differ(config: RunConfig, ours: RunConfig, theirs: RunConfig, folder: Path) -> tuple[str, ...]:
+    """Return the settings that a run with more rounds need not share with the run that it continues.
+
+    Training compares them with the checkpoint.
+    """
+    rows = tuple(name for name in ("log_every", "evaluate_every") if getattr(config, name) is None)
+    if ours.rounds is not None and theirs.rounds is not None and ours.rounds > theirs.rounds:
+        return ("rounds", "epsilon", *rows)
+    with suppress(FileNotFoundError, UsageError, KeyError, TypeError):  # reading the run will report what is wrong
+        identity = read_json(folder / "checkpoint" / LATEST)["identity"]
+        if EXTENDED in identity or identity["rounds"] < ours.rounds:  # its config.toml may be ahead of the checkpoint
+            return rows
+    return ()
 
 
 def _measured(folder: Path, config: RunConfig, stored: RunConfig) -> Measured:
@@ -249,14 +202,3 @@ def _measured(folder: Path, config: RunConfig, stored: RunConfig) -> Measured:
 def _depends_on_data(config: RunConfig) -> bool:
     """Whether a default of the configuration depends on data."""
     return methods.needs_dimension(config) or build.number_of_clients(config) is None or methods.rounds(config) is None
-
-
-def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:
-    versions = {"normec": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return {"config": dict(settings), "versions": versions}
-
-
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Write the page and then the summary, so that a run with a summary has a page."""
-    page.write_run(folder, summary)
-    write_atomic(folder / "summary.json", json.dumps(summary, indent=1) + "\n")

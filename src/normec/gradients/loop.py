@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
+from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
+from ..problems.batch_form import Tree, alone, leaves_of, part_of, size_of
 from ..problems.client_data import synthetic
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
@@ -125,17 +127,18 @@ class LoopEngine:
         return drawn.view(count, augment.draws)
 
 
-Shares = Callable[[Problem, Tensor, Tensor, Tensor, RecordClip, int], tuple[Tensor, Tensor]]
+Shares = Callable[[Problem, Tensor, Tree, Tree, RecordClip, int], tuple[Tensor, Tensor]]
 
 
 def record_shares(
-    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip, block: int
+    problem: Problem, x: Tensor, inputs: Tree, targets: Tree, clip: RecordClip, block: int
 ) -> tuple[Tensor, Tensor]:
     """Return the bounded gradient ``[B, d]`` and the loss ``[B]`` of every record, computed in one block."""
     # Indexing also copies the records to the start of a new piece of memory; kernels may depend on the alignment.
-    places = torch.arange(block, device=inputs.device).clamp_max(len(inputs) - 1)
-    grads, values = record_gradients(problem, x, inputs[places], targets[places])
-    return clip(grads, problem.tensor_sizes)[: len(inputs)], values[: len(inputs)]
+    count = size_of(inputs)
+    places = torch.arange(block, device=leaves_of(inputs)[0].device).clamp_max(count - 1)
+    grads, values = record_gradients(problem, x, part_of(inputs, places), part_of(targets, places))
+    return clip(grads, problem.tensor_sizes)[:count], values[:count]
 
 
 def clipped_gradient(
@@ -154,17 +157,27 @@ def clipped_gradient(
     divided by `divisor`. The penalty depends on no record, so its gradient is added unclipped. The loss is for the
     history; no guarantee covers it.
     """
+    refuse_collated_records(problem)
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
     total, losses = torch.zeros_like(x, dtype=torch.float64), x.new_zeros((), dtype=torch.float64)
-    for start, size in _cover(len(inputs), blocks):
+    for start, size in _cover(size_of(inputs), blocks):
         part = slice(start, start + size)
-        bounded, values = shares(problem, x, inputs[part], targets[part], clip, size)
+        bounded, values = shares(problem, x, part_of(inputs, part), part_of(targets, part), clip, size)
         total += bounded.sum(0, dtype=torch.float64)
         losses += values.sum(dtype=torch.float64)
     grad, loss = total / divisor, losses / divisor
     base, slope = problem.penalised(x)
     return loss + base, grad if slope is None else grad + slope
+
+
+def refuse_collated_records(problem: Problem) -> None:
+    """Refuse a collate function where single records are bounded, because one record may change the others."""
+    if problem.form.collate is not None:
+        raise UsageError(
+            "record_clip needs the records one by one, and a collate function sees them together: one may change the "
+            "others; put the records into one shape in the data set, and leave collate out"
+        )
 
 
 def _cover(records: int, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -177,14 +190,13 @@ def _cover(records: int, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def record_gradients(
-    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, randomness: str = "different"
+    problem: Problem, x: Tensor, inputs: Tree, targets: Tree, randomness: str = "different"
 ) -> tuple[Tensor, Tensor]:
     """Return per-record gradients ``[B, d]`` and losses ``[B]``; model and transform see one record at a time."""
     problem.model.train()
 
-    def one(point: Tensor, item: Tensor, target: Tensor) -> Tensor:
-        inputs = problem.converted(item[None], point.dtype)
-        return problem.loss(functional_call(problem.model, problem.unflatten(point), (inputs,)), target[None])
+    def one(point: Tensor, item: Tree, target: Tree) -> Tensor:
+        return problem.value(point, alone(item), alone(target), in_vmap=True).loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness=randomness)
     grads, values = each(x, inputs, targets)
@@ -203,7 +215,7 @@ def record_blocks(problem: Problem) -> tuple[int, ...]:
     count = min(fitting[0], max(fitting[-1], _TRIED_FLOATS // len(problem.x0)))
     draw = torch.Generator().manual_seed(0)
     first = problem.records.batch(0, torch.zeros(1, dtype=torch.int64))
-    inputs, targets = (synthetic(part, count, draw) for part in first)
+    inputs, targets = tree_map(lambda part: synthetic(part, count, draw), first)
     x = problem.x0
     x = x + (1e-3 + 0.1 * x.square().mean().sqrt()) * torch.randn(len(x), dtype=x.dtype, generator=draw).to(x.device)
 
@@ -213,7 +225,9 @@ def record_blocks(problem: Problem) -> tuple[int, ...]:
         for part in order.split(size):
             places = part[torch.arange(size) % len(part)].to(x.device)
             seed_generators(0, x.device)  # the masks of dropout are the same at every place and in every block
-            grads.append(record_gradients(problem, x, inputs[places], targets[places], "same")[0][: len(part)])
+            grads.append(
+                record_gradients(problem, x, part_of(inputs, places), part_of(targets, places), "same")[0][: len(part)]
+            )
         return torch.cat(grads)[order.argsort().to(x.device)]
 
     try:

@@ -51,7 +51,7 @@ class ModelCopy:
             module._buffers[key] = buffers[name]
         self.model.train()
         with torch.enable_grad(), autocast(grad.device, self._precision):
-            loss = self._problem.loss(self.forward(inputs), targets)
+            loss: Tensor = self._problem.loss(self.forward(inputs), targets)
             found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         with torch.no_grad():
             for name, (module, key) in self._homes.items():

@@ -42,6 +42,8 @@ from .accounting import Account, Event
 from .hash_chain import Chain, Head, LedgerDamaged, LedgerInUse
 from .statement import Privacy
 
+AMENDMENT = "amendment"  # the kind of a line with a new statement, whose ε is larger
+
 __all__ = ["Head", "Ledger", "LedgerDamaged", "LedgerInUse", "Receipt"]
 
 
@@ -85,6 +87,39 @@ class Receipt:
     releases: int
 
 
+@dataclass(frozen=True)
+class Payments:
+    """What a run without a folder paid, from which a ledger can be written later.
+
+    Args:
+        privacy: The statement of the run.
+        horizon: The planned number of rounds.
+        planned: All releases of a run whose noise changes by round.
+        made: The round, the event and the noise of every release, in order.
+    """
+
+    privacy: Privacy
+    horizon: int
+    planned: tuple[Event, ...]
+    made: tuple[tuple[int, Event, float], ...]
+
+    def write(self, path: Path) -> None:
+        """Write the ledger; rounds that follow each other with the same noise share a line."""
+        with Ledger(path, self.privacy, self.horizon, planned=self.planned) as ledger:
+            waiting: tuple[int, Event, float] | None = None
+            for round, event, sigma in self.made:
+                if waiting is not None:
+                    first, whole, noise = waiting
+                    one = dataclasses.replace(whole, count=1)
+                    if (one, noise, first + whole.count) == (event, sigma, round):
+                        waiting = first, dataclasses.replace(whole, count=whole.count + 1), noise
+                        continue
+                    ledger.reserve(*waiting)
+                waiting = round, event, sigma
+            if waiting is not None:
+                ledger.reserve(*waiting)
+
+
 class _Paid(NamedTuple):
     """The payment for a round: the attempt, the noise, and the price."""
 
@@ -106,6 +141,7 @@ class Ledger:
         witness: A file in another folder that also counts the lines, so that a ledger which was restored to an older
             state, or deleted, is refused. To begin one for an existing ledger, copy `path.head` to it.
         planned: All releases of a run whose noise changes by round (see `Account.upper`).
+        amend: Whether the statement may have a larger ε than the file was opened for; a line notes the new one.
 
     Raises:
         LedgerDamaged: The file was changed, cut, or set back.
@@ -130,8 +166,10 @@ class Ledger:
         secret: bytes | None = None,
         witness: str | os.PathLike[str] | None = None,
         planned: Iterable[Event] = (),
+        amend: bool = False,
     ) -> None:
         at_least(1, horizon=horizon)
+        self._amend = amend
         self.privacy, self.horizon = privacy, horizon
         self._account = Account(privacy.delta, planned=planned)
         self._attempts: dict[int, int] = {}  # round → attempts so far
@@ -285,13 +323,18 @@ class Ledger:
         first, *rest = self._chain.lines
         if first.get("kind") != "header" or first.get("format") != 1:
             raise LedgerDamaged(f"{self._chain.path} does not begin with a ledger's header")
-        changed = self.privacy.difference(first["privacy"])
-        if changed is not None:
+        stated = [line["privacy"] for line in rest if line["kind"] == AMENDMENT]
+        changed = self.privacy.difference(stated[-1] if stated else first["privacy"])
+        grown = changed is not None and changed[0] == "epsilon" and None not in changed and changed[1] < changed[2]
+        if changed is not None and not (self._amend and grown):
             name, before, now = changed
             raise UsageError(
                 f"{self._chain.path} was opened for {name} = {before!r}, got {now!r};"
                 " keep the statement or start another ledger"
             )
         for line in rest:
-            self._account.add(Event(line["multiplier"], line["rate"], line["count"]))
-            self._take(line, self._account)
+            if line["kind"] != AMENDMENT:
+                self._account.add(Event(line["multiplier"], line["rate"], line["count"]))
+                self._take(line, self._account)
+        if changed is not None:
+            self._chain.append({"kind": AMENDMENT, "privacy": self.privacy.to_dict()})

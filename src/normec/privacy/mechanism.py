@@ -35,9 +35,9 @@ from ..system.processes import process_identity
 from .accounting import Account, Event, mu_for
 from .facts import Facts, Setting
 from .hash_chain import read_chain
-from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable, without_used_coins
+from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Payments, Receipt, affordable, without_used_coins
 from .noise import GridNoise, noise_source, privatise
-from .release import calibrate
+from .release import Calibrated, calibrate
 from .rounding_grid import from_grid, grid_step, snap
 from .rules import release
 from .secure_sum import SumGrid
@@ -127,6 +127,7 @@ class Mechanism:
         notes: tuple[str, ...] = (),
         gaps: tuple[str, ...] = (),
         witness: Path | None = None,
+        sigma: float | None = None,
     ) -> None:
         """Derive the release and calibrate the noise.
 
@@ -136,6 +137,7 @@ class Mechanism:
             notes: Remarks for reports of ε.
             gaps: What this run does not cover, in addition to the list of the statement.
             witness: A file outside the ledger's folder that also counts its lines (see `Ledger`).
+            sigma: The noise of a run that this one continues; None to calibrate it.
         """
         privacy = privacy.with_noise("secure").for_rounds(setting.rounds)
         self.privacy, self.method, self.setting = privacy, method, setting
@@ -149,7 +151,12 @@ class Mechanism:
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
             refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
-        self.calibrated = calibrate(self.release, privacy)
+        self._continues = sigma is not None
+        self.calibrated = (
+            calibrate(self.release, privacy)
+            if sigma is None
+            else Calibrated(sigma, self.release.epsilon(sigma, privacy.delta), privacy.delta, privacy.is_target)
+        )
         self.sigma = self.calibrated.sigma
         scheduled = self.release.schedule is not None
         # The kinds of rounds, for a cheap bound on their ε (`Account.upper`); without sampling ε itself is cheap.
@@ -161,6 +168,7 @@ class Mechanism:
         self._account = Account(privacy.delta, planned=self._planned)
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
+        self._made: list[tuple[int, Event, float]] = []  # what was paid without a ledger
         self.name, self._notes, self._gaps, self._witness = name, notes, gaps, witness
         # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once, if their noise is
         # the same.
@@ -224,7 +232,13 @@ class Mechanism:
             with writing(path):
                 head = Head(*expect) if expect else None
                 self._ledger = Ledger(
-                    path, self.privacy, self.setting.rounds, head, witness=self._witness, planned=self._planned
+                    path,
+                    self.privacy,
+                    self.setting.rounds,
+                    head,
+                    witness=self._witness,
+                    planned=self._planned,
+                    amend=self._continues,
                 )
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None
@@ -259,6 +273,7 @@ class Mechanism:
             attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
             event = without_used_coins(self.release.event(self.sigma, round), attempt)
             self._account = self._with(event, round)
+            self._made.append((round, event, self.sigma_at(round)))
         else:
             with writing(self._ledger.path):
                 attempt = self._spend(self._ledger, round, key).attempt
@@ -437,6 +452,12 @@ class Mechanism:
             not_covered=(*self.privacy.not_covered(), *self._gaps),
             notes=(*self.release.notes, *self._notes),
         )
+
+    def payments(self) -> Payments | None:
+        """What was paid without a ledger; None if there is one."""
+        if self._ledger is not None:
+            return None
+        return Payments(self.privacy, self.setting.rounds, tuple(self._planned), tuple(self._made))
 
     def _with(self, event: Event, round: int) -> Account:
         """The account with one more event, without a ledger. Raises `BudgetSpent`."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from ..errors import UsageError
 from ..sampling.random_streams import seed_generators
+from .batch_form import BatchForm, Collate, Tree, leaves_of, moved
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tree, Tree]
+_MOST_STREAMED = 10**6  # records that are read from an iterable data set into memory
 
 
 class Records(Protocol):
-    """Pairs (input, target) of every client."""
+    """Inputs and targets of every client: tensors, or dicts and tuples of tensors (`batch_form`)."""
 
     @property
     def sizes(self) -> Tensor: ...
@@ -66,12 +70,14 @@ class ResidentRecords:
 class FetchedRecords:
     """Map-style data sets whose items are fetched and collated when they are drawn, so that their transforms run.
 
+    The tensors of a `TensorDataset`, of which there may be any number, are indexed instead.
+
     A transform that draws from torch's global generator is reproducible: the generator is seeded from the run's seed,
     the client and the round.
     """
 
-    def __init__(self, datasets: Sequence[Dataset[Any]], device: torch.device) -> None:
-        self.datasets, self.device = datasets, device
+    def __init__(self, datasets: Sequence[Dataset[Any]], device: torch.device, form: BatchForm | None = None) -> None:
+        self.datasets, self.device, self.form = datasets, device, form or BatchForm()
 
     @property
     def sizes(self) -> Tensor:
@@ -79,37 +85,85 @@ class FetchedRecords:
 
     def batch(self, client: int, records: Tensor | None) -> Batch:
         dataset = self.datasets[client]
-        numbers = range(length(dataset)) if records is None else records.tolist()
-        items = default_collate([dataset[i] for i in numbers])
-        if not isinstance(items, list | tuple) or len(items) != 2 or not all(isinstance(x, Tensor) for x in items):
-            raise UsageError(f"the items of client {client} must be pairs of an input and a target")
-        return items[0].to(self.device), items[1].to(self.device)
+        found = _tensors(dataset) if self.form.collate is None else None
+        if found is not None:
+            base, rows = found
+            rows = rows if records is None else rows[records.to(rows.device)]
+            inputs, targets = self.form.split(tuple(tensor[rows] for tensor in base.tensors), len(rows), client)
+        else:
+            numbers = range(length(dataset)) if records is None else records.tolist()
+            inputs, targets = self.form.collated([dataset[i] for i in numbers], client)
+        return moved(inputs, self.device), moved(targets, self.device)
 
     def to(self, device: torch.device) -> FetchedRecords:
-        return FetchedRecords(self.datasets, device)
+        return FetchedRecords(self.datasets, device, self.form)
 
     def digest(self) -> str:
         """Return the clients' sizes and a checksum of their first records, so that reordered clients are noticed."""
         held = hashlib.blake2b(digest_size=8)
-        with _seeded():
+        with seeded():
             for client in range(len(self.datasets)):
                 seed_generators(0, self.device)  # a transform may draw
-                held.update(checksum(*self.batch(client, torch.zeros(1, dtype=torch.int64))).encode())
+                held.update(checksum(*leaves_of(self.batch(client, torch.zeros(1, dtype=torch.int64)))).encode())
         return f"fetched:{','.join(map(str, self.sizes.tolist()))}:{held.hexdigest()}"
 
 
-def gather(datasets: Sequence[Dataset[Any]]) -> Records:
-    """Return the records of `datasets`, one per client; raises `UsageError` for data that cannot be trained on."""
+def map_style(dataset: Any, client: int) -> tuple[Dataset[Any], Collate | None]:
+    """Return a client's records as a map-style data set, with the collate function of a DataLoader if it has one.
+
+    The items of an iterable data set are read into memory. Of a DataLoader, its data set and its collate function are
+    used; the batches are drawn by the run.
+    """
+    collate = None
+    if isinstance(dataset, DataLoader):
+        if dataset.batch_size is None and dataset.batch_sampler is None:
+            raise UsageError(
+                f"the DataLoader of client {client} has batch_size=None, so nobody knows what one record is; give the "
+                "data set of single records"
+            )
+        logging.getLogger("normec").warning(
+            "client %d has a DataLoader: its data set is used, and the batches follow batch_size of the run", client
+        )
+        collate = None if dataset.collate_fn is default_collate else dataset.collate_fn
+        dataset = dataset.dataset
+    streamed = isinstance(dataset, IterableDataset) or not (
+        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    )
+    if not streamed:
+        return dataset, collate
+    if not isinstance(dataset, Iterable):
+        raise UsageError(
+            f"client {client} needs a data set with __len__ and __getitem__, or one that can be iterated over, got "
+            f"{type(dataset).__name__}"
+        )
+    items = list(itertools.islice(dataset, _MOST_STREAMED + 1))
+    if len(items) > _MOST_STREAMED:
+        raise UsageError(
+            f"the iterable data set of client {client} has more than {_MOST_STREAMED:,} records or does not end; give "
+            "a map-style data set"
+        )
+    return items, collate  # type: ignore[return-value]  # a list has a length and items
+
+
+def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None) -> Records:
+    """Return the records of map-style data sets, one per client.
+
+    Args:
+        datasets: The data sets (see `map_style`).
+        form: What a batch consists of (default: pairs of tensors).
+
+    Raises:
+        UsageError: The data cannot be trained on.
+    """
     if not datasets:
         raise UsageError("a problem needs at least one client, got none")
     for client, dataset in enumerate(datasets):
-        if isinstance(dataset, IterableDataset):
-            raise UsageError(f"client {client} has an IterableDataset; a map-style data set is needed")
         if length(dataset) == 0:
             raise UsageError(f"client {client} has no records")
-    resident = [_tensors(dataset) for dataset in datasets]
+    pairs = form is None or (not form.whole and form.collate is None)
+    resident = [_tensors(dataset) if pairs and _holds_pairs(dataset) else None for dataset in datasets]
     if any(found is None for found in resident):
-        return FetchedRecords(datasets, torch.device("cpu"))
+        return FetchedRecords(datasets, torch.device("cpu"), form)
     found = [item for item in resident if item is not None]
     first = found[0][0]
     if all(base is first for base, _ in found):
@@ -151,7 +205,7 @@ def length(dataset: Dataset[Any]) -> int:
 
 
 @contextmanager
-def _seeded() -> Iterator[None]:
+def seeded() -> Iterator[None]:
     """Set Python's and NumPy's generators to a fixed seed; afterwards restore them and torch's."""
     plain, numpy = random.getstate(), np.random.get_state()
     try:
@@ -165,15 +219,22 @@ def _seeded() -> Iterator[None]:
 
 
 def _tensors(dataset: Dataset[Any]) -> tuple[TensorDataset, Tensor] | None:
-    """Return the (inputs, targets) pair behind a data set and its rows in it, or None."""
+    """Return the `TensorDataset` behind a data set and its rows in it, or None."""
     # Exact types only, because a subclass may change its items; then they must be fetched one by one.
     if type(dataset) is Subset:
         inner, own = dataset.dataset, torch.as_tensor(dataset.indices)
         if type(inner) is Subset:
             found = _tensors(inner)
             return None if found is None else (found[0], found[1][own])
-        return (inner, own) if is_pair(inner) else None
-    return (dataset, torch.arange(len(dataset))) if is_pair(dataset) else None
+        return (inner, own) if type(inner) is TensorDataset else None
+    return (dataset, torch.arange(len(dataset))) if type(dataset) is TensorDataset else None
+
+
+def _holds_pairs(dataset: Dataset[Any]) -> bool:
+    """Whether the tensors behind a data set are one of inputs and one of targets."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return is_pair(dataset)
 
 
 def is_pair(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:

@@ -10,44 +10,65 @@ no privacy guarantee covers it.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import is_dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from .. import kernels
 from ..data.augment import Augment, Transform, treats_records_alone
 from ..errors import UsageError
 from . import client_data as records
+from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
 from .functions import FunctionProblem
+from .metrics import Meters, Metric, check_column_name, checked_metrics
 from .objective import Buffers
 from .shared_records import origins, perhaps_shared
 
 _EVALUATED = 1000  # records evaluated at once
 _COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
+BatchLoss = Callable[[nn.Module, Any], Any]
+Evaluated = Any  # a data set, a list with one for each client, or data sets by name
 
 
 class Problem:
     """A model, a loss, and one data set per client.
 
+    A data set has one item per record: a pair (input, target), a tuple (a, b, …, target) for a model of several inputs,
+    or a dict. `normec.problems.batch_form` lists the forms. Dicts, tuples and losses of the whole batch are computed
+    client by client; pairs of tensors can use the faster engines.
+
     Args:
         model: Any module. Its trainable parameters, flattened in order, are x. It is copied and never changed.
-        loss: `loss(outputs, targets)`, the mean over a batch.
-        clients: Map-style data sets of (input, target), one per client.
-        test: Evaluated for the loss and, where targets are class numbers, the accuracy: one data set, or a list with
-            one for each client. With a list, the mean of the clients' accuracies is measured as well.
-        validation: Evaluated like `test`; for choosing settings.
+        loss: `loss(outputs, targets)`, the mean over a batch; None if `batch_loss` is given.
+        clients: Data sets, one per client: map-style (a `TensorDataset`, a `datasets.Dataset`, a list), iterable, in
+            which case its records are read into memory, or a `DataLoader`, of which the data set is used.
+        test: Evaluated for the loss and, where targets are class numbers, the accuracy: one data set, a list with one
+            for each client, or a dict of data sets by name. With a list, the mean of the clients' accuracies is
+            measured as well, and with names the loss and accuracy of each set, as in `shifted_accuracy`.
+        validation: Evaluated like `test`, but without names; for choosing settings.
         penalty: `penalty(x)` is added to the loss of every client.
         augment: Applied to training batches.
-        transform: Applied to every batch, after `augment`.
+        transform: Applied to the inputs of every batch, after `augment`.
+        metrics: Further metrics of test and validation sets, by name: functions of all outputs and targets, or objects
+            with update, compute and reset, such as those of torchmetrics. Their columns are called like the accuracy's.
+        class_weights: The weight w_c of each class in a cross-entropy loss: the mean over the records of w_y times the
+            loss. Weights that were computed from protected data are not covered by any guarantee.
+        target: The key of the target in dicts (default: "labels", "label", "targets" or "target").
+        collate: Makes a batch of a list of items, such as one that pads texts (default: PyTorch's).
+        batch_loss: `batch_loss(model, batch)` in place of `loss`: the mean loss over the batch, or the model's outputs
+            with an entry "loss", as Hugging Face models return them.
 
     Raises:
         UsageError: The model, the loss and the data do not fit together.
@@ -66,35 +87,56 @@ class Problem:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
-        clients: Sequence[Dataset[Any]],
-        test: Dataset[Any] | Sequence[Dataset[Any]] | None = None,
+        loss: Loss | None,
+        clients: Sequence[Any],
+        test: Evaluated | None = None,
         *,
-        validation: Dataset[Any] | Sequence[Dataset[Any]] | None = None,
+        validation: Evaluated | None = None,
         penalty: Callable[[Tensor], Tensor] | None = None,
         augment: Augment | None = None,
         transform: Transform | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        class_weights: Sequence[float] | Tensor | None = None,
+        target: str | None = None,
+        collate: Collate | None = None,
+        batch_loss: BatchLoss | None = None,
     ) -> None:
+        self.takes_batch = loss is None and batch_loss is not None
+        loss = batch_loss if self.takes_batch else loss
         if not isinstance(model, nn.Module) or not callable(loss):
             raise UsageError(
                 f"a problem needs a torch.nn.Module, a loss function and the clients' data sets, in this order; "
                 f"got {type(model).__name__}, {type(loss).__name__} and {type(clients).__name__}"
             )
-        if getattr(loss, "reduction", "mean") != "mean":
-            raise UsageError(
-                f"a client's loss is the mean over its records, got reduction={loss.reduction!r}; "  # type: ignore[attr-defined]
-                "leave reduction out"
-            )
+        if batch_loss is not None and not self.takes_batch:
+            raise UsageError("give loss or batch_loss, not both; with batch_loss, loss is None")
+        _refuse_other_means(loss)
+        if class_weights is not None:
+            loss = _weighted(loss, class_weights)
+        self.metrics = checked_metrics(metrics)
         self.model = copy.deepcopy(model)
-        self.loss, self.penalty, self.augment, self.transform = loss, penalty, augment, transform
+        self.loss: Callable[..., Any] = loss
+        self.penalty, self.augment, self.transform = penalty, augment, transform
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if not trainable:
             raise UsageError("the model has no trainable parameters")
         self._shapes = {name: p.shape for name, p in trainable.items()}
         self.x0 = torch.cat([p.detach().flatten() for p in trainable.values()])
-        self.records = records.gather(clients)
-        evaluated = {"test": _sets(test, len(clients)), "validation": _sets(validation, len(clients))}
-        self.test, self.validation = (records.gather(sets) if sets else None for sets in evaluated.values())
+        clients, collate = _map_style(clients, collate)
+        self.form = BatchForm(target, collate, self.takes_batch)
+        self.records = records.gather(clients, self.form)
+        self.test_names = tuple(test) if isinstance(test, Mapping) else ()
+        for name in self.test_names:
+            check_column_name("test set", name)
+        given = {"test": list(test.values()) if isinstance(test, Mapping) else test, "validation": validation}
+        counts = {"test": len(self.test_names) or len(clients), "validation": len(clients)}
+        evaluated = {name: _map_style(_sets(sets, counts[name]), collate)[0] for name, sets in given.items()}
+        self.test, self.validation = (records.gather(sets, self.form) if sets else None for sets in evaluated.values())
+        if augment is not None and not isinstance(self.records, records.ResidentRecords):
+            with records.seeded():
+                first, _ = self.records.batch(0, torch.zeros(1, dtype=torch.int64))
+            if not isinstance(first, Tensor):
+                raise UsageError("augment is for inputs in one tensor; for dicts and tuples use transform")
         self.clients = len(clients)
         held = origins(clients)
         self.repeated = len(held.unique()) < len(held)  # whether a record occurs more than once
@@ -110,6 +152,8 @@ class Problem:
         self._untouched = _sharing_trainable(self.model)
         self._evaluation_parts = {name: _copied(getattr(self, name)) for name in ("loss", "transform")}
         self._evaluation_copy: Problem | None = None
+        if isinstance(self.records, records.ResidentRecords):
+            self.refuse_sums()
 
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
@@ -146,11 +190,11 @@ class Problem:
             inputs = self.augment(inputs, uniforms)
         self.model.train()
         with self._client_buffers(buffers):
-            value = self.loss(self.outputs(x, inputs), targets)
+            value = self.value(x, inputs, targets).loss
         if value.ndim:
             raise UsageError(f"the loss must return a scalar, got shape {tuple(value.shape)}; use its mean")
         if divisor is not None:
-            value = value * (len(inputs) / divisor)
+            value = value * (size_of(inputs) / divisor)
         return value + self.penalty(x) if self.penalty is not None else value
 
     def penalised(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -172,7 +216,7 @@ class Problem:
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, buffers: Buffers, batch_size: int | None = None) -> dict[str, float]:
-        """Return loss and accuracy on the test and validation sets, with the clients' averaged buffers.
+        """Return loss, accuracy and metrics on the test and validation sets, with the clients' averaged buffers.
 
         `accuracy` counts all records alike, and `accuracy_mean_over_clients` all clients, if each has a set of its own.
         They are computed by copies of the model, the loss and the transform that never saw a client's records.
@@ -189,14 +233,25 @@ class Problem:
             if held is not None:
                 size = batch_size or self._evaluation_batch(held, x.device)
                 counts = held.sizes.tolist()
-                scores = [evaluator._score(held, number, x, shared, size) for number in range(len(counts))]
+                together, names = Meters(self.metrics), self.test_names if held is self.test else ()
+                each = [Meters(self.metrics if names else {}) for _ in counts]
+                scores = [
+                    evaluator._score(held, number, x, shared, size, (together, each[number]))
+                    for number in range(len(counts))
+                ]
                 found[name] = sum(total for total, _ in scores) / sum(counts)
                 right = [hits for _, hits in scores if hits is not None]
                 if len(right) == len(counts):
                     found[accuracy] = sum(right) / sum(counts)
-                    if len(counts) > 1:
+                    if len(counts) > 1 and not names:
                         shares = [hits / count for hits, count in zip(right, counts, strict=True)]
                         found[f"{accuracy}_mean_over_clients"] = sum(shares) / len(shares)
+                prefix = accuracy.removesuffix("accuracy")
+                found |= {f"{prefix}{column}": value for column, value in together.read().items()}
+                for own, (total, hits), count, meters in zip(names, scores, counts, each, strict=False):
+                    found[f"{own}_loss"] = total / count
+                    found |= {f"{own}_accuracy": hits / count} if hits is not None else {}
+                    found |= {f"{own}_{column}": value for column, value in meters.read().items()}
         self._kernels_agree = evaluator._kernels_agree
         return found
 
@@ -208,19 +263,28 @@ class Problem:
             vars(self._evaluation_copy).update(self._evaluation_parts)
         return self._evaluation_copy
 
+    @property
+    def evaluation_transform(self) -> Transform | None:
+        """The copy of the transform that never saw a client's records."""
+        held: Transform | None = self._evaluation_parts["transform"]
+        return held
+
     @staticmethod
     def _evaluation_batch(held: records.Records, device: torch.device) -> int:
         """Return the number of records to evaluate at once; small images on a GPU are bound by kernel launches."""
         if device.type == "cuda":
             first, _ = held.batch(0, torch.zeros(1, dtype=torch.int64, device=device))
-            if first.ndim == 4:
+            if isinstance(first, Tensor) and first.ndim == 4:
                 return max(_EVALUATED, min(5 * _EVALUATED, 2**24 // first.numel()))
         return _EVALUATED
 
     def _score(
-        self, held: records.Records, number: int, x: Tensor, buffers: Buffers, batch_size: int
+        self, held: records.Records, number: int, x: Tensor, buffers: Buffers, batch_size: int, meters: Sequence[Meters]
     ) -> tuple[float, int | None]:
-        """Return the sum of the losses on one of the `held` sets, and how many predictions are right, if known."""
+        """Return the sum of the losses on one of the `held` sets, and how many predictions are right, if known.
+
+        Outputs and targets are also added to the `meters`.
+        """
         count = int(held.sizes[number])
         total, right = (
             x.new_zeros((), dtype=torch.float64),
@@ -231,16 +295,24 @@ class Problem:
         for rows in torch.arange(count, device=x.device).split(batch_size):
             inputs, targets = held.batch(number, rows)
             with context():
-                outputs = self.outputs(x, inputs, buffers)
-            total += self.loss(outputs, targets).double() * len(targets)
-            hits = correct(outputs, targets)
+                value = self.value(x, inputs, targets, buffers)
+            total += value.loss.double() * len(rows)
+            scores = scores_of(value.outputs)
+            hits = correct(scores, value.targets) if scores is not None else None
+            if self.metrics and (value.outputs is None or value.targets is None):
+                raise UsageError(
+                    "metrics need outputs and targets: with batch_loss, return the model's outputs with an entry "
+                    '"loss", and give the targets in dicts'
+                )
+            for meter in meters:
+                meter.add(value.outputs, value.targets)
             classified = classified and hits is not None
             right += hits.sum() if hits is not None else 0
         return float(total), int(right) if classified else None
 
     def _use_kernels(self, held: records.Records, x: Tensor, buffers: Buffers) -> bool:
         """Whether evaluation may use kernels: on a GPU, if their outputs agree with those of PyTorch."""
-        if not kernels.usable(x):
+        if not kernels.usable(x) or not isinstance(held, records.ResidentRecords):
             return False
         if self._kernels_agree is None:
             inputs, _ = held.batch(0, torch.arange(min(_COMPARED, int(held.sizes[0])), device=x.device))
@@ -280,6 +352,7 @@ class Problem:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the facts by which a checkpoint recognises this problem."""
+        collate = [self.form.collate] if self.form.collate is not None else []
         return {
             "clients": self.clients,
             "dimension": len(self.x0),
@@ -287,7 +360,7 @@ class Problem:
             "data": self.records.digest(),
             "test": self.test.digest() if self.test is not None else None,
             "value at the start": self._probe(),
-            "parts": [_named(part) for part in (self.loss, self.augment, self.transform)],
+            "parts": [_named(part) for part in (self.loss, self.augment, self.transform, *collate)],
             "penalty": float(self.penalty(torch.ones_like(self.x0))) if self.penalty is not None else None,
         }
 
@@ -303,7 +376,35 @@ class Problem:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a transform may draw
             inputs, targets = self.records.batch(0, torch.arange(min(8, int(self.records.sizes[0]))))
-            return f"{float(probe.loss(probe.outputs(self.x0.clone(), inputs), targets).mean()):.2e}"
+            return f"{float(probe.value(self.x0.clone(), inputs, targets).loss.mean()):.2e}"
+
+    @torch.no_grad()
+    def refuse_sums(self) -> None:
+        """Refuse a loss that is the sum over a batch: it doubles if every record occurs twice.
+
+        Records that must be fetched are read when training starts, not when the problem is made, because a data set may
+        keep what it saw first.
+
+        A model or loss that cannot be computed here is left to training, which says what is wrong.
+        """
+        if self.takes_batch:
+            return
+        model, loss = _sharing_trainable(self._untouched).eval(), _copied(self.loss)
+        probe = copy.copy(self)
+        probe.model, probe.transform = model, _copied(self.transform)
+        sums = False
+        with suppress(Exception), records.seeded():
+            inputs, targets = self.records.batch(0, torch.arange(min(4, int(self.records.sizes[0]))))
+            outputs = probe.outputs(self.x0.clone(), inputs)
+            if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or len(outputs) != len(targets):
+                return
+            once, twice = loss(outputs, targets), loss(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
+            sums = bool(torch.isclose(twice, 2 * once, rtol=1e-3) & (once.abs() > 1e-6))
+        if sums:
+            raise UsageError(
+                "the loss is the sum over a batch: it doubles if every record occurs twice; a client's loss is the "
+                "mean over its records, so leave out reduction='sum'"
+            )
 
     @contextmanager
     def _client_buffers(self, buffers: Buffers) -> Iterator[None]:
@@ -339,15 +440,18 @@ class Problem:
         """Whether the model keeps running statistics of the data (BatchNorm), which no noise covers."""
         return any(name.rpartition(".")[2].startswith("running_") for name, _ in self.model.named_buffers())
 
-    def prepared(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    def prepared(self, inputs: Tree, dtype: torch.dtype) -> Tree:
         """Return records as the model expects them: transformed, in its precision, images with channels last."""
         inputs = self.converted(inputs, dtype)
-        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+        image = isinstance(inputs, Tensor) and inputs.ndim == 4
+        return inputs.contiguous(memory_format=torch.channels_last) if image else inputs
 
-    def converted(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    def converted(self, inputs: Tree, dtype: torch.dtype) -> Tree:
         """Return records transformed and in the model's precision; also under vmap, which knows no channels last."""
         if self.transform is not None:
             inputs = self.transform(inputs)
+        if not isinstance(inputs, Tensor):
+            return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, inputs)
         return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
     def augmented_by_client(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
@@ -369,20 +473,126 @@ class Problem:
         """
         inputs = self.augmented_by_client(inputs, uniforms)
         if treats_records_alone(self.transform):
-            return self.prepared(inputs.flatten(0, 1), dtype)
+            flat: Tensor = self.prepared(inputs.flatten(0, 1), dtype)
+            return flat
         return torch.cat([self.prepared(own, dtype) for own in inputs])
 
-    def outputs(self, x: Tensor, inputs: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the model's outputs at x, with `buffers` instead of its own."""
-        inputs = self.prepared(inputs, x.dtype)
-        outputs: Tensor = functional_call(self.model, {**self.unflatten(x), **(buffers or {})}, (inputs,))
-        return outputs
+    def outputs(
+        self, x: Tensor, inputs: Tree, buffers: Mapping[str, Tensor] | None = None, in_vmap: bool = False
+    ) -> Any:
+        """Return the model's outputs at x, with `buffers` instead of its own; dicts are keyword arguments."""
+        inputs = self.converted(inputs, x.dtype) if in_vmap else self.prepared(inputs, x.dtype)
+        held = {**self.unflatten(x), **(buffers or {})}
+        if isinstance(inputs, Mapping):
+            return functional_call(self.model, held, (), dict(inputs))
+        return functional_call(self.model, held, tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,))
+
+    def value(
+        self,
+        x: Tensor,
+        inputs: Tree,
+        targets: Tree,
+        buffers: Mapping[str, Tensor] | None = None,
+        in_vmap: bool = False,
+    ) -> BatchValue:
+        """Return the mean loss over a batch at x, with the outputs and targets behind it as far as they are known.
+
+        `in_vmap`: it is computed under vmap, which knows no channels last.
+        """
+        if not self.takes_batch:
+            outputs = self.outputs(x, inputs, buffers, in_vmap)
+            return BatchValue(self.loss(outputs, targets), outputs, targets)
+        held = {f"model.{name}": value for name, value in {**self.unflatten(x), **(buffers or {})}.items()}
+        batch = self.converted(inputs, x.dtype) if in_vmap else self.prepared(inputs, x.dtype)
+        found = functional_call(_WholeBatch(self.model, self.loss), held, (batch,))
+        if isinstance(found, Tensor):
+            return BatchValue(found)
+        loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
+        if not isinstance(loss, Tensor):
+            raise UsageError(
+                f'batch_loss must return the loss or outputs with an entry "loss", got {type(found).__name__}'
+            )
+        key = self.form.target_in(batch)
+        return BatchValue(loss, found, batch[key] if key is not None else None)
 
 
-def _sets(given: Dataset[Any] | Sequence[Dataset[Any]] | None, clients: int) -> list[Dataset[Any]]:
+@dataclass(frozen=True)
+class BatchValue:
+    """The mean loss over a batch, and the outputs and targets behind it, if a `batch_loss` returns them."""
+
+    loss: Tensor
+    outputs: Any = None
+    targets: Any = None
+
+
+class _WholeBatch(nn.Module):
+    """A loss that calls the model itself, as a module, so that the model's parameters can be replaced by x."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self._loss = model, (loss,)  # a loss that is a module keeps its own parameters
+
+    def forward(self, batch: Any) -> Any:
+        return self._loss[0](self.model, batch)
+
+
+@dataclass(frozen=True)
+class WeightedCrossEntropy:
+    """The mean over a batch of w_y times the cross-entropy loss, with a weight for each class.
+
+    `F.cross_entropy(..., weight=w)` divides by the sum of the weights in the batch, so that a record's share depends on
+    the others.
+    """
+
+    weights: tuple[float, ...]
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        weights = outputs.new_tensor(self.weights)
+        return F.cross_entropy(outputs, targets, weight=weights, reduction="none").mean()
+
+
+def _refuse_other_means(loss: Any) -> None:
+    """Refuse losses whose settings say that they are not the mean over a batch."""
+    bound = loss.keywords if isinstance(loss, functools.partial) else {}
+    reduction = bound.get("reduction", getattr(loss, "reduction", "mean"))
+    if reduction != "mean":
+        raise UsageError(
+            f"a client's loss is the mean over its records, got reduction={reduction!r}; leave reduction out"
+        )
+    weight = bound.get(
+        "weight", getattr(loss, "weight", None) if isinstance(loss, nn.modules.loss._WeightedLoss) else None
+    )
+    if weight is not None and not isinstance(loss, nn.BCELoss):
+        raise UsageError(
+            "a loss with weight=… divides by the weights in the batch, so that a record's share depends on the others; "
+            "give class_weights=… to the problem instead"
+        )
+
+
+def _weighted(loss: Any, weights: Sequence[float] | Tensor) -> WeightedCrossEntropy:
+    """Return the weighted form of a cross-entropy loss."""
+    plain = type(loss) is nn.CrossEntropyLoss and loss.ignore_index == -100 and not loss.label_smoothing
+    if loss is not F.cross_entropy and not plain:
+        raise UsageError("class_weights are for torch.nn.functional.cross_entropy; weight another loss in its own code")
+    held = tuple(float(weight) for weight in weights)
+    if not held or not all(0 <= weight < float("inf") for weight in held) or not any(held):
+        raise UsageError(f"class_weights must be numbers >= 0, one per class and not all 0, got {held}")
+    return WeightedCrossEntropy(held)
+
+
+def _map_style(given: Sequence[Any], collate: Collate | None) -> tuple[list[Dataset[Any]], Collate | None]:
+    """Return data sets that have a length and items, and the collate function, which a DataLoader may bring."""
+    found = [records.map_style(dataset, number) for number, dataset in enumerate(given)]
+    brought = [function for _, function in found if function is not None]
+    if collate is None and brought:
+        collate = brought[0]
+    return [dataset for dataset, _ in found], collate
+
+
+def _sets(given: Evaluated | None, clients: int) -> list[Any]:
     """Return the sets for evaluation: none, one, or one for each client."""
     if given is None or not isinstance(given, list | tuple):
-        return [] if given is None else [given]  # type: ignore[list-item]  # no sequence of data sets
+        return [] if given is None else [given]
     if len(given) != clients:
         raise UsageError(
             f"test and validation need one data set, or one for each of {clients} clients, got {len(given)}"

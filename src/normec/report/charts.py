@@ -74,6 +74,25 @@ HEALTH = (
 ALL = {chart.key: chart for chart in (*RESULT, *SPENT, *HEALTH)}
 
 
+def own_metrics(histories: Sequence[History]) -> list[Chart]:
+    """A chart for every column that is no column of all runs: metrics of the user's own, and test sets by name."""
+    known = {name for chart in ALL.values() for name in chart.columns} | {"round", "messages", "bytes"}
+    names = dict.fromkeys(
+        name
+        for one in histories
+        for row in one
+        for name, value in row.items()
+        if value is not None and name not in known
+    )
+    return [_own_chart(name) for name in names]
+
+
+def _own_chart(name: str) -> Chart:
+    title, percent = name.replace("_", " ").capitalize(), name.endswith("accuracy")
+    scale = "log" if name.endswith("loss") else "linear"
+    return Chart(f"own_{name}", title, {name: title}, f"{title}, %" if percent else title, scale, percent)
+
+
 def columns_of(histories: Sequence[History], most: int = MOST_ROWS) -> dict[str, list[Any]]:
     """The columns of one run, or of seeds: the mean, and mean ± standard deviation as NAME.low and NAME.high."""
     if len(histories) == 1:

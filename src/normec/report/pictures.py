@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..errors import UsageError, one_of
+from ..errors import UsageError, needed, one_of
 from ..storage.history import NOT_COVERED, History, uncovered
 from ..system.files import writing
 from .spread import Spread, over_seeds
@@ -32,10 +32,10 @@ HEALTH: tuple[Panel, ...] = (
 
 
 @contextmanager
-def figure(path: Path, columns: int, height: float = 2.6, width: float = 3.4, rows: int = 1) -> Iterator[Any]:
+def figure(path: Path | None, columns: int, height: float = 2.6, width: float = 3.4, rows: int = 1) -> Iterator[Any]:
     """Panels, row by row, `width` inches each, the whole `height` high.
 
-    Saved to `path` (the suffix decides the format) when the block ends.
+    Saved to `path`, if there is one (the suffix decides the format), when the block ends.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -54,8 +54,9 @@ def figure(path: Path, columns: int, height: float = 2.6, width: float = 3.4, ro
     with mpl.rc_context(style):
         sheet = Figure(figsize=(width * columns, height), layout="constrained")
         yield sheet, sheet.subplots(rows, columns, squeeze=False).reshape(-1)
-        with writing(path):
-            sheet.savefig(path, dpi=160)
+        if path is not None:
+            with writing(path):
+                sheet.savefig(path, dpi=160)
 
 
 def measured(histories: Sequence[History], panels: Sequence[Panel] = PANELS) -> bool:
@@ -63,15 +64,42 @@ def measured(histories: Sequence[History], panels: Sequence[Panel] = PANELS) -> 
     return any(one[column] for one in histories for column, _, _ in panels)
 
 
+def history_figure(history: History, path: str | Path | None = None, columns: Sequence[str] | None = None) -> Any:
+    """Draw the history of one run, one panel per column, and return the matplotlib figure.
+
+    Args:
+        history: The rows of the run.
+        path: Where to save the figure (default: nowhere).
+        columns: The columns to draw (default: all results that were measured).
+
+    Raises:
+        UsageError: matplotlib is missing, or the history has no such column.
+    """
+    needed("matplotlib", "report")
+    held = dict.fromkeys(name for row in history for name, value in row.items() if value is not None)
+    if columns is None:
+        hidden = ("round", "messages", "bytes", *(name for name, _, _ in HEALTH if name != "epsilon"))
+        columns = [name for name in held if name not in hidden and not name.startswith("message_norm")]
+    for name in columns:
+        one_of(held, column=name)
+    known = {panel[0]: panel for panel in (*PANELS, *HEALTH)}
+    panels = [known.get(name, (name, _label(name), "log" if "loss" in name else "linear")) for name in columns]
+    return curves({"": history}, Path(path) if path is not None else None, panels=panels)
+
+
+def _label(column: str) -> str:
+    return column.replace("_", " ") + (", %" if "accuracy" in column else "")
+
+
 def curves(
     histories: Mapping[str, History | Sequence[History]],
-    path: Path,
+    path: Path | None,
     title: str = "",
     *,
     spread: Spread = "range",
     panels: Sequence[Panel] = PANELS,
-) -> None:
-    """Draw one line per name in each panel that has data.
+) -> Any:
+    """Draw one line per name in each panel that has data, and return the matplotlib figure.
 
     Several histories under one name are seeds: the line is their mean, the band around it one standard deviation
     either way ("deviation") or from the least to the greatest ("range").
@@ -99,9 +127,11 @@ def curves(
             private = any(column in uncovered(row) for group in seeds.values() for one in group for row in one)
             axis.set_ylabel(f"{label}\n(private runs: {NOT_COVERED})" if private else label)
         handles, names = axes[0].get_legend_handles_labels()
-        sheet.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)))
+        if any(names):
+            sheet.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)))
         if title:
             sheet.suptitle(title, fontsize=10)
+    return sheet
 
 
 def heatmap(

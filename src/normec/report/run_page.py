@@ -30,6 +30,7 @@ def render(view: RunView, served: str | None = None, live: str | None = None) ->
     result, spent, health = (
         charts.measured(group, histories, view.uncovered) for group in (charts.RESULT, charts.SPENT, charts.HEALTH)
     )
+    result += charts.own_metrics(histories)
     references = references_of(view)
     data = charts.payload(
         [*result, *spent, *health],

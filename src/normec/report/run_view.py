@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..storage.history import STARTED_BY, UNNOISED, History
+from ..storage.history import UNNOISED, History
 from ..system.files import parse_toml, read_bytes, read_json, read_text
 from . import schema
 
@@ -180,8 +180,7 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     view.clients = _clients(view)
     view.parties = _parties(view)
     view.history = _history(view)
-    ended = STARTED_BY in view.settings and view.final.get("round") == view.settings.get("rounds", -1)
-    view.status = str(view.summary.get("status", "finished" if ended else "unfinished"))  # Python's have no summary
+    view.status = str(view.summary.get("status", "unfinished"))
     if summary is None and being_written(folder):
         view.status = "training"
         if "seats" in view.checkpoint:
@@ -312,13 +311,13 @@ def _json(view: RunView, name: str) -> dict[str, Any]:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with those of the method among them; lists and tables of a method as text."""
+    """Settings with those of the method among them; other lists and tables as text."""
     own = settings.get("method_settings")
-    if not isinstance(own, dict):
-        return settings
-    rest = {name: value for name, value in settings.items() if name != "method_settings"}
-    plain = {name: value if schema.scalar(value) else json.dumps(value, default=str) for name, value in own.items()}
-    return {**plain, **rest}
+    rest = settings
+    if isinstance(own, dict):
+        rest = {**own, **{name: value for name, value in settings.items() if name != "method_settings"}}
+    nested = {name: json.dumps(value, default=str) for name, value in rest.items() if isinstance(value, list | dict)}
+    return {**rest, **nested}
 
 
 def _within(view: RunView, error: UsageError) -> str:

@@ -97,7 +97,7 @@ SUMMARY: dict[str, Check] = {
     "final": ROW,
     "timings": table_of(finite),
     "privacy": optional(SPENT),
-    "config": table_of(optional(scalar)),
+    "config": table_of(optional(either(scalar, table_of(anything)))),
     "versions": table_of(scalar),
 }
 CHECKPOINT: dict[str, Check] = {"round": count, "timings": table_of(finite), "identity": table_of(anything)}

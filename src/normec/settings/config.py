@@ -87,7 +87,7 @@ class RunConfig(BaseModel):
 
     data: str = setting(
         "digits",
-        "Data set (`normec data list` shows them), a CSV or Parquet file, or libsvm:PATH",
+        "Data set (`normec data list` shows them), a CSV or Parquet file, libsvm:PATH, or FILE.py:NAME for your own",
         "data",
         flag=True,
         values="normec.data.entries:ENTRIES",
@@ -136,7 +136,7 @@ class RunConfig(BaseModel):
 
     model: str = setting(
         "softmax",
-        "Model: {values}",
+        "Model: {values}, or FILE.py:NAME for one of your own",
         "model",
         flag=True,
         values=("softmax", "logistic", "mlp", "cnn", "cnn-gn", "resnet20", "resnet20-gn"),

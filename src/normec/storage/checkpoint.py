@@ -26,6 +26,7 @@ from ..system.files import read_if_present, write_atomic, writing
 
 FORMAT = 1
 SECRET = "noise_secret"  # the key in an identity for the digest of the noise secret
+EXTENDED = "extended"  # the key in an identity of a run that was continued to more rounds
 LATEST = "latest.json"
 CURE = "restore it from a backup, or start again in another folder"
 _STATE = re.compile(r"round-\d{8,}\.safetensors")
@@ -37,9 +38,11 @@ _OURS = re.compile(
 class Checkpoints:
     """The newest checkpoint of one run; `identity` is everything that the run's numbers depend on."""
 
-    def __init__(self, folder: Path, identity: dict[str, Any], private: bool = False) -> None:
-        """`private`: only the owner can read the files."""
-        self.folder, self.identity = folder, json.loads(json.dumps(identity))
+    def __init__(
+        self, folder: Path, identity: dict[str, Any], private: bool = False, previous: dict[str, Any] | None = None
+    ) -> None:
+        """`private`: only the owner can read the files. `previous`: the identity of a run that this one continues."""
+        self.folder, self.identity, self._previous = folder, json.loads(json.dumps(identity)), previous
         self._private = private
 
     @property
@@ -59,7 +62,7 @@ class Checkpoints:
         self.begin()
         path = self.folder / f"round-{round:08d}.safetensors"
         held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_atomic(path, lambda aside: _save_tensors(held, aside), private=self._private)
+        write_atomic(path, lambda aside: save_tensors(held, aside), private=self._private)
         self._point({"round": round, "file": path.name, "sha256": _checksum(path), **facts})
         with writing(self.folder):
             for old in self.folder.iterdir():
@@ -94,7 +97,9 @@ class Checkpoints:
         write_atomic(self.folder / LATEST, json.dumps(latest, indent=1) + "\n", private=self._private)
 
     def _same(self, identity: dict[str, Any]) -> None:
-        for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key == SECRET, key)):
+        if self._previous is not None and identity == self._previous:
+            return
+        for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key in (SECRET, EXTENDED), key)):
             here, there = self.identity.get(key), identity.get(key)
             if here != there and key == SECRET:
                 raise UsageError(f"the secret of the noise in {self.folder.parent} is missing or has changed; {CURE}")
@@ -137,7 +142,8 @@ def _checked(latest: Path, data: bytes) -> dict[str, Any]:
     return facts
 
 
-def _save_tensors(held: dict[str, Tensor], path: Path) -> None:
+def save_tensors(held: dict[str, Tensor], path: Path) -> None:
+    """Write tensors to a safetensors file; a full disk raises `OSError`."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -19,6 +19,7 @@ from .history import History
 from .releases import Releases
 
 CONFIG = "config.toml"
+MODEL = "model.safetensors"  # the final model, under the names of its state_dict
 
 
 class FolderLock:
@@ -92,8 +93,16 @@ class RunStorage:
     and the secret, whatever the umask is.
     """
 
-    def __init__(self, out: Path | None, identity: dict[str, Any], secret: int | None = None) -> None:
+    def __init__(
+        self,
+        out: Path | None,
+        identity: dict[str, Any],
+        secret: int | None = None,
+        previous: dict[str, Any] | None = None,
+    ) -> None:
         """`secret` is stored in the folder from the start, so that a resumed run draws the noise that it paid for.
+
+        `previous` is the identity of a run with fewer rounds, if this one continues it.
 
         The attribute `settings` holds the contents of config.toml: every setting with the value that is used.
         """
@@ -102,7 +111,8 @@ class RunStorage:
         private = identity.get("privacy") is not None
         self.history = History(out / "metrics.jsonl" if out is not None else None, private=private)
         self.releases = Releases(out / "checkpoint" / "releases.jsonl" if out is not None else None)
-        self._checkpoints = Checkpoints(out / "checkpoint", identity, private) if out is not None else None
+        self._checkpoints = Checkpoints(out / "checkpoint", identity, private, previous) if out is not None else None
+        self._continues = previous is not None
         self._lock = FolderLock(out) if out is not None else None
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -135,9 +145,10 @@ class RunStorage:
             self._checkpoints.begin()
 
     def write_settings(self) -> None:
-        """Lock the folder and write config.toml, the first file of a run, once per run."""
+        """Lock the folder and write config.toml, the first file of a run, once per run and when it is continued."""
         self.open()
-        if self.out is None or not self.settings or (self.begun and (self.out / CONFIG).exists()):
+        written = self.out is not None and self.begun and (self.out / CONFIG).exists() and not self._continues
+        if self.out is None or not self.settings or written:
             return
         write_atomic(self.out / CONFIG, to_toml(self.settings))
 

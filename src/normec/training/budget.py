@@ -12,6 +12,7 @@ from ..problems.objective import Buffers
 from .communicator import Communicator
 
 if TYPE_CHECKING:
+    from ..privacy.ledger import Payments
     from ..privacy.mechanism import Mechanism, Spent
 
 
@@ -82,6 +83,10 @@ class Budget:
         moved += [f"frozen parameter {name}" for name in constants or ()]
         for what in (what for found in self._communicator.all_gather(moved) for what in found):
             raise UsageError(f"the {what} changes with the data and no noise covers it; remove it from the model")
+
+    def payments(self) -> Payments | None:
+        """Return what rank 0 paid without a ledger; None on other ranks, and where there is a ledger."""
+        return self._mechanism.payments() if self._communicator.rank == 0 and not self._kept else None
 
     def spent(self) -> Spent:
         """Return the exact account, on all ranks. Collective."""

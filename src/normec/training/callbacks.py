@@ -1,25 +1,101 @@
-"""Callbacks, which follow a run."""
+"""Callbacks, which follow a run, look at it and may stop it; early stopping is one of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
-from ..storage.history import Row
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError, at_least, non_negative, one_of
+from ..problems.objective import Buffers, Objective
+from ..sampling.random_streams import derive_seed, seed_generators
+from ..storage.history import NOT_COVERED, UNNOISED, History, Row
 
 if TYPE_CHECKING:
-    from .run import Run
+    from .run import Run, State
+
+
+class RunInProgress:
+    """A run as its callbacks see it: the model, the history, an evaluation, and a way to stop.
+
+    Everything here is a function of what the server knows, so a private run shows no more than its guarantee covers,
+    plus test and validation data.
+
+    Args:
+        problem: The problem that is minimised.
+        state: The state of the run, which the rounds change.
+        history: The rows so far.
+        rounds: The number of rounds that are planned.
+        private: Whether the run is private.
+        seed: The seed of models that draw random numbers during evaluation.
+        buffers: Returns the buffers of all clients; raises `UsageError` if this process does not have them.
+    """
+
+    def __init__(
+        self,
+        problem: Objective,
+        state: State,
+        history: History,
+        rounds: int,
+        private: bool,
+        seed: int,
+        buffers: Callable[[], Buffers],
+    ) -> None:
+        self._problem, self._state, self._seed, self._buffers = problem, state, seed, buffers
+        self.history, self.rounds, self.private = history, rounds, private
+        self.reason: str | None = None
+
+    @property
+    def round(self) -> int:
+        """The number of rounds that are done."""
+        return self._state.round
+
+    @property
+    def x(self) -> Tensor:
+        """A copy of the current model as a vector; of the average, where iterates are averaged."""
+        return self._state.result.clone()
+
+    @property
+    def model(self) -> nn.Module | None:
+        """A copy of the current model, ready for use; None for a problem of plain functions."""
+        return self._problem.model_at(self._state.result, self._buffers())
+
+    @property
+    def epsilon(self) -> float | None:
+        """The ε of the last row of history; None without privacy, or before the first row."""
+        spent = self.history["epsilon"]
+        return spent[-1] if spent else None
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the results of the current model on the test and validation sets, as a row of history has them."""
+        with torch.random.fork_rng():
+            seed_generators(derive_seed(self._seed, "evaluation", self.round), self._state.x.device)
+            return self._problem.evaluate(self._state.result, self._buffers())
+
+    def stop(self, reason: str) -> None:
+        """End the run after the current round, with a last row of history and a checkpoint.
+
+        Args:
+            reason: Why, for `run.stopped` and the summary.
+        """
+        self.reason = self.reason or reason
 
 
 class Callback:
-    """Follows a run without changing its numbers. All methods do nothing; override those that you need.
+    """Follows a run without changing its numbers; it may stop the run. All methods do nothing; override some.
+
+    `self.run` is the run in progress (`RunInProgress`) from `begin` on.
 
     Example:
-        >>> class Rounds(Callback):
-        ...     def round(self, round):
-        ...         print(f"{round} rounds are done")
-        >>> Rounds().round(3)
-        3 rounds are done
+        >>> class Enough(Callback):
+        ...     def row(self, row):
+        ...         if row.get("accuracy", 0) > 0.9:
+        ...             self.run.stop("the accuracy is above 90 %")
     """
+
+    run: RunInProgress
 
     def begin(self, first_round: int, rounds: int) -> None:
         """Called when the first gradients are finite and the run's folder is locked; a new run's folder is empty."""
@@ -32,3 +108,78 @@ class Callback:
 
     def end(self, run: Run) -> None:
         """Called at the end of the run, whether it is finished or interrupted."""
+
+
+class EarlyStopping(Callback):
+    """Stops a run when a result on validation data has not improved for some evaluations.
+
+    The decision follows from the history alone, so a run that is started again stops at the same round. The account
+    pays for the rounds that were made. Before a private run begins, the guarantee that holds is that of all planned
+    rounds, because the number of rounds depends on what is released; the run's notes state that ε. The validation
+    records decide about the number of rounds, and no noise covers them.
+
+    Args:
+        column: A column of the history, such as "validation_loss", "validation_accuracy" or a metric of your own.
+        patience: The number of evaluations without an improvement after which the run stops.
+        min_delta: The least change that counts as an improvement.
+        mode: Whether a "min" or a "max" is sought (default: "max" for an accuracy, "min" for a loss).
+
+    Raises:
+        UsageError: An argument is wrong, the run does not measure the column, or the column is computed from protected
+            data without noise.
+
+    Example:
+        >>> EarlyStopping("validation_accuracy", patience=3).mode
+        'max'
+    """
+
+    def __init__(
+        self,
+        column: str = "validation_loss",
+        *,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: Literal["min", "max"] | None = None,
+    ) -> None:
+        at_least(1, patience=patience)
+        non_negative(min_delta=min_delta)
+        if mode is None and not column.endswith(("loss", "accuracy", "accuracy_mean_over_clients")):
+            raise UsageError(f"mode must be 'min' or 'max' for the column {column!r}")
+        self.column, self.patience, self.min_delta = column, patience, min_delta
+        self.mode = mode or ("min" if column.endswith("loss") else "max")
+        one_of(("min", "max"), mode=self.mode)
+
+    def begin(self, first_round: int, rounds: int) -> None:  # noqa: ARG002
+        """Check that the run measures the column, and that a private run may be stopped by it."""
+        if self.run.private and self.column in UNNOISED:
+            raise UsageError(
+                f"the column {self.column!r} is computed from the clients' data without noise, and is {NOT_COVERED}; "
+                "stop by a result on validation data"
+            )
+        if self.column not in UNNOISED and not self.run.history[self.column]:
+            measured = self.run.evaluate()
+            if self.column not in measured:
+                raise UsageError(
+                    f"the run does not measure {self.column!r}; give validation data to the problem, or a column among "
+                    f"{', '.join(measured) or 'none'}"
+                )
+        self._decide()
+
+    def row(self, row: Row) -> None:
+        """Stop the run if the new row is one too many without an improvement."""
+        if row.get(self.column) is not None:
+            self._decide()
+
+    def _decide(self) -> None:
+        values, rounds = self.run.history[self.column], self.run.history.rounds(self.column)
+        best, waited = None, 0
+        for position, value in enumerate(values):
+            gain = 0.0 if best is None else (values[best] - value) * (1 if self.mode == "min" else -1)
+            if best is None or gain > self.min_delta:
+                best, waited = position, 0
+            else:
+                waited += 1
+            if waited >= self.patience:
+                reached = f"{values[best]:.4g} of round {rounds[best]}"
+                self.run.stop(f"{self.column} has not improved on {reached} in {waited} evaluations")
+                return

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
 from ..algorithms.method import Method, Steps, rows_like
@@ -34,6 +35,7 @@ from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..gradients.loop import RECORD_BLOCKS, LoopEngine, record_gradients
 from ..gradients.record_clip import RecordClip
+from ..problems.batch_form import Tree, leaves_of, size_of
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords, length
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
@@ -190,7 +192,7 @@ def _pair(problem: Objective, mine: int, other: int, most: int) -> Objective:
 def _beginnings(held: Records, clients: Sequence[int], most: int) -> Records:
     """Return the first records of some clients."""
     if isinstance(held, FetchedRecords):
-        return FetchedRecords([_Beginning(held.datasets[client], most) for client in clients], held.device)
+        return FetchedRecords([_Beginning(held.datasets[client], most) for client in clients], held.device, held.form)
     batches = [held.batch(client, torch.arange(min(most, int(held.sizes[client])))) for client in clients]
     inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     rows = torch.arange(len(inputs), device=inputs.device).split([len(part) for part, _ in batches])
@@ -199,10 +201,15 @@ def _beginnings(held: Records, clients: Sequence[int], most: int) -> Records:
 
 def _altered(held: ResidentRecords) -> ResidentRecords:
     """Return the records with those of client 1 changed: floats are shifted, integers are only reordered."""
-    inputs, targets, rows = held.inputs.clone(), held.targets.clone(), held.rows[1]
-    moved = held.inputs[rows].flip(0)
+    return ResidentRecords(_altered_rows(held.inputs, held.rows[1]), held.targets.clone(), held.rows)
+
+
+def _altered_rows(inputs: Tensor, rows: Tensor | slice) -> Tensor:
+    """Return the inputs with some rows changed: floats are shifted, integers are only reordered."""
+    inputs = inputs.clone()
+    moved = inputs[rows].flip(0)
     inputs[rows] = 3 - 2 * moved if moved.is_floating_point() else moved
-    return ResidentRecords(inputs, targets, held.rows)
+    return inputs
 
 
 class _Beginning(Dataset[Any]):
@@ -255,14 +262,14 @@ def _compare_records(problem: Problem, seed: int) -> None:
     """Check that a record's gradient does not change with other records in its batch or with records before it."""
     held = _beginnings(problem.records, (0, 0), _RECORDS)
     usual = held.batch(0, None)
-    if len(usual[0]) < 2:
+    if size_of(usual[0]) < 2:
         return
-    if not torch.equal(usual[0], held.batch(0, None)[0]):
-        raise UsageError("the records of client 0 change between two reads; keep no state in a data set")
-    halves = ResidentRecords(*usual, torch.arange(len(usual[0])).split([1, len(usual[0]) - 1]))
-    disturbed = _altered(halves).inputs, usual[1]
+    for once, again in zip(leaves_of(usual[0]), leaves_of(held.batch(0, None)[0]), strict=True):
+        if not torch.equal(once, again):
+            raise UsageError("the records of client 0 change between two reads; keep no state in a data set")
+    disturbed = tree_map(lambda leaf: _altered_rows(leaf, slice(1, None)), usual[0]), usual[1]
 
-    def first(*batches: tuple[Tensor, Tensor]) -> Tensor:
+    def first(*batches: tuple[Tree, Tree]) -> Tensor:
         parts = _with_parts(problem, problem, _fresh)
         for inputs, targets in batches:
             seed_generators(derive_seed(seed, "model", 0, 0), problem.x0.device)

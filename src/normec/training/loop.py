@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,11 @@ from ..gradients.choice import choose_engine
 from ..gradients.engine import Block, Engine
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
-from ..storage.history import Row
+from ..storage.history import NOT_COVERED, Row
 from ..storage.run_folder import RunStorage
 from ..system.processes import Interrupt
 from .budget import Budget
-from .callbacks import Callback
+from .callbacks import Callback, RunInProgress
 from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, SingleProcess, gather_buffers, local_part
 from .graphed_round import GraphedRound
@@ -114,11 +115,12 @@ class TrainingLoop:
         able = communicator.size == 1 and not self.recording
         self.graphed = GraphedRound(self.method_steps, plan, problem, mechanism, self.faults, self.update, able)
         self.recalled: int | None = None
-        self.begun = self.resumed = False
+        self.begun = self.resumed = self.announced = False
         self.faulty = self.stopping = self.saving = (
             False  # the flags of all ranks in the last round in which they were read
         )
         self.asked: Callable[[], bool] = lambda: False
+        self.in_progress: RunInProgress | None = None
         self.ledger_head: list[Any] | None = None
         self.stopped: str | None = None
         self.clients: ClientTable = {}
@@ -133,7 +135,7 @@ class TrainingLoop:
             threads = self.engine.threads
             torch.set_num_threads(threads)
             state = self._started()
-            self.asked = asked
+            self.asked = lambda: asked() or (self.in_progress is not None and self.in_progress.reason is not None)
             while not self._stop() and self._advance(state):
                 yield
                 if torch.get_num_threads() != threads:  # another run or a callback changed it
@@ -167,6 +169,19 @@ class TrainingLoop:
         if self.recording:
             attempts = self.communicator.on_rank_zero(lambda: self.storage.releases.following(state.round))
             self.recorded = dict(enumerate(attempts, state.round))
+        self.in_progress = RunInProgress(
+            self.problem,
+            state,
+            self.storage.history,
+            self.plan.rounds,
+            self.mechanism is not None,
+            self.plan.seed,
+            lambda: self._all_buffers(state),
+        )
+        for callback in self.callbacks:
+            callback.run = self.in_progress
+        if 0 < state.round < self.plan.rounds:  # a run that goes on had finite gradients
+            self._announce(state)
         self.watch.start()
         self.saved_at = -math.inf  # save after the first round, so that a run always has a checkpoint
         return state
@@ -195,13 +210,17 @@ class TrainingLoop:
 
     def _ended(self, state: State) -> Run:
         """Measure the last row, write the last checkpoint, and return the result."""
-        if state.round == self.plan.rounds and not self.observer.complete:
+        done, before = state.round == self.plan.rounds, self.in_progress
+        reason = self.communicator.on_rank_zero(lambda: before.reason if before is not None else None)
+        if (done or reason is not None) and not self.observer.observed(state.round):
             self._last_row(state)
         self._save(state)
         model = self.problem.model_at(state.result, gather_buffers(state.buffers, self.communicator))
         spent = self.budget.spent() if self.budget is not None else None
-        if self.stopped is None and state.round < self.plan.rounds:
-            self.stopped = "interrupted"
+        if self.stopped is None and not done:
+            self.stopped = reason or "interrupted"
+            if spent is not None and reason is not None:
+                spent = replace(spent, notes=(*spent.notes, *self._notes_on_stop(reason)))
         run = Run(
             method=self.method,
             state=state,
@@ -214,10 +233,39 @@ class TrainingLoop:
             privacy=spent,
             stopped=self.stopped,
             clients=self.clients,
+            settings=dict(self.storage.settings),
+            folder=self.storage.out,
+            transform=self.problem.evaluation_transform if isinstance(self.problem, Problem) else None,
+            payments=self.budget.payments() if self.budget is not None else None,
         )
         for callback in self.callbacks:
             callback.end(run)
         return run
+
+    def _all_buffers(self, state: State) -> Buffers:
+        """Return the buffers of all clients, for a callback on rank 0."""
+        if self.communicator.size > 1 and state.buffers:
+            raise UsageError("a callback cannot evaluate a model with buffers whose clients live on several ranks")
+        return state.buffers
+
+    def _notes_on_stop(self, reason: str) -> list[str]:
+        """What belongs beside the ε of a private run that a callback stopped."""
+        if self.mechanism is None:
+            return []
+        planned, rounds = self.mechanism.calibrated.epsilon, self.plan.rounds
+        notes = [
+            f"the run was stopped by a rule that saw its results ({reason}): ε counts the rounds that were made, and "
+            f"the guarantee that holds whatever the rule decides is that of all {rounds} planned rounds, "
+            f"ε = {math.ceil(planned * 1000) / 1000:g}"
+        ]
+        if isinstance(self.problem, Problem) and (self.problem.validation or self.problem.test) is not None:
+            notes.append(
+                "the results on validation and test records may have decided when to stop; no noise covers these "
+                "records, and the guarantee does not protect them"
+            )
+        if self.plan.diagnostics:
+            notes.append(f"the rule could also see values without noise (diagnostics = true), which are {NOT_COVERED}")
+        return notes
 
     def step(self, state: State) -> None:
         """Run one round; raises `BudgetSpent` before anything of the round is released."""
@@ -420,11 +468,16 @@ class TrainingLoop:
         if self.begun:
             return
         self.communicator.on_rank_zero(self.storage.write_settings)
-        for callback in self.callbacks:
-            callback.begin(state.round, self.plan.rounds)
+        self._announce(state)
         self.communicator.on_rank_zero(self.storage.begin)
         self._open_ledger()
         self.begun = True  # last, so that a failed attempt is repeated
+
+    def _announce(self, state: State) -> None:
+        """Tell the callbacks, once, that the run begins or goes on."""
+        for callback in () if self.announced else self.callbacks:
+            callback.begin(state.round, self.plan.rounds)
+        self.announced = True
 
     def _open_ledger(self) -> None:
         budget = self.budget

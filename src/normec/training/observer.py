@@ -58,18 +58,23 @@ class Observer:
         self._communicator, self._weights = communicator, weights
         self._history, self._callbacks, self._mechanism = history, callbacks, mechanism
         self._own = communicator.local_clients(problem.clients)
+        self._measured: set[str] = set()  # the columns that the problem's evaluation returned
         self._payload = steps.method.payload(steps.message_length, problem.x0.element_size())
 
     def due(self, k: int) -> bool:
-        return k % self._plan.log_every == 0 or k % self._plan.evaluate_every == 0
+        """Whether round k adds a row."""
+        return (k % self._plan.log_every == 0 or k % self._plan.evaluate_every == 0) and not self.observed(k)
 
-    @property
-    def complete(self) -> bool:
+    def observed(self, k: int) -> bool:
+        """Whether the history ends with the row of x^k, as that of a run that ended there and now goes on."""
         rows = self._history.rows
-        return bool(rows) and rows[-1]["round"] == self._plan.rounds
+        return bool(rows) and rows[-1]["round"] == k
 
-    def observe(self, state: State, drawn: Tensor | None) -> Row:
-        """Measure the part of a row that does not use the round's gradients, before the round changes anything."""
+    def observe(self, state: State, drawn: Tensor | None, last: bool = False) -> Row:
+        """Measure the part of a row that does not use the round's gradients, before the round changes anything.
+
+        The `last` row has an evaluation in any case.
+        """
         messages = self._messages(state)
         row: Row = {
             "round": state.round,
@@ -85,11 +90,13 @@ class Observer:
                     meter.add_distances(block, distances(block, state.memory))
             meter.merge(self._communicator)
             row |= meter.read(exact=True, feedback=feedback)
-        if state.round % self._plan.evaluate_every == 0 or state.round == self._plan.rounds:
+        if state.round % self._plan.evaluate_every == 0 or last:
             # For models that draw random numbers during evaluation.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
             buffers = gather_buffers(state.buffers, self._communicator)
-            row |= self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.result, buffers))
+            measured = self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.result, buffers))
+            self._measured |= measured.keys()
+            row |= measured
         return row
 
     def _messages(self, state: State) -> float:
@@ -122,7 +129,8 @@ class Observer:
         if self._mechanism is not None:
             mechanism, k = self._mechanism, row["round"]
             row["epsilon"] = self._communicator.on_rank_zero(lambda: mechanism.epsilon_at(k))
-        row = {key: row[key] for key in COLUMNS if key in row}
+        own = sorted(key for key in row if key in self._measured and key not in COLUMNS)
+        row = {key: row[key] for key in (*COLUMNS, *own) if key in row}
         broken = [key for key, value in row.items() if not math.isfinite(value)]
         if broken:
             raise Diverged(row["round"], [], broken[0])
@@ -139,7 +147,7 @@ class Observer:
 
         Every block is passed to `note`, which looks for values that are not finite, even if nothing is recorded.
         """
-        row, meter = self.observe(state, drawn), self.meter(state)
+        row, meter = self.observe(state, drawn, last=True), self.meter(state)
         if meter is None:
             for block in self._blocks(state, drawn):
                 note(block)

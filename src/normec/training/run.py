@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ..algorithms.local_steps import LocalSteps
 from ..algorithms.lr_schedule import ScheduledLR
 from ..algorithms.method import ESTIMATE, MEMORY, Method, Tables
 from ..algorithms.server_optimizer import ServerOptimizer
+from ..errors import UsageError
 from ..gradients.precision import Precision
 from ..gradients.record_clip import RecordClip
 from ..problems.client_data import checksum
@@ -24,8 +26,10 @@ from ..sampling.batches import Batches, BatchSource, PoissonBatches
 from ..sampling.participation import Participation, drawn_clients
 from ..storage.history import History
 from .memory_table import MemoryTable
+from .prediction import PREDICTED, predicted
 
 if TYPE_CHECKING:
+    from ..privacy.ledger import Payments
     from ..privacy.mechanism import Spent
     from ..privacy.statement import Privacy
 
@@ -90,8 +94,12 @@ class Run:
         rounds: The number of rounds that were planned.
         n: The number of clients.
         privacy: What was spent; None for a run without privacy.
-        stopped: Why the run ended early, if it did: "interrupted", or what the ledger said.
+        stopped: Why the run ended early, if it did: "interrupted", the reason of a callback, or what the ledger said.
         clients: Each client at the end, by column; empty in a private run without diagnostics.
+        settings: Every setting with the value that was used, as config.toml has it.
+        folder: The folder of the run; None if nothing was kept on disk.
+        transform: What the problem applies to every batch before the model.
+        payments: What a private run without a folder paid, for the ledger that `save` writes.
 
     Example:
         >>> import torch
@@ -113,6 +121,10 @@ class Run:
     privacy: Spent | None = None
     stopped: str | None = None
     clients: ClientTable = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)
+    folder: Path | None = None
+    transform: Callable[[Any], Any] | None = field(default=None, repr=False)
+    payments: Payments | None = field(default=None, repr=False)
 
     @property
     def x(self) -> Tensor:
@@ -121,6 +133,59 @@ class Run:
     @property
     def finished(self) -> bool:
         return self.state.round == self.rounds
+
+    def predict(self, inputs: Any, batch_size: int = PREDICTED) -> Any:
+        """Return the outputs of the final model, transformed as the problem's inputs are.
+
+        Args:
+            inputs: A tensor or a NumPy array ``[N, ...]``, or a dict, list or tuple of them, as the model takes them.
+            batch_size: Inputs at a time.
+
+        Returns:
+            The outputs for all inputs, on the host and without gradients.
+
+        Raises:
+            UsageError: The problem consists of plain functions, or the inputs are not tensors of one length.
+        """
+        if self.model is None:
+            raise UsageError("a problem of plain functions has no model to predict with")
+        return predicted(self.model, inputs, self.transform, batch_size)
+
+    def plot(self, path: str | Path | None = None, columns: list[str] | None = None) -> Any:
+        """Draw the history, one panel per column; matplotlib is needed.
+
+        Args:
+            path: Where to save the figure; its suffix decides the format (default: nowhere).
+            columns: The columns of the history (default: all results that were measured).
+
+        Returns:
+            The matplotlib figure, which a notebook shows.
+
+        Raises:
+            UsageError: The history has no such column.
+        """
+        from ..report.pictures import history_figure
+
+        return history_figure(self.history, path, columns)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the result to a new folder: settings, history, summary, page, model and, if it is private, the ledger.
+
+        `normec.load`, `normec results` and the pages read the folder. It has no checkpoint: for a run that can be
+        continued, give `out` to `train`.
+
+        Args:
+            folder: A folder that does not exist yet, or is empty.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UsageError: The folder is not empty, or the run cannot be saved by this rank.
+        """
+        from .summary import save_run
+
+        return save_run(self, Path(folder))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ..algorithms.method import Method
 from ..algorithms.registry import name_of
 from ..errors import UsageError
 from ..problems.objective import Objective
+from ..problems.problem import Problem
 from ..sampling.participation import Everyone, FixedSize, Poisson
 from ..storage.history import STARTED_BY
 from .run import Plan
@@ -51,6 +52,7 @@ def settings_used(
         STARTED_BY: "normec.train",
         "clients": problem.clients,
         "parameters": len(problem.x0),
+        **_parts(problem),
         "method": _name(method),
         "private": privacy is not None,
         **terms,
@@ -100,6 +102,15 @@ def _name(method: Method) -> str:
         return name_of(method)
     except (UsageError, OSError, TypeError):
         return f"{type(method).__module__}.{type(method).__qualname__}"
+
+
+def _parts(problem: Objective) -> dict[str, Any]:
+    """The names of the problem's model and transform."""
+    if not isinstance(problem, Problem):
+        return {}
+    transform = problem.transform
+    named = getattr(transform, "__qualname__", type(transform).__qualname__) if transform is not None else None
+    return {"model": type(problem.model).__qualname__, "transform": named}
 
 
 def _steps(plan: Plan) -> dict[str, Any]:

@@ -22,22 +22,26 @@ from ..algorithms.message_weights import message_weights
 from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
 from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
-from ..errors import UsageError, at_least
+from ..errors import Diverged, UsageError, at_least, needed
+from ..gradients.loop import refuse_collated_records
 from ..gradients.precision import Precision, products
+from ..problems.client_data import ResidentRecords
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.batches import rounds_of
 from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, known_participation
-from ..storage.checkpoint import SECRET
+from ..storage.checkpoint import SECRET, read_facts
 from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
 from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
+from .extension import extension_of, logging_of, refuse_hidden_growth, with_noise_before
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
+from .observer import COLUMNS
 from .options import Compute, Logging, Memory, Options, Storage
 from .run import (
     LOGGING_SETTINGS,
@@ -52,6 +56,7 @@ from .run import (
     record_clip_of,
 )
 from .settings_used import settings_used
+from .summary import keep_result, record_divergence
 from .usual import local_steps_of, method_of, rounds_of_method, step_size_of
 
 if TYPE_CHECKING:
@@ -104,8 +109,9 @@ def train(
     data. `Logging(diagnostics=True)` adds what it does not cover.
 
     With `out` the run lives in a folder. If it is killed, the same call continues from the last checkpoint and ends
-    with the same numbers. The folder's config.toml holds every setting with the value that is used. Ctrl-C ends the run
-    after the current round, with a checkpoint.
+    with the same numbers. The folder's config.toml holds every setting with the value that is used, and summary.json,
+    report.html and model.safetensors hold the result (`normec.load`). Ctrl-C ends the run after the current round, with
+    a checkpoint.
 
     The same seed gives the same bits on the same machine, whatever is logged, evaluated or interrupted. Private runs
     with different settings share no noise.
@@ -117,7 +123,9 @@ def train(
         lr: The step size: a number, a function of the round, or "theory" for the step size with the best guarantee
             (`normec.theory`). The default is the usual step size of a method that is given by name. A function is
             called for all rounds before the first round begins, so that it cannot depend on the clients' data.
-        rounds: The number of rounds (default: the usual number of a method that is given by name).
+        rounds: The number of rounds (default: the usual number of a method that is given by name). More rounds than a
+            finished run in `out` has made continue that run; if a private run's noise was calibrated for a target ε,
+            `privacy` must state the larger ε.
         epochs: The number of passes over the average client's records, instead of `rounds`.
         batch_size: Records per gradient (default: full local gradients).
         batch_rate: The probability with which each record is part of a gradient (Poisson batches), instead of
@@ -144,7 +152,7 @@ def train(
             takes part, from a fresh secret that only its folder keeps.
         device: Where to compute, such as "cuda" (default: where the model is).
         out: The folder of the run; None keeps nothing on disk.
-        callbacks: Objects that watch the run.
+        callbacks: Objects that watch the run and may stop it, such as `EarlyStopping`.
         logging: What is recorded, and how often.
         memory: The clients' first memories, and how the table of them is kept.
         compute: Types, engine, precision and processes.
@@ -195,7 +203,15 @@ def train(
     )
     loop = prepare(problem, method, options)
     with ready(compute.precision):
-        return loop.run()
+        try:
+            run = loop.run()
+        except Diverged as error:
+            if loop.storage.out is not None:
+                record_divergence(loop.storage.settings, loop.storage.out, error)
+            raise
+    communicator = loop.communicator
+    communicator.on_rank_zero(lambda: keep_result(run, communicator.size))
+    return run
 
 
 def prepare(problem: Objective, method: Method | str, options: Options) -> TrainingLoop:
@@ -278,6 +294,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         averaging=averaging_of(options.averaging, total, warmup),
         weights=weights,
     )
+    found, done = communicator.on_rank_zero(lambda: _stored(out))
+    plan = logging_of(plan, found, {"log_every": log_every, "evaluate_every": evaluate_every})
     if plan.full_gradient and not plan.diagnostics:
         raise UsageError(
             "full_gradient=True measures losses and gradients without noise, which privacy does not cover; "
@@ -294,37 +312,54 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
             "witness counts the lines of the ledger of a private run in a folder; give privacy and out as well, or "
             "leave witness out"
         )
+    _check_metric_names(problem)
     plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
+    kept, extension = out is not None, None
+    if kept:
+        needed("safetensors")  # before anything is written
+    identity = {
+        "method": identity_of(method),
+        "dtype": str(problem.x0.dtype),
+        "privacy": privacy.to_dict() if privacy is not None else None,
+        SECRET: _digest(plan.secret) if plan.secret is not None else None,
+        **plan.identity(),
+        **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
+    }
+    folder = Path(out) if out is not None else Path()
+    if found is not None:
+        extension = extension_of(found, done, identity, plan, folder)
+        if extension is not None and privacy is not None:
+            before, stated = extension, privacy
+            extension = communicator.on_rank_zero(lambda: with_noise_before(before, stated, folder))
     mechanism = None
     if privacy is not None:
         _refuse_subclasses(plan)
         notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
-        mechanism = _mechanism(problem, method, plan, privacy, notes, Path(witness) if witness is not None else None)
+        counted_by = Path(witness) if witness is not None else None
+        sigma = extension.sigma if extension is not None else None
+        mechanism = _mechanism(problem, method, plan, privacy, notes, counted_by, sigma)
+        if extension is not None:
+            refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):
             _refuse_shared_records(problem, privacy, plan.diagnostics)
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
-    kept, identity = out is not None, {}
+    if isinstance(problem, Problem) and not isinstance(problem.records, ResidentRecords):
+        problem.refuse_sums()
     if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
-        identity = {
-            "method": identity_of(method),
-            "dtype": str(problem.x0.dtype),
-            "privacy": privacy.to_dict() if privacy is not None else None,
-            SECRET: _digest(plan.secret) if plan.secret is not None else None,
-            **plan.identity(),
-            **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
-            **problem.fingerprint(),
-        }
+        identity |= problem.fingerprint()
+    previous = extension.previous(identity) if extension is not None else None
+    identity |= extension.facts() if extension is not None else {}
     if communicator.size > 1:
         _spread(communicator, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
-    storage = RunStorage(Path(out) if out is not None and communicator.rank == 0 else None, identity, plan.secret)
+    storage = RunStorage(folder if kept and communicator.rank == 0 else None, identity, plan.secret, previous)
     watching = options.callbacks if communicator.rank == 0 else ()
     seconds = options.storage.checkpoint_seconds
     loop = TrainingLoop(
         problem, method, plan, compute.engine, storage, seconds, watching, mechanism, communicator, kept
     )
-    if storage.out is not None:
+    if communicator.rank == 0:
         storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, seconds, witness)
     return loop
 
@@ -353,6 +388,14 @@ def _check_problem(problem: Any) -> None:
             f"the first argument must be a normec.Problem, got {type(problem).__name__}; "
             "call train(problem, method, ...)"
         )
+
+
+def _check_metric_names(problem: Objective) -> None:
+    """Refuse metrics and test sets whose columns every run has already."""
+    names = [*problem.metrics, *(f"{name}_loss" for name in problem.test_names)] if isinstance(problem, Problem) else []
+    for name in names:
+        if name in COLUMNS or f"validation_{name}" in COLUMNS:
+            raise UsageError(f"every run has a column {name!r} already; give the metric or test set another name")
 
 
 def _device(name: str | torch.device) -> torch.device:
@@ -386,6 +429,12 @@ def _secret(
     return communicator.on_rank_zero(
         lambda: (stored_secret(Path(out)) if out is not None else None) or secrets.randbits(128)
     )
+
+
+def _stored(out: str | Path | None) -> tuple[dict[str, Any] | None, int]:
+    """Return the identity of the run in a folder and the rounds that are done there; None if no run has begun."""
+    facts = read_facts(Path(out) / "checkpoint") if out is not None else None
+    return (facts["identity"], int(facts["round"])) if facts is not None else (None, 0)
 
 
 def _digest(secret: int) -> str:
@@ -454,6 +503,11 @@ def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float
         raise UsageError("give batch_size or batch_rate, not both")
     if batch_size is not None:
         at_least(1, batch_size=batch_size)
+    if batch_size is not None and problem.sizes is not None and batch_size > int(problem.sizes.max()):
+        raise UsageError(
+            f"batch_size = {batch_size} is more than any client has; leave it out for full local gradients, "
+            "or give less"
+        )
     if problem.sizes is None and (batch_size is not None or batch_rate is not None):
         raise UsageError(f"plain functions have no records to take a batch of, got {batch_size or batch_rate}")
 
@@ -488,7 +542,9 @@ def _mechanism(
     privacy: Privacy,
     notes: tuple[str, ...],
     witness: Path | None,
+    sigma: float | None = None,
 ) -> Mechanism:
+    """Return the mechanism of a run; `sigma` is the noise of a run that it continues."""
     from ..privacy.facts import FULL, Sampling, Setting
     from ..privacy.mechanism import Mechanism
 
@@ -510,6 +566,8 @@ def _mechanism(
             raise UsageError("record_clip needs records; plain functions have none")
         if plan.batch_size is not None:
             raise UsageError("record_clip goes with full local gradients or batch_rate, not with batch_size")
+        if isinstance(problem, Problem):
+            refuse_collated_records(problem)
         if problem.augment is not None:
             raise UsageError("record_clip does not go with augmentation yet; leave one of them out")
     match plan.participation:
@@ -538,7 +596,7 @@ def _mechanism(
         message_weights=message_weights_for(method, plan, privacy),
     )
     name = noise_name(method, privacy, plan, setting)
-    return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness)
+    return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness, sigma=sigma)
 
 
 def message_weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[float, ...] | None:

@@ -25,10 +25,14 @@ TIMED = "checkpoint/latest.json"
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """Every file of a run; of latest.json all but its timings, and its checksum, which covers them."""
+    """Every file of a run without its timings, and without the checksum of latest.json, which covers them."""
     found: dict[str, Any] = dict(snapshot(folder))
-    latest = json.loads(found[TIMED])
-    found[TIMED] = {key: value for key, value in latest.items() if key not in ("timings", "checksum")}
+    for name in (TIMED, "summary.json"):
+        if name in found:
+            held = json.loads(found[name])
+            found[name] = {key: value for key, value in held.items() if key not in ("timings", "checksum")}
+    if "report.html" in found:
+        found["report.html"] = None
     return found
 
 

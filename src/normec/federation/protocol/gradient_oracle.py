@@ -28,6 +28,7 @@ from ...gradients.engine import Engine
 from ...gradients.local_steps import LocalEngine, OneByOne
 from ...gradients.loop import LoopEngine, clipped_gradient, record_blocks, record_shares
 from ...gradients.record_clip import RecordClip
+from ...problems.batch_form import Tree, part_of, size_of
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
 from ...sampling.batches import Batches, PoissonBatches
@@ -189,16 +190,19 @@ class ProblemOracle(GradientOracle):
 
 
 def _contained_shares(
-    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip, block: int
+    problem: Problem, x: Tensor, inputs: Tree, targets: Tree, clip: RecordClip, block: int
 ) -> tuple[Tensor, Tensor]:
     """`record_shares`, in which a record that fails, or whose share is not within the bound, adds zero."""
     try:
         shares, losses = record_shares(problem, x, inputs, targets, clip, block)
     except Exception:  # some record makes the party's code fail; the others are computed without it, in equal blocks
-        if len(inputs) == 1:
+        count = size_of(inputs)
+        if count == 1:
             return x.new_zeros(1, len(x)), x.new_zeros(1)
-        halves = (slice(len(inputs) // 2), slice(len(inputs) // 2, None))
-        found = [_contained_shares(problem, x, inputs[half], targets[half], clip, block) for half in halves]
+        halves = [
+            (part_of(inputs, half), part_of(targets, half)) for half in (slice(count // 2), slice(count // 2, None))
+        ]
+        found = [_contained_shares(problem, x, *half, clip, block) for half in halves]
         shares, losses = (torch.cat(parts) for parts in zip(*found, strict=True))
     within = norms(shares) <= clip.bound * (1 + ROUNDING)  # False for what is not a number
     return torch.where(within, shares, torch.zeros_like(shares)), losses

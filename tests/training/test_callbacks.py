@@ -1,0 +1,155 @@
+"""Callbacks see the run and may stop it; early stopping decides from the history; ε is that of the rounds made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import normec as n
+from normec.privacy.accounting import Event, epsilon_of
+from normec.storage.history import Row
+
+
+def problem(noisy: bool = False, **more: Any) -> n.Problem:
+    """Clients of a linear model; `noisy` validation labels get worse the longer one trains."""
+    draw = torch.Generator().manual_seed(0)
+    sets = []
+    for _ in range(6):
+        inputs = torch.randn(10, 4, generator=draw)
+        sets.append(TensorDataset(inputs, (inputs[:, 0] > 0).long()))
+    torch.manual_seed(0)
+    held = sets[5]
+    if noisy:
+        held = TensorDataset(held.tensors[0], 1 - held.tensors[1])
+    return n.Problem(nn.Linear(4, 2), nn.functional.cross_entropy, sets[:4], test=sets[4], validation=held, **more)
+
+
+OPTIONS: dict[str, Any] = {"lr": 0.1, "rounds": 40, "seed": 0, "logging": n.Logging(every=2, evaluate_every=2)}
+METHOD = n.NormEC(alpha=0.1, beta=0.3)
+
+
+class Watcher(n.Callback):
+    """Compares what a run shows with the run itself."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.stop_at, self.models, self.results = stop_at, {}, {}
+        self.models: dict[int, Tensor]
+        self.results: dict[int, dict[str, float]]
+
+    def round(self, round: int) -> None:
+        assert self.run.round == round
+        self.models[round] = self.run.x
+        self.results[round] = self.run.evaluate()
+        model = self.run.model
+        assert model is not None
+        assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), self.run.x)
+        if round == self.stop_at:
+            self.run.stop("that is enough")
+
+
+def test_a_callback_sees_the_model_and_its_results_and_changes_nothing() -> None:
+    watcher = Watcher()
+    run = n.train(problem(), METHOD, callbacks=[watcher], **OPTIONS)
+    alone = n.train(problem(), METHOD, **OPTIONS)
+    assert torch.equal(run.x, alone.x)
+    assert run.history.rows == alone.history.rows
+    assert torch.equal(watcher.models[40], run.x)
+    for row in run.history.rows[1:]:
+        assert watcher.results[row["round"]]["accuracy"] == row["accuracy"]
+        assert watcher.results[row["round"]]["test_loss"] == row["test_loss"]
+    short = n.train(problem(), METHOD, **{**OPTIONS, "rounds": 7})
+    assert torch.equal(watcher.models[7], short.x)
+
+
+@pytest.mark.parametrize("privacy", [None, n.Privacy(epsilon=5.0, trust="central")])
+def test_a_callback_stops_a_run_with_a_last_row_and_a_summary(tmp_path: Path, privacy: n.Privacy | None) -> None:
+    run = n.train(problem(), METHOD, callbacks=[Watcher(stop_at=7)], out=tmp_path, privacy=privacy, **OPTIONS)
+    assert (run.finished, run.stopped, run.state.round) == (False, "that is enough", 7)
+    assert run.history.rows[-1]["round"] == 7
+    assert "accuracy" in run.history.rows[-1]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["stopped"], summary["round"]) == ("stopped", "that is enough", 7)
+    whole = n.train(problem(), METHOD, out=tmp_path, privacy=privacy, **OPTIONS)
+    assert whole.finished
+    straight = n.train(problem(), METHOD, privacy=privacy, **OPTIONS)
+    assert torch.equal(whole.x, straight.x)
+    assert [row for row in whole.history.rows if row["round"] % 2 == 0] == straight.history.rows
+
+
+def test_a_stopped_private_run_pays_for_its_rounds_and_states_the_planned_epsilon() -> None:
+    privacy = n.Privacy(epsilon=5.0, trust="central")
+    run = n.train(problem(), METHOD, callbacks=[Watcher(stop_at=10)], privacy=privacy, **OPTIONS)
+    whole = n.train(problem(), METHOD, privacy=privacy, **OPTIONS)
+    assert run.privacy is not None
+    assert whole.privacy is not None
+    assert run.privacy.releases == 10
+    # 40 rounds have the multiplier z with ε(40/z²) = 5; 10 of them are the same Gaussian with a quarter of μ².
+    multiplier = run.payments.made[0][1].multiplier  # type: ignore[union-attr]
+    assert run.privacy.epsilon == pytest.approx(epsilon_of([Event(multiplier, count=10)], privacy.delta), rel=1e-9)
+    assert run.privacy.epsilon < whole.privacy.epsilon == pytest.approx(5.0, rel=1e-5)
+    assert any("40 planned rounds, ε = 5" in note for note in run.privacy.notes)
+    assert any("validation" in note for note in run.privacy.notes)
+    assert not any("planned" in note for note in whole.privacy.notes)
+
+
+def by_hand(values: list[float], patience: int, least: float, larger: bool) -> int | None:
+    """The position of the evaluation after which a run stops."""
+    best, since = values[0], 0
+    for position, value in enumerate(values[1:], 1):
+        better = value > best + least if larger else value < best - least
+        best, since = (value, 0) if better else (best, since + 1)
+        if since == patience:
+            return position
+    return None
+
+
+@pytest.mark.parametrize("column", ["validation_loss", "validation_accuracy"])
+@pytest.mark.parametrize("noisy", [True, False])
+def test_early_stopping_stops_where_a_hand_written_rule_stops(column: str, noisy: bool) -> None:
+    values = n.train(problem(noisy), METHOD, **OPTIONS).history[column]
+    rule = n.EarlyStopping(column, patience=3, min_delta=0.001)
+    run = n.train(problem(noisy), METHOD, callbacks=[rule], **OPTIONS)
+    position = by_hand(values, 3, 0.001, column.endswith("accuracy"))
+    if position is None:
+        assert run.finished
+    else:
+        assert run.state.round == 2 * position + 1  # the round in which row 2·position was written
+        assert run.stopped is not None
+        assert run.stopped.startswith(column)
+
+
+def test_a_run_that_was_stopped_early_stays_so_when_it_is_started_again(tmp_path: Path) -> None:
+    how = {**OPTIONS, "out": tmp_path, "callbacks": [n.EarlyStopping(patience=2)]}
+    first = n.train(problem(noisy=True), METHOD, **how)
+    again = n.train(problem(noisy=True), METHOD, **{**how, "callbacks": [n.EarlyStopping(patience=2)]})
+    assert (again.state.round, again.stopped) == (first.state.round, first.stopped)
+    assert again.history.rows == first.history.rows
+
+
+def test_early_stopping_refuses_what_it_cannot_follow() -> None:
+    with pytest.raises(n.UsageError, match="mode must be"):
+        n.EarlyStopping("f1")
+    with pytest.raises(n.UsageError, match="patience"):
+        n.EarlyStopping(patience=0)
+    bowl = n.Problem.from_functions([lambda x: (x**2).sum()], torch.ones(2))
+    with pytest.raises(n.UsageError, match="does not measure 'validation_loss'"):
+        n.train(bowl, n.GD(), lr=0.1, rounds=3, callbacks=[n.EarlyStopping()])
+    private: dict[str, Any] = {"privacy": n.Privacy(epsilon=5.0), "logging": n.Logging(diagnostics=True)}
+    with pytest.raises(n.UsageError, match="without noise"):
+        n.train(problem(), METHOD, callbacks=[n.EarlyStopping("loss")], **{**OPTIONS, **private})
+
+
+def test_a_callback_that_stops_at_a_row_ends_the_run_after_that_round() -> None:
+    class AtRow(n.Callback):
+        def row(self, row: Row) -> None:
+            if row["round"] == 4:
+                self.run.stop("a row")
+
+    run = n.train(problem(), METHOD, callbacks=[AtRow()], **OPTIONS)
+    assert (run.state.round, run.stopped) == (5, "a row")
