@@ -59,7 +59,7 @@ class ReferenceEngine(Engine, Protocol):
 
 
 class VerifiedEngine:
-    """The fast engine if it reproduces the loop's gradients; the loop if it does not, fails, or runs out of memory."""
+    """The fast engine if it reproduces the loop's gradients; another one if it does not, fails, or runs out of memory."""
 
     def __init__(
         self,
@@ -68,17 +68,20 @@ class VerifiedEngine:
         reference: ReferenceEngine,
         kind: Hashable,
         private: bool = False,
+        otherwise: Callable[[], VerifiedEngine | ReferenceEngine] | None = None,
     ) -> None:
         """`make` creates the fast engine, and once more for the problem in float64, where the two are compared.
 
         `kind` is the engine with all its settings; it is compared once per problem. With `private`, the choice of the
-        engine must not depend on the clients' data.
+        engine must not depend on the clients' data. `otherwise` returns the engine that runs if this one does not; by
+        default the reference.
         """
         self._problem, self._make, self._reference, self._kind = problem, make, reference, kind
         self._private = private
         self._fast = make(problem, reference.precision)
         self._checked = self._compared = self._proven = False
-        self._engine: FastEngine | ReferenceEngine = self._fast
+        self._otherwise = otherwise if otherwise is not None else lambda: reference
+        self._engine: FastEngine | ReferenceEngine | VerifiedEngine = self._fast
 
     @property
     def name(self) -> str:
@@ -142,8 +145,10 @@ class VerifiedEngine:
                     self._fall_back(_NO_MEMORY)
 
     def _fall_back(self, reason: str) -> None:
-        log.warning("engine %s is not used; the loop runs instead: %s", self._fast.name, reason)
-        self._engine = self._reference
+        self._engine = self._otherwise()
+        if self._engine.name != self._fast.name:  # the same engine may have several ways to compute
+            instead = "the loop" if self._engine.name == "loop" else f"engine {self._engine.name}"
+            log.warning("engine %s is not used; %s runs instead: %s", self._fast.name, instead, reason)
 
     def _difference(self, x: Tensor, buffers: Buffers, round: int, drawn: Tensor | None) -> str | None:
         """Return why the two do not agree on a few clients of this round, or None."""
