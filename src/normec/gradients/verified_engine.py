@@ -21,6 +21,7 @@ from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from .engine import Block, Engine
 from .precision import Precision
+from .shared.rules import NoRule
 
 _COMPARED = 3  # clients whose gradients are compared
 _CLOSE = 1e-6  # relative, in float64; in float32 a rounding error may move a ReLU over its kink
@@ -59,7 +60,7 @@ class ReferenceEngine(Engine, Protocol):
 
 
 class VerifiedEngine:
-    """The fast engine if it reproduces the loop's gradients; another one if it does not, fails, or runs out of memory."""
+    """The fast engine if it reproduces the loop's gradients; another if it does not, fails, or runs out of memory."""
 
     def __init__(
         self,
@@ -146,9 +147,8 @@ class VerifiedEngine:
 
     def _fall_back(self, reason: str) -> None:
         self._engine = self._otherwise()
-        if self._engine.name != self._fast.name:  # the same engine may have several ways to compute
-            instead = "the loop" if self._engine.name == "loop" else f"engine {self._engine.name}"
-            log.warning("engine %s is not used; %s runs instead: %s", self._fast.name, instead, reason)
+        if not isinstance(self._engine, VerifiedEngine):  # another fast engine is no loss
+            log.warning("engine %s is not used; the loop runs instead: %s", self._fast.name, reason)
 
     def _difference(self, x: Tensor, buffers: Buffers, round: int, drawn: Tensor | None) -> str | None:
         """Return why the two do not agree on a few clients of this round, or None."""
@@ -174,6 +174,7 @@ class VerifiedEngine:
         except torch.OutOfMemoryError:
             return _NO_MEMORY
         except Exception as error:  # the model cannot be batched, or cannot run in float64
+            self._compared = isinstance(error, NoRule)
             return _line(error)
         return None  # a run that diverges at its start is not the engine's fault
 

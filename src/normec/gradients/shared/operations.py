@@ -1,8 +1,8 @@
 """The shared pass for models of any structure: rules by operation instead of by module.
 
 The model runs under vmap over clients, so its code sees the batch of one client. Every parameter is a table with a row
-for each client, all of them views of the same numbers. Autograd therefore gives one gradient per client for whatever the
-model does with a parameter: broadcast it, concatenate it, slice it, or use it twice. No use can be overlooked.
+for each client, all of them views of the same numbers. Autograd therefore gives one gradient per client for whatever
+the model does with a parameter: broadcast it, concatenate it, slice it, or use it twice. No use can be overlooked.
 
 That alone would multiply every client's batch with a table of weights. `OperationRules` watches the operations instead.
 Where a whole parameter meets an operation that has a rule (a linear map, a convolution, an embedding, a norm), the rule
@@ -45,7 +45,7 @@ class OperationModel:
     """A copy of the model that computes the losses of many clients under vmap, with rules by operation."""
 
     def __init__(self, problem: Problem) -> None:
-        """Raises `NoRule` if a parameter cannot be replaced, or if the model draws random numbers or has backward hooks.
+        """Raises `NoRule` if a parameter cannot be replaced, or the model draws random numbers or has backward hooks.
 
         The backward pass does not run under vmap, so a hook in it would see the gradients of several clients.
         """
@@ -84,9 +84,9 @@ class OperationModel:
         except (RuntimeError, ValueError) as error:
             if "vmap" not in str(error):
                 raise
-            raise NoRule(
-                "vmap cannot run the model: it reads values, draws random numbers or has no batching rule"
-            ) from error
+            drawn = "random" in str(error)
+            reason = "the model draws random numbers client by client" if drawn else "vmap has no rule for the model"
+            raise NoRule(reason) from error
         for module in self._model.modules():
             if any(map(is_batchedtensor, _attributes(module))):
                 raise NoRule(f"{type(module).__name__} keeps what it saw in an attribute")
