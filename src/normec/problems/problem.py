@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active as under_vmap
 from torch.func import functional_call
 from torch.utils.data import Dataset
 
@@ -341,7 +342,9 @@ class Problem:
             inputs = self.transform(inputs)
         if inputs.is_floating_point():
             inputs = inputs.to(dtype)
-        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+        if inputs.ndim != 4 or under_vmap():  # where torch has no other order of dimensions
+            return inputs
+        return inputs.contiguous(memory_format=torch.channels_last)
 
     def augmented_by_client(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return records ``[c, B, ...]`` of several clients after the augmentation, which sees one client at a time.

@@ -94,6 +94,7 @@ class OperationModel:
             buffers[name].copy_(values)
         return losses
 
+    @torch.no_grad()
     def collect(self) -> None:
         """After the backward pass: add the gradients of the uses that no rule has seen."""
         for slot, table in zip(self.sink.slots, self._tables, strict=True):

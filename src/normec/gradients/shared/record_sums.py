@@ -104,6 +104,7 @@ def product_squares(left: Tensor, right: Tensor, same: Tensor | None = None) -> 
     return (found.clamp_min(0) + _SLACK * torch.finfo(left.dtype).eps / 2 * most).sum(1)
 
 
+@torch.no_grad()
 @products_in("float32")
 def add_up(
     uses: Mapping[Key, Sequence[Use]], rows: Callable[[Key], Tensor], clip: RecordClip, weights: Tensor, layers: int

@@ -150,7 +150,8 @@ class ParameterSlot:
         and `squares` are faster ways to the gradients or norms of single records (`record_sums.Use`).
         """
         if self.sink.by_record:
-            self.sink.uses.setdefault(self, []).append(Use(self.shape, write, tensors, products, squares))
+            held = tuple(tensor.detach() for tensor in tensors)
+            self.sink.uses.setdefault(self, []).append(Use(self.shape, write, held, products, squares))
         elif self.written:
             more = torch.empty_like(self.rows, memory_format=torch.contiguous_format)
             write(more, *tensors)
