@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, vmap
+from torch._C import _are_functorch_transforms_active as under_vmap
+from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_modules
 from torch.overrides import TorchFunctionMode
@@ -55,10 +57,14 @@ class NoRule(Exception):  # noqa: N818  # not an error: another engine is used
 
 
 class RefuseValueAccess(TorchFunctionMode):
-    """Refuses code that reads values: `if x.sum() > 0` would decide once for all clients, not for each."""
+    """Refuses code that reads values: `if x.sum() > 0` would decide once for all clients, not for each.
+
+    Under vmap it is known which tensors differ between clients, and others may be read.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _LOOKS:
+        looks = getattr(func, "__name__", "") in _LOOKS
+        if looks and (not under_vmap() or any(isinstance(arg, Tensor) and is_batchedtensor(arg) for arg in args)):
             raise NoRule("the model or its loss reads values (if, item), which differ from client to client")
         return func(*args, **(kwargs or {}))
 
