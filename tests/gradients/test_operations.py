@@ -24,7 +24,7 @@ from .cases import BATCH, CASES, CLASSES, apart, everything, problem
 from .structures import STRUCTURES
 
 CLOSE = 1e-10
-SLOW = {"resnet20", "resnet20-gn"}  # the same operations as in other cases, many times
+MANY = {"resnet20", "resnet20-gn"}  # the same operations as in other cases, many times
 
 
 def by_operation(of: Problem) -> tuple[LoopEngine, SharedEngine]:
@@ -47,7 +47,8 @@ def test_gradients_are_the_loop_s(name: str) -> None:
     compare(problem(STRUCTURES[name]))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CASES if name not in MANY])
 def test_models_of_layers_are_computed_as_well(name: str) -> None:
     compare(problem(name))
 
@@ -84,8 +85,9 @@ def test_only_small_parameters_have_a_gradient_for_every_client_in_a_table(name:
     assert by_table(problem(STRUCTURES[name])) == expected
 
 
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("name", ["gpt with tied weights", "vit", "cross attention", "lora"])
+@pytest.mark.parametrize(
+    ("name", "private"), [("gpt with tied weights", False), ("vit", True), ("cross attention", False), ("lora", True)]
+)
 def test_they_take_the_shared_pass(name: str, private: bool) -> None:
     of = problem(STRUCTURES[name])
     engine = choose_engine("auto", of, None, 1, private=private)

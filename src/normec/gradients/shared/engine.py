@@ -244,7 +244,8 @@ class SharedEngine:
         self._model.collect()
         if self._clip is not None and weights is not None:
             uses = {slot: [use.exact(x.dtype) for use in several] for slot, several in sink.uses.items()}
-            add_up(uses, self._written, self._clip, weights, len(sink.slots))
+            padded = not (self._batches is None or isinstance(self._batches, Batches))
+            add_up(uses, self._written, self._clip, weights, len(sink.slots), padded)
             sink.finish()
             losses = losses.detach().to(x.dtype).view_as(weights)
             return torch.where(weights == 0, 0, losses * weights).sum(1)

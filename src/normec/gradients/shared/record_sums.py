@@ -59,15 +59,21 @@ class Use:
         tensors = tuple(t.to(dtype) if t.is_floating_point() else t for t in self.tensors)
         return Use(self.shape, self.write, tensors, self.products, self.squares)
 
-    def scaled(self, factors: Tensor) -> tuple[Tensor, ...]:
+    def scaled(self, factors: Tensor, absent: Tensor | None) -> tuple[Tensor, ...]:
         """Return the tensors with the gradients of the output times a factor for each record.
 
-        A factor of zero leaves a record out, whatever its gradient is.
+        Records that are `absent` are zero in all tensors, whatever the model made of them.
         """
+        shape = (len(factors), -1)
         first, *others = self.tensors
-        by_record = first.reshape(len(factors), -1)
-        scaled = torch.where(factors[:, None] == 0, 0, by_record * factors[:, None])
-        return scaled.view(first.shape), *others
+        scaled = (first.reshape(shape) * factors[:, None]).view(first.shape)
+        if absent is None:
+            return scaled, *others
+        hidden = absent[:, None]
+        return tuple(
+            t.reshape(shape).masked_fill(hidden, 0).view(t.shape) if t.is_floating_point() else t
+            for t in (scaled, *others)
+        )
 
     def each(self, records: int) -> Tensor:
         """Return the gradient of each record, ``[records, numbers]``."""
@@ -107,7 +113,12 @@ def product_squares(left: Tensor, right: Tensor, same: Tensor | None = None) -> 
 @torch.no_grad()
 @products_in("float32")
 def add_up(
-    uses: Mapping[Key, Sequence[Use]], rows: Callable[[Key], Tensor], clip: RecordClip, weights: Tensor, layers: int
+    uses: Mapping[Key, Sequence[Use]],
+    rows: Callable[[Key], Tensor],
+    clip: RecordClip,
+    weights: Tensor,
+    layers: int,
+    padded: bool,
 ) -> None:
     """Write Σ_r w_r · clip(g_r) over the records of each client into `rows(key)`, ``[clients, *shape]``.
 
@@ -115,8 +126,9 @@ def add_up(
         uses: The uses of each parameter, in the precision of x.
         rows: The gradients of a parameter, which are overwritten.
         clip: The clip of a record's gradient.
-        weights: The weight of each record, ``[clients, B]``; zero leaves a record out.
+        weights: The weight of each record, ``[clients, B]``.
         layers: The number of trainable tensors, for a clip by layer.
+        padded: Whether weights may be zero, for records that only fill up a batch.
     """
     records = weights.numel()
     squares: dict[Key, Tensor] = {}
@@ -140,18 +152,23 @@ def add_up(
         whole = clip.factors(sum_of(list(squares.values())).sqrt()) if squares else weights.flatten()
         factors = dict.fromkeys(squares, whole)
     flat = weights.flatten()
+    absent = flat == 0 if padded else None
     for key, several in uses.items():
-        shares = torch.where(flat == 0, 0, factors[key] * flat)
+        shares = factors[key] * flat
+        if absent is not None:
+            shares = shares.masked_fill(absent, 0)
         target = rows(key)
         if key in held:
-            grads = torch.where((shares == 0)[:, None], 0, held.pop(key)).view(len(weights), -1, target[0].numel())
+            grads = held.pop(key)
+            grads = grads if absent is None else grads.masked_fill(absent[:, None], 0)
+            grads = grads.view(len(weights), -1, target[0].numel())
             target.copy_(torch.bmm(shares.view(len(weights), 1, -1), grads).view_as(target))
             continue
         first, *others = several
-        first.write(target, *first.scaled(shares))
+        first.write(target, *first.scaled(shares, absent))
         for use in others:
             more = torch.empty_like(target, memory_format=torch.contiguous_format)
-            use.write(more, *use.scaled(shares))
+            use.write(more, *use.scaled(shares, absent))
             target.add_(more)
 
 
