@@ -7,7 +7,7 @@ a layer's output and its inputs R, over the T positions of the record. Its norm 
 
 and the sum over a client's records of the gradients times their clip factors is one product, of L scaled by the factors
 with R. So one backward pass is enough ("book-keeping", Bu et al., arXiv 2210.00038), and the table of all records'
-gradients exists only for small parameters and for those that are used more than once.
+gradients exists only where it is small, or a parameter is used more than once.
 
 **The norm is never too small.** The double sum cancels, and the error of computing it in floating point is relative to
 K = (Σₜ ‖L_t‖ ‖R_t‖)², not to the sum. `_SLACK` · u · K is added to it, u the unit roundoff, which exceeds that error
@@ -84,6 +84,11 @@ class Use:
         self.write(rows, *self.tensors)
         return rows.view(records, -1)
 
+    @property
+    def one_position(self) -> bool:
+        """Whether a record has one position in a linear layer, so that its gradient is a product of two vectors."""
+        return self.tensors[0].shape[1:-1].numel() == 1
+
     def fast_squares(self) -> Tensor | None:
         """Return the squared norm of each record's gradient if it is cheaper than the gradients, else None."""
         if self.squares is not None:
@@ -135,11 +140,14 @@ def add_up(
     held: dict[Key, Tensor] = {}
     room = _HELD.get(weights.device.type, _HELD["cpu"])
     for key, several in uses.items():
-        fast = several[0].fast_squares() if len(several) == 1 else None
+        found, size = [], several[0].shape.numel()
+        # One product for each record is less work than two for its norm and one for the sum, where there is room.
+        fast = None
+        if len(several) == 1 and (several[0].one_position or records * size > room):
+            fast = several[0].fast_squares()
         if fast is not None:
             squares[key] = fast
             continue
-        found, size = [], several[0].shape.numel()
         for start, stop in _parts(records, room // max(1, size)):
             grads = sum_of([use.part(start, stop, records).each(stop - start) for use in several])
             found.append(_square_norms(grads))
