@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -96,10 +97,9 @@ class Bert(nn.Module):
     def __init__(self, length: int, vocabulary: int, classes: int) -> None:
         super().__init__()
         try:
-            import transformers
+            made: Any = importlib.import_module("transformers")
         except ImportError as error:
             raise UsageError("the workload bert needs the package transformers") from error
-        made: Any = transformers
         config = made.BertConfig(
             vocab_size=vocabulary,
             hidden_size=WIDTH,

@@ -305,8 +305,8 @@ class OperationRules(TorchFunctionMode):
     ) -> Any:
         if (slots := self._affine_slots(weight, bias)) is None or x.ndim != weight.ndim:
             return NotImplemented
-        moves = (_each(part, x.ndim - 2) for part in (stride, padding, dilation))
-        geometry = Geometry(*moves, groups, True, _each(output_padding, x.ndim - 2))
+        steps, margins, dilations = (_each(part, x.ndim - 2) for part in (stride, padding, dilation))
+        geometry = Geometry(steps, margins, dilations, groups, True, _each(output_padding, x.ndim - 2))
         return self._convolved(x, slots, geometry)
 
     def _convolved(self, x: Tensor, slots: tuple[ParameterSlot, ParameterSlot | None], geometry: Geometry) -> Tensor:
@@ -416,7 +416,7 @@ class OperationRules(TorchFunctionMode):
         batch, dimensions = len(query), query.ndim
 
         def apply(clients: int, batched: Sequence[bool], *given: Maybe) -> Tensor:
-            tensors = []
+            tensors: list[Maybe] = []
             for tensor, own in zip(given, batched, strict=True):
                 if tensor is None:
                     tensors.append(None)

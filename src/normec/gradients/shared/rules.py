@@ -177,8 +177,8 @@ def _conv(module: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor) -
 
 
 def _transposed_conv(module: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
-    moves = (tuple(part) for part in (module.stride, module.padding, module.dilation))
-    geometry = Geometry(*moves, module.groups, True, tuple(module.output_padding))
+    stride, padding, dilation = (tuple(part) for part in (module.stride, module.padding, module.dilation))
+    geometry = Geometry(stride, padding, dilation, module.groups, True, tuple(module.output_padding))
     weight, bias = _values(module, slots, "weight", "bias")
     return ConvRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), geometry)
 
