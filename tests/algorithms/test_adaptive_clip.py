@@ -83,7 +83,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13)], ids=["plain", "sum", "local"])
-@pytest.mark.parametrize("drawn", [None, FixedSize(3)], ids=["all", "drawn"])
+@pytest.mark.parametrize("drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(3)], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", INNER)
 def test_it_follows_the_formula(name: str, drawn: FixedSize | None, privacy: Privacy | None) -> None:
     share = 1.0 if drawn is None else 3 / N

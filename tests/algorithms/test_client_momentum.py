@@ -73,7 +73,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("privacy", [None, Privacy(sigma=1e-13, trust="secure-sum")], ids=["plain", "private"])
-@pytest.mark.parametrize("drawn", [None, FixedSize(2)], ids=["all", "drawn"])
+@pytest.mark.parametrize("drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(2)], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", CASES)
 def test_it_follows_the_formula(name: str, drawn: FixedSize | None, privacy: Privacy | None) -> None:
     method, formula = CASES[name]

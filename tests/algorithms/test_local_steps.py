@@ -77,7 +77,9 @@ def trained(method: Method, local: LocalSteps | None, alike: bool = False, **how
     )
 
 
-DRAWN = pytest.mark.parametrize("drawn", [None, FixedSize(2)], ids=["all", "drawn"])
+DRAWN = pytest.mark.parametrize(
+    "drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(2)], ids=["all", "drawn"]
+)
 PRIVACY = pytest.mark.parametrize("privacy", [None, Privacy(sigma=1e-13, trust="secure-sum")], ids=["plain", "private"])
 
 

@@ -368,6 +368,36 @@ def test_a_client_step_of_one_s_own_is_refused_because_nobody_calls_it(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+class TwoArguments(Method):
+    bound = 1.0
+
+    def message(self, update: Tensor, state: Any) -> Any:  # type: ignore[override]
+        return update, state
+
+
+class NoPublicNumbers(Method):
+    def broadcast(self, state: Any) -> dict[str, Tensor]:  # noqa: ARG002
+        return {"one": torch.ones(1)}
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        return update, state
+
+
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        (TwoArguments(), r"TwoArguments.message is called as message\(update, state, key\)"),
+        (NoPublicNumbers(), r"message\(update, state, key, public\)"),
+    ],
+)
+def test_a_function_with_other_arguments_is_refused_before_anything_is_written(
+    method: Method, call: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=call):
+        train(bowls(), method, lr=0.1, rounds=3, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 class NoDraft(Method):
     def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
         return update

@@ -59,8 +59,8 @@ def by_hand(tau: float, lr: float, drawn: FixedSize | None, rounds: int = ROUNDS
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("batched", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("privacy", [None, Privacy(sigma=1e-13, trust="secure-sum")], ids=["plain", "private"])
-@pytest.mark.parametrize("drawn", [None, FixedSize(3)], ids=["all", "drawn"])
-@pytest.mark.parametrize("tau", [0.3, 100.0])
+@pytest.mark.parametrize("drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(3)], ids=["all", "drawn"])
+@pytest.mark.parametrize("tau", [0.3, pytest.param(100.0, marks=pytest.mark.slow)])
 def test_it_follows_the_formula(tau: float, drawn: FixedSize | None, privacy: Privacy | None, engine: str) -> None:
     run = train(
         problem(),
@@ -86,6 +86,7 @@ def test_clients_that_are_alike_average_their_models() -> None:
     assert torch.allclose(found, train(problem(alike=True), DPSGD(Clip(1e9)), **options).x, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_it_reaches_the_optimum_where_averaging_stays_away() -> None:
     """With constant local steps on clients that differ, averaging has a bias and SCAFFOLD has none."""
     bowls = [lambda x, a=a, c=c: (a * (x - c) ** 2).sum() for a, c in ((0.2, 0.0), (2.0, 4.0))]

@@ -163,6 +163,7 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
     assert results(tmp_path / "run") == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
     first = held(8, *RUN, "--out", "run", cwd=tmp_path)
     second = normec(*RUN, "--out", "run", cwd=tmp_path)

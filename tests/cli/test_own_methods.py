@@ -48,6 +48,7 @@ def test_a_class_in_a_file_trains_and_goes_on(privacy: list[str], tmp_path: Path
     assert "method_settings" in other.stderr
 
 
+@pytest.mark.slow
 def test_an_installed_package_s_method_is_known_by_its_name(installed: Path) -> None:
     environment = {**ENVIRONMENT, "PYTHONPATH": os.environ["PYTHONPATH"]}
     words = ["train", "--method", "clip21-sgdm", "--set", "eta=0.4", "--lr", "0.5", *SMALL, "--out", "run"]

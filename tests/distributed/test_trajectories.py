@@ -22,9 +22,7 @@ def alone(name: str) -> Run:
     return CASES[name].train()
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=[pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 4)])
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, trained by so many real ranks."""
     folder = tmp_path_factory.mktemp(f"ranks-{request.param}")

@@ -6,12 +6,14 @@ import asyncio
 import os
 import socket
 import sys
+import threading
 from collections.abc import Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import pytest
+import uvicorn
 
 from normec.errors import UsageError
 from normec.federation.flower import access_control
@@ -296,4 +298,86 @@ def test_an_owner_who_calls_by_ipv4_is_known_to_a_server_of_both_kinds() -> None
 
 def test_a_superlink_that_lets_strangers_in_as_parties_is_not_started() -> None:
     with pytest.raises(UsageError, match="anybody could act as a party"):
-        access_control.run_superlink(["--insecure"])
+        access_control.run_superlink(["--ssl-certfile", "server.crt"])
+
+
+@pytest.mark.parametrize("word", ["--insecure", "--insec", "--i"])
+def test_a_superlink_without_tls_is_not_started(word: str) -> None:
+    """Flower's signature covers the time of a request alone: on the way, the rest of it can be exchanged."""
+    with pytest.raises(UsageError, match="without TLS anybody on the way"):
+        access_control.run_superlink(["--enable-supernode-auth", "--host", "127.0.0.1", word])
+
+
+@pytest.mark.parametrize("host", [[], ["--host", "0.0.0.0"], ["--host=192.0.2.1"]])
+def test_tests_without_tls_stay_on_the_loopback_interface(host: list[str]) -> None:
+    with pytest.raises(UsageError, match="needs an address of the loopback interface"):
+        access_control.run_superlink(["--enable-supernode-auth", access_control.INSECURE, *host])
+    own = ["--enable-supernode-auth", access_control.INSECURE, "--host", "127.0.0.1"]
+    assert access_control._checked(own) == ["--enable-supernode-auth", "--insecure", "--host", "127.0.0.1"]
+
+
+LIMIT = 60.0  # seconds, which only a hang reaches
+
+
+class Served:
+    """A real web server behind the access control, whose app holds a request until `go` is set."""
+
+    def __init__(self, body_seconds: float) -> None:
+        self.reached, self.go = threading.Semaphore(0), threading.Event()
+
+        async def known(scope: Any) -> int | None:
+            return int(dict(scope["headers"])[b"node"])
+
+        port = access_control.OwnerAndParties(self._held, known, body_seconds=body_seconds)
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._server = uvicorn.Server(uvicorn.Config(port, log_level="error", lifespan="off", ws="none"))
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+
+    async def _held(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+        self.reached.release()
+        await asyncio.get_running_loop().run_in_executor(self._pool, self.go.wait, LIMIT)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    def __enter__(self) -> Self:
+        self._pool = ThreadPoolExecutor(access_control.MOST_AT_ONCE + 1)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go.set()
+        self._server.should_exit = True
+        self._thread.join(LIMIT)
+        self._pool.shutdown()
+        self._socket.close()
+
+    def request(self, node: int, announced: int = 2, body: bytes = b"ab") -> socket.socket:
+        connection = socket.create_connection(self._socket.getsockname(), LIMIT)
+        head = f"POST {PULLING} HTTP/1.1\r\nhost: here\r\nnode: {node}\r\ncontent-length: {announced}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        return connection
+
+
+def status(connection: socket.socket) -> int:
+    with connection, connection.makefile("rb") as answer:
+        return int(answer.readline().split()[1])
+
+
+def test_a_body_that_never_ends_is_not_waited_for() -> None:
+    with Served(body_seconds=0.2) as served:
+        assert status(served.request(1, announced=100, body=b"a")) == 408
+        served.go.set()
+        assert status(served.request(1)) == 200
+
+
+def test_a_party_has_a_limited_number_of_requests_at_a_time() -> None:
+    with Served(body_seconds=LIMIT) as served:
+        held = [served.request(1) for _ in range(access_control.MOST_AT_ONCE)]
+        for _ in held:
+            assert served.reached.acquire(timeout=LIMIT)
+        assert status(served.request(1)) == 429
+        other = served.request(2)
+        assert served.reached.acquire(timeout=LIMIT)
+        served.go.set()
+        assert [status(connection) for connection in (*held, other)] == [200] * (len(held) + 1)
+        assert status(served.request(1)) == 200

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, SmoothedNorm, UsageError
+from normec.algorithms.operators import norms
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.gradient_oracle import GradientOracle, ProblemOracle
 from normec.federation.protocol.journal import read_journal
@@ -121,10 +122,46 @@ def test_a_record_that_makes_the_partys_code_fail_adds_nothing(tmp_path: Path) -
 
     x, failing = [-1.0, 0.0, 0.0, 0.0], jumpy(7)._problem
     with pytest.raises(IndexError):
-        record_shares(failing, torch.tensor(x, dtype=torch.float64), *failing.records.batch(0, None), RecordClip(1.0))
+        record_shares(
+            failing, torch.tensor(x, dtype=torch.float64), *failing.records.batch(0, None), RecordClip(1.0), 8
+        )
     assert moved(tmp_path, x, kind=jumpy) <= 1.0 / DIVISOR * (1 + 1e-9)
     for name in ("with", "without"):
         assert not any(line["event"] == "failed" for line in read_journal(tmp_path / name / "events.jsonl"))
+
+
+def test_a_record_that_fails_leaves_the_bits_of_the_others() -> None:
+    """If its neighbours were computed in batches of another shape, they would be rounded differently."""
+
+    def plain(outputs: Tensor, targets: Tensor) -> Tensor:
+        return ((outputs - targets) ** 2).mean()
+
+    plan, terms = PlanTerms(seed=7, batch_size=0, rounds=4), RecordTerms(DIVISOR, by_layer=False, clip=1.0)
+    x = torch.tensor([-1.0, 1 / 3, 1 / 7, 0.1], dtype=torch.float64)
+    sums = [
+        oracle(records, plain, Jumpy()).clipped_gradient(x, 0, 0, plan, terms, secret_coins=True)[0]
+        for records in (7, 6)
+    ]
+    assert torch.equal(*sums)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e30])
+@pytest.mark.parametrize("count", [2, 9, 17])
+def test_the_other_records_are_rounded_alike_at_any_point(count: int, scale: float) -> None:
+    """All sums of the first layer cancel here, so the order of additions decides about every record's gradient."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(count, 784), torch.arange(count) % 4
+    model, plan = nn.Sequential(nn.Linear(784, 33), nn.ReLU(), nn.Linear(33, 4)), PlanTerms(7, batch_size=0, rounds=4)
+    orthogonal = torch.linalg.svd(inputs.double()).Vh[count:]
+    first = (torch.randn(33, len(orthogonal), dtype=torch.float64) @ orthogonal).float()
+    x = scale * torch.cat([first.flatten(), torch.zeros(33), torch.randn(4 * 33), torch.zeros(4)])
+
+    def total(start: int) -> Tensor:
+        data = TensorDataset(inputs[start:], targets[start:])
+        own = ProblemOracle(Problem(model, nn.functional.cross_entropy, [data]))
+        return own.clipped_gradient(x, 0, 0, plan, RecordTerms(1.0, by_layer=False, clip=1.0), secret_coins=True)[0]
+
+    assert float((total(0) - total(1)).double().norm()) <= 1 + 1e-5
 
 
 class ClipsTheSum(ProblemOracle):
@@ -154,6 +191,43 @@ def test_any_row_that_the_server_returns_is_a_public_memory(name: str, size: flo
     claims = {"round": 3, "record.accepted": 1, "record.since": 2, "record.digest": "0" * 64, "record.row": row}
     method = NormEC(0.5, 0.4)
     assert moved(tmp_path, POINTS[name], method, **claims) <= 2 * 1.0 / DIVISOR * (1 + 1e-6)
+
+
+def overflowing(length: int, last: int) -> Tensor:
+    """The longest vector whose norm is finite in float32, coordinate by coordinate; the `last` one is set last."""
+    vector = torch.zeros(length)
+    for place in [place for place in range(length) if place != last] + [last]:
+        low, high = 0, 2**31 - 2**24  # the bits of 0 and of a number beyond the largest, as integers
+        while high - low > 1:
+            middle = (low + high) // 2
+            vector[place] = torch.tensor(middle, dtype=torch.int32).view(torch.float32)
+            finite = bool(torch.isfinite(norms(vector)).all())
+            low, high = (middle, high) if finite else (low, middle)
+        vector[place] = torch.tensor(low, dtype=torch.int32).view(torch.float32)
+    return vector
+
+
+def test_a_norm_that_overflows_for_one_record_does_not_make_the_message_zero(tmp_path: Path) -> None:
+    """The memory that the server returns is so long that its norm overflows in float32 with the record alone."""
+
+    def hinge(outputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001
+        return outputs.relu().mean()
+
+    def large(records: int) -> ProblemOracle:
+        inputs = torch.zeros(7, 20)
+        inputs[:6, 0], inputs[:6, 1], inputs[6, 0] = -1.0, torch.arange(6) / 100, 1e6
+        given = TensorDataset(inputs[:records], torch.ones(records))
+        return ProblemOracle(Problem(nn.Sequential(nn.Linear(20, 1), nn.Flatten(0)), hinge, [given]))
+
+    row, x, alpha = -overflowing(21, last=0).numpy(), np.eye(21, dtype=np.float32)[0], 1e9
+    claims = {"round": 3, "record.accepted": 1, "record.since": 2, "record.digest": "0" * 64, "record.row": row}
+    seen = []
+    for name, records in (("with", 7), ("without", 6)):
+        server = asking(tmp_path / name, large(records), NormEC(alpha, 0.4))
+        answer = server.ask(x, **RECORDS | claims | {"plan.records.clip": 1e6, "plan.records.divisor": 1.0})
+        assert isinstance(answer, Reply)
+        seen.append(answer.message)
+    assert float(np.linalg.norm(seen[0] - seen[1])) <= 1e6 / alpha * (1 + 1e-3)
 
 
 def test_terms_that_change_from_message_to_message_are_charged_as_they_are(tmp_path: Path) -> None:

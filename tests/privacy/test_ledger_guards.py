@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
 import multiprocessing
@@ -106,6 +107,13 @@ def test_a_child_that_lives_on_does_not_keep_the_lock(path: Path) -> None:
     opened(path).close()
     done.set()
     child.join()
+
+
+def test_a_ledger_that_nobody_refers_to_releases_its_lock(path: Path) -> None:
+    for _ in range(3):
+        Ledger(path, SECURE, horizon=300)
+        gc.collect()
+    Ledger(path, SECURE, horizon=300).close()
 
 
 def test_a_ledger_cannot_be_copied_or_sent_to_another_process(path: Path) -> None:

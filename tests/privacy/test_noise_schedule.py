@@ -169,6 +169,7 @@ def test_without_sampling_the_account_is_the_sum_of_precisions(trust: Any) -> No
     assert one_by_one.epsilon() <= 3
 
 
+@pytest.mark.slow
 def test_with_sampling_every_round_is_composed_at_its_own_noise() -> None:
     privacy = Privacy(sigma=1.2, trust="central", sampling=0.2, noise_schedule="1 1 1 2 2 3 0.7 0.7 0.7 0.7")
     composed = release(METHOD, privacy, Setting(clients=1, rounds=10, sampling=Sampling(0.2)))

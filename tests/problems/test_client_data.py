@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from normec import UsageError
-from normec.problems.client_data import FetchedRecords, ResidentRecords, gather, origins
+from normec.problems.client_data import FetchedRecords, ResidentRecords, gather
+from normec.problems.shared_records import origins
 
 
 def table(rows: int, seed: int = 0) -> TensorDataset:
@@ -172,12 +173,13 @@ def test_the_digest_sees_where_a_client_ends(whole: TensorDataset | None) -> Non
 
 
 def test_a_record_is_known_by_where_it_lies() -> None:
-    """However it is reached: by a subset, a subset of one, a view of the same tensors, or counted from the end."""
+    """However it is reached: by a subset, a subset of one, a view of its tensors, a class around it, or its end."""
     inputs, targets = base.tensors
     third = Subset(base, [3])
-    for same in (Subset(Subset(base, [9, 3]), [1]), Subset(base, [-17]), TensorDataset(inputs[3:4], targets[3:4])):
+    view = TensorDataset(inputs[3:4], targets[3:4])
+    for same in (Subset(Subset(base, [9, 3]), [1]), Subset(base, [-17]), view, Subset(Plain(base), [3])):
         assert torch.equal(origins([same]), origins([third]))
-    for other in (Subset(base, [4]), TensorDataset(inputs[3:4].clone(), targets[3:4]), Subset(Plain(base), [3])):
+    for other in (Subset(base, [4]), TensorDataset(inputs[3:4].clone(), targets[3:4])):
         assert not torch.equal(origins([other]), origins([third]))
     found = {name: origins(clients) for name, clients in CLIENTS.items()}
     repeated = [name for name, numbers in found.items() if len(numbers.unique()) < len(numbers)]

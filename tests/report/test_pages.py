@@ -288,6 +288,7 @@ def test_a_seed_that_broke_takes_the_mean_with_it(copied: Path) -> None:
     assert "the loss is not finite in round 7" in found.text
 
 
+@pytest.mark.slow
 def test_the_command_writes_pages(copied: Path) -> None:
     one = normec("report", "private", cwd=copied)
     assert one.stdout.startswith("page: private/report.html (0.7 MB)")

@@ -24,6 +24,7 @@ def one(source: Batches, client: int, round: int) -> list[int]:
     return drawn.tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(sizes=SIZES, batch_size=st.integers(1, 12), seed=st.integers(0, 2**32))
 def test_a_pass_takes_each_record_once_and_leaves_less_than_a_batch(
@@ -50,6 +51,7 @@ def test_each_pass_has_an_order_of_its_own_and_leftovers_change() -> None:
     assert set.union(*left) == set(range(23))  # nobody is left out for good
 
 
+@pytest.mark.slow
 def test_orders_are_uniform() -> None:
     """Which record comes first, over many passes."""
     source = batches([6], 1, seed=5)

@@ -46,6 +46,7 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str, tmp_pat
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_plan_promises_and_says_when_empty(tmp_path: Path) -> None:
     common = ("theory", "plan", "--data", "digits", "--clients", "20", "--set", "penalty=0.001", "--json")
     clean = json.loads(normec(*common, "--rounds", "500", cwd=tmp_path).stdout)
@@ -77,6 +78,7 @@ def test_the_documentation_has_examples() -> None:
     assert len(snippets()) >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(snippets()) if DOCS.exists() else 0))
 def test_every_example_of_the_documentation_runs(number: int) -> None:
     exec(compile(snippets()[number], f"docs/concepts/theory.md, example {number + 1}", "exec"), {})

@@ -120,6 +120,7 @@ def test_another_loss_or_penalty_is_not_taken_for_a_known_one() -> None:
         theory.constants_of(problem)
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_promise_in_training() -> None:
     problem = linear("logistic", 0.1).to(torch.device("cpu"), torch.float64)
     c = theory.constants_of(problem)

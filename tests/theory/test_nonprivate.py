@@ -74,6 +74,7 @@ def test_the_supremum_after_an_update_by_brute_force() -> None:
         assert theory.error_after_update(r, alpha, beta, decay) == pytest.approx(brute, rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_corollary_1_has_slope_one_half_and_holds() -> None:
     problem = instances.random(50, 3, 4, seed=5)
     alpha, beta, D, horizons = 2.0, 1.5, 3.0, (100, 1000, 10_000)
@@ -91,6 +92,7 @@ def test_corollary_1_has_slope_one_half_and_holds() -> None:
     assert np.polyfit(np.log(horizons), np.log(measured), 1)[0] == pytest.approx(-0.5, abs=0.1)
 
 
+@pytest.mark.slow
 def test_corollary_1_is_false_for_a_smaller_step() -> None:
     """The statement allows γ ≤ …; with γ → 0 nothing moves and the start's gradient stays above C/√(K+1)."""
     problem = instances.Many(np.ones((1, 1, 1)), np.zeros((1, 1, 1)), np.array([[1.0]]))

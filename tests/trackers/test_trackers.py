@@ -108,6 +108,7 @@ def logged(store: str, run: str) -> Points:
     }
 
 
+@pytest.mark.slow
 def test_mlflow_has_every_row_and_setting(tmp_path: Path, store: str) -> None:
     tracker = MLflow(store, "digits", "first", settings={"method": "normec", "beta": 0.1, "k": None})
     train(tmp_path / "run", [tracker])
@@ -119,6 +120,7 @@ def test_mlflow_has_every_row_and_setting(tmp_path: Path, store: str) -> None:
     assert client(store).get_experiment(run.info.experiment_id).name == "digits"
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, store: str) -> None:
     first, second = (MLflow(store, key="it's this one") for _ in range(2))
     train(tmp_path / "run", [first], Stop(5))

@@ -88,6 +88,7 @@ def test_a_run_killed_at_random_instants_ends_in_the_same_bits(tmp_path: Path) -
     assert not [name for name in held if name.endswith(".part")]
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_half_written_does_not_pile_up(tmp_path: Path) -> None:
     store, state = Checkpoints(tmp_path, {}), {"x": torch.ones(3)}
     store.save(1, state, {})

@@ -149,6 +149,7 @@ def test_the_estimate_stays_the_mean_of_rounded_memories(method: Any, sampled: A
     assert away < 1e-4 * float(found.estimate.norm())
 
 
+@pytest.mark.slow
 def test_forgetting_wears_rounded_memories_down() -> None:
     """Rounded to the nearest, a step of a thousandth would never move a bfloat16."""
     method = Clip21(1e-6, decay=0.001)

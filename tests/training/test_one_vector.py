@@ -34,12 +34,14 @@ def test_example_1_normec_arrives() -> None:
     assert float((run.state.memory[:, 0] - torch.tensor([-3.0, 3.0])).abs().max()) < 1e-6
 
 
+@pytest.mark.slow
 def test_example_1_normec_with_server_normalisation_comes_within_a_step() -> None:
     run = train(example_1(), NormEC(alpha=1.0, beta=0.5), lr=0.01, rounds=600)
     assert abs(float(run.x)) <= 0.05
     assert run.history["grad_norm"][0] == 2.0
 
 
+@pytest.mark.slow
 def test_example_1_clipping_stalls_and_clip21_arrives() -> None:
     stuck = train(example_1(), DPSGD(Clip(0.5)), lr=0.1, rounds=300)
     assert float(stuck.x) == 2.0  # both clients pull with 0.5

@@ -91,7 +91,9 @@ def close(here: Tensor, there: np.ndarray) -> None:
     assert float(np.abs(here.numpy() - there).max()) <= 1e-10
 
 
-@pytest.mark.parametrize(("problem", "seed"), [("quadratics", 0), ("quadratics", 1), ("logistic", 0)])
+@pytest.mark.parametrize(
+    ("problem", "seed"), [("quadratics", 0), ("quadratics", 1), pytest.param("logistic", 0, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_path_is_the_reference_s(name: str, problem: str, seed: int) -> None:
     method, lr, run_reference = METHODS[name]

@@ -41,6 +41,7 @@ def test_a_name_is_the_command_lines_method(name: str, private: bool) -> None:
     assert torch.equal(found.x, expected.x)
 
 
+@pytest.mark.slow
 def test_the_usual_rounds() -> None:
     of = problem()
     assert train(of, "gd", device="cpu").state.round == 300

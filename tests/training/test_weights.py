@@ -160,6 +160,7 @@ REPEATED: dict[str, tuple[Method, float, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPEATED)
 def test_a_weight_of_two_thirds_is_two_clients_of_three(name: str) -> None:
     """A client that is there twice counts twice: the two keep the same memory, for ever."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -251,6 +252,21 @@ def has_functions_of(method: Method, kind: type[Method], *functions: str) -> boo
     return all(getattr(getattr(method, name), "__func__", None) is getattr(kind, name) for name in functions)
 
 
+def refuse_other_arguments(method: Method) -> None:
+    """Raise `UsageError` if a function of a method cannot be called with the arguments that engines pass."""
+    for name in overrides(method, *CLIENT_FUNCTIONS, *SERVER_FUNCTIONS):
+        expected = [argument for argument in inspect.signature(getattr(Method, name)).parameters if argument != "self"]
+        if name == "message" and overrides(method, "broadcast"):
+            expected.append("public")
+        try:
+            inspect.signature(getattr(method, name)).bind(*expected)
+        except TypeError as error:
+            raise UsageError(
+                f"{type(method).__name__}.{name} is called as {name}({', '.join(expected)}), and cannot be: {error}; "
+                "give it these arguments"
+            ) from None
+
+
 def fused_form(method: Method) -> ScaledDifference | None:
     """Return the method's fused form, if it was stated for the functions that the method has."""
     return method.fused() if claim_covers(method, "fused", *CLIENT_FUNCTIONS) else None
@@ -311,6 +327,7 @@ class Steps:
                 f"{type(method).__name__} overrides client_step, which no training loop calls; "
                 "override message and commit, which it calls"
             )
+        refuse_other_arguments(method)
         self.method, self.one_by_one = method, one_by_one
         _ = self._own  # what cannot be copied is refused now
         client, server = method.client_init(x.clone()), method.server_init(x.clone())

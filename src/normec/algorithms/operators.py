@@ -56,6 +56,7 @@ class Operator(Protocol):
 
 
 _BLOCK = 512  # coordinates whose squares are added up one after another
+_LEAST_ALPHA = 1e-15  # above the smallest reliable norm of float32
 
 
 def norms(v: Tensor) -> Tensor:
@@ -165,8 +166,12 @@ class SmoothedNorm(Scaling):
 
     @property
     def lipschitz(self) -> float:
-        """1/α: Norm_α is the gradient of ‖v‖ − α ln(1 + ‖v‖/α)."""
-        return 1 / self.alpha if self.alpha > 0 else math.inf
+        """1/α: Norm_α is the gradient of ‖v‖ − α ln(1 + ‖v‖/α).
+
+        Below 1e-15 no constant is stated, because norms that are too small for float32 count as zero (`scale`), and
+        the message jumps there.
+        """
+        return 1 / self.alpha if self.alpha >= _LEAST_ALPHA else math.inf
 
     def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
         return abs(1 - 1 / (self.alpha + norm)) if self.alpha + norm > 0 else 1.0

@@ -31,8 +31,8 @@ from ..algorithms.method import Method
 from ..algorithms.registry import identity_of
 from ..errors import UsageError
 from ..privacy.accounting import Event
+from ..privacy.facts import Setting
 from ..privacy.mechanism import Mechanism, Spent
-from ..privacy.setting import Setting
 from ..privacy.statement import Privacy
 from ..training.budget import Budget
 from ..training.communicator import Communicator, check_agreement

@@ -23,6 +23,7 @@ from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from ..sampling.batches import Batches, BatchSource
 from .engine import Block, upload
+from .loop import RECORD_BLOCKS
 from .record_clip import RecordClip
 
 _BLOCK_FLOATS = 2**24
@@ -95,7 +96,7 @@ class LinearEngine:
         base, slope = self._problem.penalised(x)
         for number, chunk in enumerate(chunks):
             if self._batches is not None and not full:
-                if clients is None and isinstance(self._batches, Batches):
+                if clients is None and self._clip is None and isinstance(self._batches, Batches):
                     padded = self._ahead_of(number, chunk, self._batches, round)
                 else:
                     padded = self._padded(chunk, self._batches.padded(chunk, round), self._divisors[chunk])
@@ -162,6 +163,8 @@ class LinearEngine:
         else:
             table, lengths = rows
             numbers = owned.gather(1, upload(table, owned.device))
+        if self._clip is not None:  # one record more or less rarely changes the shape, and with it how sums are rounded
+            numbers = F.pad(numbers, (0, -numbers.shape[1] % RECORD_BLOCKS[-1]))
         present = torch.arange(numbers.shape[1], device=owned.device) < upload(lengths, owned.device)[:, None]
         inputs = self._transformed(self._records.inputs[numbers], lengths).flatten(2).to(self._problem.x0.dtype)
         if int(lengths.min()) < numbers.shape[1]:  # the table is padded with records of another client

@@ -2,17 +2,25 @@
 
 With `record_clip`, the gradient of every record is bounded, as `RecordClip` describes: (1/B) Σ Clip_C(∇ℓ_r(x)), with a
 fixed, public B.
+
+The guarantee for a record needs more than the clip: the shares of all other records must have the same bits with and
+without it. Kernels add up in an order that depends on the shape of a batch and on a record's place in it, and at an
+extreme x another order gives another gradient altogether. So records are computed in blocks of fixed sizes. Empty
+places are filled with copies, and only sizes are used at which a record has the same bits at every place
+(`record_blocks`). The order of additions depends on shapes and not on values, therefore made-up records are enough to
+find these sizes. The shares are added up in float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
 from ..errors import UsageError
+from ..problems.client_data import synthetic
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..sampling.batches import BatchSource
@@ -23,7 +31,9 @@ from .record_clip import RecordClip
 
 _BLOCK_FLOATS = 2**24  # the most numbers in a block of gradients, 64 MiB in float32
 
-_CHUNK_FLOATS = 2**24  # the most numbers in per-record gradients that are held at once
+RECORD_BLOCKS = (256, 64, 16)  # sizes of blocks of records, if they can be used
+_RECORD_FLOATS = 2**23  # the most numbers in the gradients of such a block
+_TRIED_FLOATS = 2**19  # numbers in the gradients of the made-up records that sizes are compared on, at least
 _ONE_THREAD_FLOPS = 1e7
 
 
@@ -39,8 +49,11 @@ class LoopEngine:
         seed: int,
         record_clip: RecordClip | None = None,
         precision: Precision = "tf32",
+        record_blocks: Sequence[int] | None = None,
     ) -> None:
+        """`record_blocks`: sizes of blocks of records (default: those that `record_blocks` finds)."""
         self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
+        self._record_blocks = record_blocks
         self.precision: Precision = precision
         self.divisors = problem.sizes.double() if problem.sizes is not None else torch.ones(problem.clients)
         if batches is not None:
@@ -49,8 +62,8 @@ class LoopEngine:
         self._work = 2 * len(problem.x0) * float(self.divisors.mean())
 
     def of(self, problem: Objective, precision: Precision = "tf32") -> LoopEngine:
-        """Return the same engine for another problem; by default without autocast."""
-        return LoopEngine(problem, self._batches, self._seed, self._clip, precision)
+        """Return the same engine for another problem, to compare engines; by default without autocast."""
+        return LoopEngine(problem, self._batches, self._seed, self._clip, precision, RECORD_BLOCKS[-1:])
 
     @property
     def variant(self) -> str:
@@ -84,7 +97,10 @@ class LoopEngine:
         point = x.detach().clone().requires_grad_()  # a model may write to its parameters
         divisor = float(self.divisors[client])
         if self._clip is not None and isinstance(self._problem, Problem):
-            return clipped_gradient(self._problem, x, client, rows, self._clip, divisor)
+            if self._record_blocks is None:
+                self._record_blocks = record_blocks(self._problem)
+                seed_generators(derive_seed(self._seed, "model", client, round), x.device)
+            return clipped_gradient(self._problem, x, client, rows, self._clip, divisor, self._record_blocks)
         own = {name: values[client] for name, values in buffers.items()}
         uniforms = self._uniforms(client, rows, round, x.device)
         with torch.enable_grad(), autocast(x.device, self.precision):
@@ -109,12 +125,17 @@ class LoopEngine:
         return drawn.view(count, augment.draws)
 
 
+Shares = Callable[[Problem, Tensor, Tensor, Tensor, RecordClip, int], tuple[Tensor, Tensor]]
+
+
 def record_shares(
-    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip
+    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip, block: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the bounded gradient ``[B, d]`` and the loss ``[B]`` of every record."""
-    grads, values = record_gradients(problem, x, inputs, targets)
-    return clip(grads, problem.tensor_sizes), values
+    """Return the bounded gradient ``[B, d]`` and the loss ``[B]`` of every record, computed in one block."""
+    # Indexing also copies the records to the start of a new piece of memory; kernels may depend on the alignment.
+    places = torch.arange(block, device=inputs.device).clamp_max(len(inputs) - 1)
+    grads, values = record_gradients(problem, x, inputs[places], targets[places])
+    return clip(grads, problem.tensor_sizes)[: len(inputs)], values[: len(inputs)]
 
 
 def clipped_gradient(
@@ -124,35 +145,85 @@ def clipped_gradient(
     rows: Tensor | None,
     clip: RecordClip,
     divisor: float,
-    shares: Callable[[Problem, Tensor, Tensor, Tensor, RecordClip], tuple[Tensor, Tensor]] = record_shares,
+    blocks: Sequence[int],
+    shares: Shares = record_shares,
 ) -> tuple[Tensor, Tensor]:
-    """Return (loss, gradient) of a client on its records `rows` (None: all).
+    """Return (loss, gradient) of a client on its records `rows` (None: all), in float64.
 
-    The gradient of each record is bounded by `clip`, as `shares` does it; their sum is divided by `divisor`. The
-    penalty depends on no record, so its gradient is added unclipped. The loss is for the history; no guarantee covers
-    it.
+    The gradient of each record is bounded by `clip`, as `shares` does it, in blocks of the sizes `blocks`; their sum is
+    divided by `divisor`. The penalty depends on no record, so its gradient is added unclipped. The loss is for the
+    history; no guarantee covers it.
     """
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
-    total, losses = torch.zeros_like(x), x.new_zeros(())
-    for start in range(0, len(inputs), size := max(1, _CHUNK_FLOATS // len(x))):
+    total, losses = torch.zeros_like(x, dtype=torch.float64), x.new_zeros((), dtype=torch.float64)
+    for start, size in _cover(len(inputs), blocks):
         part = slice(start, start + size)
-        bounded, values = shares(problem, x, inputs[part], targets[part], clip)
-        total += bounded.sum(0)
-        losses += values.sum()
-    total /= divisor
-    loss = losses / divisor
+        bounded, values = shares(problem, x, inputs[part], targets[part], clip, size)
+        total += bounded.sum(0, dtype=torch.float64)
+        losses += values.sum(dtype=torch.float64)
+    grad, loss = total / divisor, losses / divisor
     base, slope = problem.penalised(x)
-    return loss + base, total if slope is None else total + slope
+    return loss + base, grad if slope is None else grad + slope
 
 
-def record_gradients(problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _cover(records: int, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the starts and the sizes of blocks that hold so many records; only the last may have empty places."""
+    start = 0
+    while start < records:
+        size = next((size for size in blocks if size <= records - start), blocks[-1])
+        yield start, size
+        start += size
+
+
+def record_gradients(
+    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, randomness: str = "different"
+) -> tuple[Tensor, Tensor]:
     """Return per-record gradients ``[B, d]`` and losses ``[B]``; model and transform see one record at a time."""
     problem.model.train()
 
     def one(point: Tensor, item: Tensor, target: Tensor) -> Tensor:
-        return problem.loss(problem.outputs(point, item[None]), target[None])
+        inputs = problem.converted(item[None], point.dtype)
+        return problem.loss(functional_call(problem.model, problem.unflatten(point), (inputs,)), target[None])
 
-    each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")
+    each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness=randomness)
     grads, values = each(x, inputs, targets)
     return grads, values
+
+
+def record_blocks(problem: Problem) -> tuple[int, ...]:
+    """Return sizes of blocks, the largest first, in all of which a record has the same bits at every place.
+
+    The sizes are found with made-up records near the initial parameters, so they say nothing about the data. If no
+    size of `RECORD_BLOCKS` is suitable, records are computed one by one.
+    """
+    fitting = [size for size in RECORD_BLOCKS if size * len(problem.x0) <= _RECORD_FLOATS]
+    if not fitting:
+        return (1,)
+    count = min(fitting[0], max(fitting[-1], _TRIED_FLOATS // len(problem.x0)))
+    draw = torch.Generator().manual_seed(0)
+    first = problem.records.batch(0, torch.zeros(1, dtype=torch.int64))
+    inputs, targets = (synthetic(part, count, draw) for part in first)
+    x = problem.x0
+    x = x + (1e-3 + 0.1 * x.square().mean().sqrt()) * torch.randn(len(x), dtype=x.dtype, generator=draw).to(x.device)
+
+    def found(size: int, shift: int) -> Tensor:
+        """The gradients of the records, each `shift` places away from its usual place in blocks of one size."""
+        order, grads = torch.arange(count).roll(shift), []
+        for part in order.split(size):
+            places = part[torch.arange(size) % len(part)].to(x.device)
+            seed_generators(0, x.device)  # the masks of dropout are the same at every place and in every block
+            grads.append(record_gradients(problem, x, inputs[places], targets[places], "same")[0][: len(part)])
+        return torch.cat(grads)[order.argsort().to(x.device)]
+
+    try:
+        usual = found(fitting[-1], 0)
+        if not _same(usual, found(fitting[-1], 3)):
+            return (1,)
+        return (*(size for size in fitting[:-1] if _same(usual, found(size, 5))), fitting[-1])
+    except Exception:  # the model does not take made-up records
+        return (1,)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())

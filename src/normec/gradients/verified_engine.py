@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..algorithms.operators import norms
 from ..errors import UsageError
-from ..problems.client_data import ResidentRecords
+from ..problems.client_data import ResidentRecords, synthetic
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from .engine import Block, Engine
@@ -215,24 +215,13 @@ class VerifiedEngine:
 
 
 def _synthetic(problem: Problem) -> Problem:
-    """Return a copy of the problem with records of the same shapes that reveal nothing about the clients' records.
-
-    Floats are normal and bytes uniform. Other integers are zero, a valid index of every table of classes or tokens.
-    """
+    """Return a copy of the problem with records of the same shapes that reveal nothing about the clients' records."""
     made, held = problem.to(problem.x0.device), problem.records
     if not isinstance(held, ResidentRecords):
         raise TypeError("fast engines need records in tensors")
     draw = torch.Generator().manual_seed(0)
-
-    def like(tensor: Tensor) -> Tensor:
-        shape = (_SYNTHETIC, *tensor.shape[1:])
-        if tensor.is_floating_point():
-            return torch.randn(shape, generator=draw).to(tensor)
-        if tensor.dtype == torch.uint8 and tensor.ndim > 1:
-            return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).to(tensor.device)
-        return tensor.new_zeros(shape)
-
-    made.records = ResidentRecords(like(held.inputs), like(held.targets), [rows % _SYNTHETIC for rows in held.rows])
+    inputs, targets = (synthetic(part, _SYNTHETIC, draw) for part in (held.inputs, held.targets))
+    made.records = ResidentRecords(inputs, targets, [rows % _SYNTHETIC for rows in held.rows])
     return made
 
 

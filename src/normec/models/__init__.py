@@ -58,18 +58,22 @@ def build(name: str, shape: tuple[int, ...], classes: int, *, hidden: int = 64, 
         raise UsageError(f"{name} needs images [channels, height, width], the data has shape {list(shape)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name == "logistic":
-            return Built(Logistic(features), binary_loss)
-        if name == "softmax":
-            return Built(Softmax(features, classes), F.cross_entropy)
-        if name == "mlp":
-            return Built(MLP(features, hidden, classes), F.cross_entropy)
-        if name == "cnn":
-            return Built(SmallCNN(shape, classes), F.cross_entropy)
-        if name == "cnn-gn":
-            return Built(GroupNormCNN(shape, classes), F.cross_entropy)
-        norm = "group" if name.endswith("-gn") else "batch"
-        return Built(ResNet20(shape[0], classes, norm=norm), F.cross_entropy)
+        match name:
+            case "logistic":
+                return Built(Logistic(features), binary_loss)
+            case "softmax":
+                return Built(Softmax(features, classes), F.cross_entropy)
+            case "mlp":
+                return Built(MLP(features, hidden, classes), F.cross_entropy)
+            case "cnn":
+                return Built(SmallCNN(shape, classes), F.cross_entropy)
+            case "cnn-gn":
+                return Built(GroupNormCNN(shape, classes), F.cross_entropy)
+            case "resnet20":
+                return Built(ResNet20(shape[0], classes, norm="batch"), F.cross_entropy)
+            case "resnet20-gn":
+                return Built(ResNet20(shape[0], classes, norm="group"), F.cross_entropy)
+    raise NotImplementedError(f"{name} is in MODELS and has no branch in build")
 
 
 def binary_loss(outputs: Tensor, targets: Tensor) -> Tensor:

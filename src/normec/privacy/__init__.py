@@ -7,12 +7,12 @@ libraries are imported when they are used.
 from ..errors import BudgetSpent
 from .accounting import Account, Event, epsilon_of, sigma_for
 from .audit import Audit, View, audit, audit_releases, audit_scores
+from .facts import FULL, Facts, Refused, Sampling, Setting
 from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt
 from .noise import ExactNoise, NoiseSource, SecureNoise, SeededNoise, noise_source, privatise, privatise_sum
 from .release import Calibrated, Release, calibrate, paper_sigma
 from .rules import release
 from .secure_sum import SumGrid, honest_parties
-from .setting import FULL, Facts, Refused, Sampling, Setting
 from .statement import Privacy
 
 __all__ = [

@@ -38,6 +38,7 @@ import hashlib
 import hmac
 import json
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
@@ -141,6 +142,7 @@ class Chain:
                 _save_head(self._witness, self.head, True)  # a kill came before the witness was written
         except BaseException:
             os.close(self._file)
+            self._file = -1
             raise
         self._owner, self._usable = process_identity(), True
 
@@ -199,6 +201,11 @@ class Chain:
                 _unlock(self._file)  # closing alone would leave the lock with a forked child
             os.close(self._file)
             self._file, self._usable = -1, False
+
+    def __del__(self) -> None:
+        # A chain that nobody refers to any more would keep its lock and its file descriptor.
+        if hasattr(self, "_file") and not sys.is_finalizing():
+            self.close()
 
     def __enter__(self) -> Self:
         return self

@@ -33,6 +33,7 @@ from ..sampling.random_streams import Key, Stream
 from ..system.files import read_if_present, writing
 from ..system.processes import process_identity
 from .accounting import Account, Event, mu_for
+from .facts import Facts, Setting
 from .hash_chain import read_chain
 from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Receipt, affordable, without_used_coins
 from .noise import GridNoise, noise_source, privatise
@@ -40,7 +41,6 @@ from .release import calibrate
 from .rounding_grid import from_grid, grid_step, snap
 from .rules import release
 from .secure_sum import SumGrid
-from .setting import Facts, Setting
 from .statement import Privacy
 
 SHORTEST_BOUND = 1e-15  # the square of a shorter length is no normal number of float32, and no check would see it

@@ -79,12 +79,12 @@ from typing import NoReturn
 
 import numpy as np
 
+from .facts import Facts, Refused, Setting
 from .noise_schedule import BEST, LEVELS, relative_noise
 from .record_sensitivity import Sensitivity
 from .release import Release
 from .rounding_grid import GRID_BITS
 from .secure_sum import SUM_GRID_BITS, delta_surcharge
-from .setting import Facts, Refused, Setting
 from .statement import Privacy
 
 # Assumed for the aliasing of secure sums where they are not given; both are far too large.

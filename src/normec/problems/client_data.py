@@ -125,41 +125,25 @@ def gather(datasets: Sequence[Dataset[Any]]) -> Records:
     return _checked(ResidentRecords(inputs, targets, torch.arange(len(inputs)).split(cuts)))
 
 
-def origins(datasets: Sequence[Dataset[Any]]) -> Tensor:
-    """Return a number for every record, in any order; the same item of a data set always has the same number.
-
-    Subsets are resolved to the data set behind them, and tensors are identified by their memory. A copy of a record is
-    a different record.
-    """
-    groups: dict[int, tuple[Dataset[Any], list[Tensor]]] = {}
-    for dataset in datasets:
-        numbers = None
-        while type(dataset) is Subset:
-            inner = torch.as_tensor(dataset.indices)
-            dataset, numbers = dataset.dataset, inner if numbers is None else inner[numbers]
-        numbers = torch.arange(length(dataset)) if numbers is None else numbers
-        groups.setdefault(id(dataset), (dataset, []))[1].append(numbers)
-    return torch.cat([_origin_numbers(dataset, torch.cat(numbers)) for dataset, numbers in groups.values()])
-
-
-def _origin_numbers(dataset: Dataset[Any], numbers: Tensor) -> Tensor:
-    numbers = numbers % length(dataset)  # an index may count from the end
-    first, second = torch.full_like(numbers, id(dataset)), numbers
-    if _is_pair(dataset) and all(tensor.stride()[:1] > (0,) for tensor in dataset.tensors):
-        first, second = (_addresses(tensor, numbers) for tensor in dataset.tensors)
-    return first * 0x1E3779B97F4A7C15 + second  # products wrap around; two records share a number only by chance
-
-
-def _addresses(tensor: Tensor, rows: Tensor) -> Tensor:
-    return tensor.data_ptr() + rows * tensor.stride(0) * tensor.element_size()
-
-
 def checksum(*tensors: Tensor) -> str:
     """Return a short digest of the tensors' bytes."""
     seen = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         seen.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return seen.hexdigest()
+
+
+def synthetic(tensor: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """Return made-up inputs or targets of the shape of these, which say nothing about them.
+
+    Floats are normal and bytes uniform. Other integers are zero, a valid index of every table of classes or tokens.
+    """
+    shape = (count, *tensor.shape[1:])
+    if tensor.is_floating_point():
+        return torch.randn(shape, generator=draw).to(tensor)
+    if tensor.dtype == torch.uint8 and tensor.ndim > 1:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).to(tensor.device)
+    return tensor.new_zeros(shape)
 
 
 def length(dataset: Dataset[Any]) -> int:
@@ -188,11 +172,11 @@ def _tensors(dataset: Dataset[Any]) -> tuple[TensorDataset, Tensor] | None:
         if type(inner) is Subset:
             found = _tensors(inner)
             return None if found is None else (found[0], found[1][own])
-        return (inner, own) if _is_pair(inner) else None
-    return (dataset, torch.arange(len(dataset))) if _is_pair(dataset) else None
+        return (inner, own) if is_pair(inner) else None
+    return (dataset, torch.arange(len(dataset))) if is_pair(dataset) else None
 
 
-def _is_pair(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:
+def is_pair(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:
     return type(dataset) is TensorDataset and len(dataset.tensors) == 2
 
 

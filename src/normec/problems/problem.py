@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _are_functorch_transforms_active as under_vmap
 from torch.func import functional_call
 from torch.utils.data import Dataset
 
@@ -28,6 +27,7 @@ from ..errors import UsageError
 from . import client_data as records
 from .functions import FunctionProblem
 from .objective import Buffers
+from .shared_records import origins, perhaps_shared
 
 _EVALUATED = 1000  # records evaluated at once
 _COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
@@ -96,10 +96,13 @@ class Problem:
         evaluated = {"test": _sets(test, len(clients)), "validation": _sets(validation, len(clients))}
         self.test, self.validation = (records.gather(sets) if sets else None for sets in evaluated.values())
         self.clients = len(clients)
-        held = records.origins(clients)
+        held = origins(clients)
         self.repeated = len(held.unique()) < len(held)  # whether a record occurs more than once
         self.shown = [  # the evaluated sets that contain records of the clients
-            name for name, sets in evaluated.items() if sets and bool(torch.isin(records.origins(sets), held).any())
+            name for name, sets in evaluated.items() if sets and bool(torch.isin(origins(sets), held).any())
+        ]
+        self.perhaps_shown = [  # those that use the same memory as the clients' data, in a way that is not known
+            name for name, sets in evaluated.items() if name not in self.shown and perhaps_shared(sets, clients)
         ]
         self.sizes: Tensor | None = self.records.sizes
         self._kernels_agree: bool | None = None  # None: not known yet
@@ -338,13 +341,14 @@ class Problem:
 
     def prepared(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Return records as the model expects them: transformed, in its precision, images with channels last."""
+        inputs = self.converted(inputs, dtype)
+        return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+
+    def converted(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return records transformed and in the model's precision; also under vmap, which knows no channels last."""
         if self.transform is not None:
             inputs = self.transform(inputs)
-        if inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        if inputs.ndim != 4 or under_vmap():  # where torch has no other order of dimensions
-            return inputs
-        return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
     def augmented_by_client(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return records ``[c, B, ...]`` of several clients after the augmentation, which sees one client at a time.

@@ -32,7 +32,7 @@ from torch.utils.data import Dataset
 from ..algorithms.method import Method, Steps, rows_like
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
-from ..gradients.loop import LoopEngine, record_gradients
+from ..gradients.loop import RECORD_BLOCKS, LoopEngine, record_gradients
 from ..gradients.record_clip import RecordClip
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords, length
 from ..problems.functions import FunctionProblem
@@ -246,7 +246,7 @@ def _fresh(part: Part) -> Part:
 
 def _gradient(problem: Objective, client: int, seed: int, clip: RecordClip | None) -> Tensor:
     """Return the client's loss and gradient at the start, on all its records."""
-    loop = LoopEngine(problem, None, seed, clip)
+    loop = LoopEngine(problem, None, seed, clip, record_blocks=RECORD_BLOCKS[-1:])
     (block,) = loop.blocks(problem.x0, problem.initial_buffers(), 0, torch.tensor([client]))
     return torch.cat([block.losses, block.grads[0]])
 

@@ -55,8 +55,8 @@ from .settings_used import settings_used
 from .usual import local_steps_of, method_of, rounds_of_method, step_size_of
 
 if TYPE_CHECKING:
+    from ..privacy.facts import Setting
     from ..privacy.mechanism import Mechanism
-    from ..privacy.setting import Setting
     from ..privacy.statement import Privacy
 
 __all__ = ["Plan", "Run", "State", "prepare", "train"]
@@ -489,8 +489,8 @@ def _mechanism(
     notes: tuple[str, ...],
     witness: Path | None,
 ) -> Mechanism:
+    from ..privacy.facts import FULL, Sampling, Setting
     from ..privacy.mechanism import Mechanism
-    from ..privacy.setting import FULL, Sampling, Setting
 
     batches = batches_of(problem, plan)
     if problem.x0.dtype in (torch.float16, torch.bfloat16):
@@ -579,6 +579,11 @@ def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool
         notes.append(RECORDED)
     if isinstance(problem, Problem) and problem.shown:
         notes.append(f"the {problem.shown[0]} set contains records of the clients: results on it are {NOT_COVERED}")
+    if isinstance(problem, Problem) and problem.perhaps_shown:
+        notes.append(
+            f"the {problem.perhaps_shown[0]} set uses the same memory as the clients' data, in a class of the user's "
+            f"own: results on records that a client holds are {NOT_COVERED}"
+        )
     if own_engine:
         notes.append("the gradients come from the user's own engine; nothing checks that it keeps the clients separate")
     if type(problem) not in (Problem, FunctionProblem):

@@ -172,6 +172,7 @@ def test_chance_alone_puts_methods_ahead() -> None:
     assert 0.05 < ahead < 0.25
 
 
+@pytest.mark.slow
 def test_the_pictures_have_every_study_that_ran(tmp_path: Path) -> None:
     held = {name: [made("a9a-100", name, 8.0, "iid", 0.7)] for name in SEARCH_SPACES}
     records.write(STUDIES["a9a-100"], tmp_path / page.RECORDS, [one for own in held.values() for one in own])

@@ -56,9 +56,8 @@ def test_the_floor_is_a_step_of_sgd_on_all_records(tiny: Case, variant: str) -> 
     torch.testing.assert_close(flat(data.built.model), flat(reference))
 
 
-@pytest.mark.parametrize(
-    "workload", [pytest.param(name, marks=() if w.peers else pytest.mark.slow) for name, w in WORKLOADS.items()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_our_engine_is_measured_in_whole_rounds(workload: str) -> None:
     if workload == "bert":
         pytest.importorskip("transformers")

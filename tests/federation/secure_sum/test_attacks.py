@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normec.federation.secure_sum import wire
-from normec.federation.secure_sum.history import Position
+from normec.federation.secure_sum.history import RECEIPT, Position, receipt_content
 from normec.federation.secure_sum.keys import Identity, KeyPair, digest
 from normec.federation.secure_sum.party import Assignment, Contribution, Party
 from normec.federation.secure_sum.refusals import REASONS, Refused
@@ -251,6 +251,26 @@ def statement_of(federation: Federation) -> Statement:
     return shown.statement
 
 
+def named(federation: Federation, statement: Statement) -> Survivors:
+    """A list of survivors with genuine receipts of the parties that exist."""
+    content = receipt_content(statement.terms, statement.attempt)
+    return Survivors(
+        statement, tuple(federation.keys[p].sign(RECEIPT, content) if p < 5 else bytes(64) for p in statement.survivors)
+    )
+
+
+def test_a_party_that_made_no_vector_is_no_survivor(tmp_path: Path) -> None:
+    """If the others signed that it was, it would find its folder to be an old copy, or charge what never left."""
+    federation = at(tmp_path, Stage.VECTORS)
+    federation.stage(lambda party, _: party != 4)
+    statement = replace(statement_of(federation), survivors=(0, 1, 2, 3, 4))
+    genuine = named(federation, statement).receipts
+    other = federation.keys[4].sign(RECEIPT, receipt_content(statement.terms, statement.attempt + 1))
+    for receipts in ((), genuine[:4], (*genuine[:4], bytes(64)), (*genuine[:4], genuine[3]), (*genuine[:4], other)):
+        assert reason(federation.ask(VICTIM, Survivors(statement, receipts))) == "survivors"
+    assert isinstance(federation.ask(VICTIM, named(federation, statement_of(federation)))[0], Endorsement)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -270,17 +290,17 @@ def statement_of(federation: Federation) -> Statement:
 def test_false_survivors_are_refused(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
     federation = at(tmp_path, Stage.SIGNATURES)
     statement = statement_of(federation)
-    assert reason(federation.ask(VICTIM, Survivors(replace(statement, **change)))) == expected
-    assert isinstance(federation.ask(VICTIM, Survivors(statement))[0], Endorsement)
+    assert reason(federation.ask(VICTIM, named(federation, replace(statement, **change)))) == expected
+    assert isinstance(federation.ask(VICTIM, named(federation, statement))[0], Endorsement)
 
 
 def test_two_lists_of_survivors_are_refused(tmp_path: Path) -> None:
     federation = at(tmp_path, Stage.SIGNATURES)
     statement = statement_of(federation)
     other = replace(statement, survivors=(0, 1, 2, 3))
-    first = federation.ask(VICTIM, Survivors(statement))
-    assert federation.ask(VICTIM, Survivors(statement)) == first
-    assert reason(federation.ask(VICTIM, Survivors(other))) == "repeated"
+    first = federation.ask(VICTIM, named(federation, statement))
+    assert federation.ask(VICTIM, named(federation, statement)) == first
+    assert reason(federation.ask(VICTIM, named(federation, other))) == "repeated"
     # Even with a quorum for the other list, which colluding parties could give if there were enough of them.
     forged = certificate(federation, other, [0, 1, 2, 3])
     assert reason(federation.ask(VICTIM, Quorum(forged))) == "quorum"
@@ -291,7 +311,7 @@ def test_shares_are_revealed_only_for_enough_genuine_signatures(tmp_path: Path) 
     statement = statement_of(federation)
     right = certificate(federation, statement, range(5))
     assert reason(federation.ask(VICTIM, Quorum(right))) == "order"  # nothing was signed yet
-    federation.ask(VICTIM, Survivors(statement))
+    federation.ask(VICTIM, named(federation, statement))
     signatures = right.signatures
     for wrong in (
         signatures[:3],
@@ -324,10 +344,10 @@ def test_different_models_for_different_parties_open_nothing(tmp_path: Path) -> 
         shown = replace(task, payload=b"a model for one party") if party == VICTIM else task
         federation.server.receive(party, encode(federation.ask(party, shown)))
     federation.server.advance()
-    assert reason(federation.ask(VICTIM, Survivors(statement_of(federation)))) == "survivors"
+    assert reason(federation.ask(VICTIM, named(federation, statement_of(federation)))) == "survivors"
     special = replace(statement_of(federation), payload=digest("payload", b"a model for one party"))
-    assert isinstance(federation.ask(VICTIM, Survivors(special))[0], Endorsement)
-    assert reason(federation.ask(0, Survivors(special))) == "survivors"
+    assert isinstance(federation.ask(VICTIM, named(federation, special))[0], Endorsement)
+    assert reason(federation.ask(0, named(federation, special))) == "survivors"
 
 
 # ---- the server repeats and goes back -------------------------------------------------------------------------------
@@ -405,7 +425,7 @@ def test_steps_out_of_order_are_refused(tmp_path: Path) -> None:
         assert reason(other.ask(VICTIM, request)) == "order"
     other.ask(VICTIM, Invitation(other.terms.canonical, 0))
     assert reason(other.ask(VICTIM, Task(0, 0, b"", (0, 1, 2, 3), ()))) == "order"
-    assert reason(other.ask(VICTIM, Survivors(statement))) == "order"
+    assert reason(other.ask(VICTIM, named(federation, statement))) == "order"
 
 
 # ---- an old folder, a restart, a copy of the process ----------------------------------------------------------------
@@ -450,12 +470,12 @@ def test_a_server_that_hides_the_history_from_a_restored_party_opens_nothing_of_
     federation.server.advance()
     statement = statement_of(federation)
     assert VICTIM in statement.survivors
-    assert reason(federation.ask(VICTIM, Survivors(statement))) == "history"
+    assert reason(federation.ask(VICTIM, named(federation, statement))) == "history"
     # The others do not sign the history that the victim knows.
     known = federation.parties[VICTIM]._position
     old = replace(statement, count=known.count, history=known.digest, round=1)
     for party in (0, 2, 3, 4):
-        assert reason(federation.ask(party, Survivors(old))) == "history"
+        assert reason(federation.ask(party, named(federation, old))) == "history"
     with pytest.raises(AttemptFailed):  # 4 of 5 parties sign at most, and only with the victim left out
         federation.stage(lambda party, _: party in (0, 2, 3))
 
@@ -610,6 +630,9 @@ def test_a_vector_of_another_size_is_named_and_ignored(tmp_path: Path) -> None:
     federation.server.receive(3, encode((MaskedVector(0, bytes(20), bytes(2**17)),)))
     assert "deposits 131072 bytes" in reported(federation, 3)
     federation.server.receive(3, encode((MaskedVector(0, bytes(20)),)))
+    assert "without a receipt" in reported(federation, 3)
+    receipt = federation.keys[3].sign(RECEIPT, receipt_content(federation.terms.digest, 0))
+    federation.server.receive(3, encode((MaskedVector(0, bytes(20), receipt=receipt),)))
     federation.server.receive(3, encode((MaskedVector(0, bytes(19) + b"\1"),)))
     assert "two different vectors" in reported(federation, 3)
 
@@ -805,7 +828,8 @@ def test_a_certificate_that_comes_late_shows_an_old_folder_too(tmp_path: Path) -
     everyone = tuple(range(4))
     payload = digest("payload", b"x")
     statement = wire.Statement(terms.digest, 0, 0, payload, everyone, everyone, 0, Position().digest)
-    signed = tuple((i, ask(i, wire.Survivors(statement)).signature) for i in (1, 2, 3))
+    receipts = tuple(one.sign(RECEIPT, receipt_content(terms.digest, 0)) for one in identities)
+    signed = tuple((i, ask(i, wire.Survivors(statement, receipts)).signature) for i in (1, 2, 3))
     answer = task(0, 2, 1, shares(2), (wire.Certificate(statement, signed),))
     assert isinstance(answer, wire.Refusal)
     assert answer.reason == "restored"

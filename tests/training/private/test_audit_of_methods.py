@@ -27,10 +27,10 @@ from normec import (
 from normec.algorithms.method import Method, ScaledDifference
 from normec.errors import UsageError
 from normec.experiments.audit import audit_method
+from normec.privacy.facts import Setting
 from normec.privacy.mechanism import Mechanism
 from normec.privacy.noise import SeededNoise
 from normec.privacy.release import Release
-from normec.privacy.setting import Setting
 from normec.training import fused_update as update
 from normec.training.client_update import ClientUpdate
 from normec.training.loop import TrainingLoop
@@ -514,6 +514,7 @@ def test_wrong_noise_of_single_hospitals_is_refuted(
 QUICK: dict[str, Any] = {"rounds": 1, "trials": 192, "dimension": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["normec-momentum", "dpsgd-adaptive", "scaffold"])
 def test_one_round_is_not_refuted(name: str) -> None:
     method, local = LOCAL[name] if name in LOCAL else (METHODS[name], None)

@@ -96,6 +96,7 @@ def killed(folder: Path, at: int, noise: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_secure_noise_whose_record_is_lost_is_drawn_and_paid_again_until_the_budget_is_gone(tmp_path: Path) -> None:
     """Killed after 8 rounds with a checkpoint of round 1, releases lost: 1 … 7 are drawn anew, only 12 are allowed."""
     folder = tmp_path / "run"
@@ -113,6 +114,7 @@ def test_secure_noise_whose_record_is_lost_is_drawn_and_paid_again_until_the_bud
     assert latest["round"] == 5  # the model of that moment
 
 
+@pytest.mark.slow
 def test_seeded_noise_killed_goes_on_to_the_same_bits_at_no_extra_cost(tmp_path: Path) -> None:
     assert killed(tmp_path / "run", 8, "seeded").returncode == -signal.SIGKILL
     assert "12 None" in killed(tmp_path / "run", -1, "seeded").stdout

@@ -263,6 +263,7 @@ def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> Non
     assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coins", ["clients", "records"])
 def test_a_repeated_round_gains_nothing_from_coins_that_were_used(coins: str, tmp_path: Path) -> None:
     """Who is drawn in a round follows from its number: the second release of the round has the coins of the first."""

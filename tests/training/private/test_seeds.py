@@ -95,6 +95,7 @@ class Masked(nn.Linear):
         return super().forward(F.dropout(input, 0.5, self.training))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 0])
 def test_masks_of_records_that_coins_draw_are_as_secret_as_the_coins(seed: int | None) -> None:
     """A record's mask is that of its place in the batch: who knows all masks sees whom a record has moved."""

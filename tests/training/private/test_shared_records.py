@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from normec import DPSGD, Identity, Logging, NormEC, Privacy, Problem, Run, UsageError, train
 
@@ -63,3 +63,62 @@ def test_results_on_the_clients_own_records_are_not_told(name: str) -> None:
     run = trained(clients, CLIENT, sets={name: held}, logging=Logging(diagnostics=True))
     assert run.privacy is not None
     assert any(f"the {name} set contains records of the clients" in note for note in run.privacy.notes)
+
+
+class Columns(Dataset[Any]):
+    """Keeps its records in attributes of its own, here some rows of arrays."""
+
+    def __init__(self, columns: dict[str, Any], rows: list[int]) -> None:
+        self.columns, self.rows = columns, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, record: int) -> Any:
+        return tuple(torch.as_tensor(part[self.rows[record]]) for part in self.columns.values())
+
+
+class Around(Lazy):
+    """A class of the user's own around another data set."""
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        Around,
+        lambda held: Around(Lazy(held)),
+        lambda held: ConcatDataset([held, other()]),
+        lambda held: Around(ConcatDataset([other(), Around(held)])),
+        lambda held: Subset(ConcatDataset([other(), held]), range(-5, 0)),
+    ],
+)
+def test_a_class_around_the_clients_records_hides_nothing(around: Any) -> None:
+    held = table()
+    own, rest = Subset(held, range(20)), Subset(held, range(20, 30))
+    for clients in ([own, rest], [Around(own), rest]):
+        with pytest.raises(UsageError, match="the test set contains records of the clients"):
+            trained(clients, CLIENT, sets={"test": around(own)})
+    run = trained([own, rest], CLIENT, sets={"test": around(Subset(held, range(30, 40)))})
+    assert run.privacy is not None
+    assert not any("the test set" in note for note in run.privacy.notes)
+
+
+def other() -> TensorDataset:
+    return TensorDataset(*(part.clone() for part in table().tensors))
+
+
+def test_memory_that_a_class_of_ones_own_shares_with_the_clients_is_noted() -> None:
+    inputs, targets = (part.numpy() for part in table().tensors)
+    columns = {"inputs": inputs, "targets": targets}
+    clients: list[Dataset[Any]] = [Columns(columns, list(range(10))), Columns(columns, list(range(10, 30)))]
+
+    def notes(test: Dataset[Any]) -> str:
+        run = trained(clients, CLIENT, sets={"test": test})
+        assert run.privacy is not None
+        return " ".join(run.privacy.notes)
+
+    said = "the test set uses the same memory as the clients' data"
+    assert said in notes(Columns(columns, list(range(30, 40))))  # nobody can tell which of the rows it uses
+    assert said in notes(TensorDataset(*(torch.from_numpy(part)[5:9] for part in (inputs, targets))))
+    assert said not in notes(other())
+    assert said not in notes(Columns({name: part.copy() for name, part in columns.items()}, list(range(10))))

@@ -80,6 +80,7 @@ def test_without_noise_to_speak_of_it_is_the_plain_run(trust: str) -> None:
     assert not quiet.privacy.is_target
 
 
+@pytest.mark.slow
 def test_the_estimate_walks_away_from_the_memories_unless_they_forget() -> None:
     """‖ĝ − mean g_i‖² = β²σ²kd/n on average; with forgetting it stays below β²σ²d/(n(1 − (1−λ)²))."""
     n, rounds, sigma, beta, dimension = 4, 400, 0.5, 0.1, 500
@@ -140,6 +141,7 @@ def test_noise_differs_between_rounds_and_clients() -> None:
     assert abs(correlation) < 5 / math.sqrt(2000)
 
 
+@pytest.mark.slow
 def test_sampling_that_is_claimed_is_the_sampling_that_happens() -> None:
     privacy = Privacy(epsilon=2, trust="secure-sum", sampling=0.25)
     run = train(bowls(40), NormEC(0.1, 0.1), lr=0.01, rounds=40, privacy=privacy)
@@ -242,6 +244,7 @@ def test_record_level_with_clipped_records_needs_less_noise_with_more_records() 
     assert sigmas[1] < 0.3 * sigmas[0]
 
 
+@pytest.mark.slow
 def test_record_level_poisson_batches_amplify_without_memory() -> None:
     problem = build.problem(config.make({"clients": 5}))
     words: dict[str, Any] = {"epsilon": 2, "unit": "record", "trust": "local"}

@@ -14,18 +14,21 @@ come from the container's address.
 
 `OwnerAndParties` also admits parties to the fleet interface and to their side of `channel`. Flower reads a whole
 request before it checks who sent it, and believes a party about the sender of a message. Here the signature is checked
-first, a request is cut off at `LARGEST_BODY`, and a party can only push answers of its own. Flower accepts one answer
-to a request, so the list of an answer's objects (`LARGEST_LIST`) limits what a party can store.
+first, a request is cut off at `LARGEST_BODY` and after `BODY_SECONDS`, and a party has at most `MOST_AT_ONCE` requests
+at a time. It can only push answers of its own. Flower accepts one answer to a request, so the list of an answer's
+objects (`LARGEST_LIST`) limits what a party can store.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import itertools
 import os
 import socket
 import sys
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from contextlib import suppress
 from functools import partial
@@ -42,9 +45,12 @@ NODE = "normec.node"  # the key of an ASGI scope at which the number of the part
 HEALTH = "/health"
 LARGEST_BODY = 8 * 2**20  # bytes of a party's request; Flower sends arrays in chunks of 5 MiB
 LARGEST_LIST = 2**16  # bytes of the list of an answer's objects: about a thousand of them
+BODY_SECONDS = 120.0  # time in which the body of a party's request must arrive: 8 MiB at half a megabit per second
+MOST_AT_ONCE = 32  # requests of one party at the same time; Flower's SuperNode sends a few objects in parallel
 LISTS = (PUSH, PARTY + "receive")  # requests of parties that contain such a list, or less
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LOOKS = 3  # readings of the kernel's table, which may skip a line while connections open and close
+INSECURE = "--insecure-for-tests"  # instead of Flower's --insecure
 _ESTABLISHED = "01"
 
 # Proxies, which forward the requests of others, add the first three headers; with x-forwarded-for, the web server would
@@ -89,13 +95,19 @@ class OwnerAndParties(OwnerOnly):
         app: Flower's SuperLink.
         registered: Returns the number of the registered party whose key signed the headers of a request, or None.
         hosts: As in `OwnerOnly`.
+        body_seconds: The time in which the body of a request must arrive.
     """
 
     def __init__(
-        self, app: App, registered: Callable[[Scope], Awaitable[int | None]], hosts: Collection[str] = ()
+        self,
+        app: App,
+        registered: Callable[[Scope], Awaitable[int | None]],
+        hosts: Collection[str] = (),
+        body_seconds: float = BODY_SECONDS,
     ) -> None:
         super().__init__(app, hosts)
-        self._registered = registered
+        self._registered, self._body_seconds = registered, body_seconds
+        self._open: Counter[int] = Counter()  # requests under way, by the number of their party
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -103,7 +115,24 @@ class OwnerAndParties(OwnerOnly):
             await super().__call__(scope, receive, send)
         elif (node := await self._registered(scope)) is None:
             await _refuse(send, 401, "this request is not signed by a registered party")
-        elif (body := await _body(receive, most := LARGEST_LIST if path in LISTS else LARGEST_BODY)) is None:
+        elif self._open[node] >= MOST_AT_ONCE:
+            await _refuse(send, 429, f"a party may have at most {MOST_AT_ONCE} requests at a time")
+        else:
+            self._open[node] += 1
+            try:
+                await self._of_party(node, path, scope, receive, send)
+            finally:
+                self._open[node] -= 1
+
+    async def _of_party(self, node: int, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        most = LARGEST_LIST if path in LISTS else LARGEST_BODY
+        try:
+            async with asyncio.timeout(self._body_seconds):
+                body = await _body(receive, most)
+        except TimeoutError:
+            await _refuse(send, 408, f"the body of a party's request must arrive within {self._body_seconds:g} s")
+            return
+        if body is None:
             await _refuse(send, 413, f"a party's request may have at most {most} bytes here")
         elif path == PUSH and not own_answers(body, node):
             await _refuse(send, 403, "a party may only push answers of its own")
@@ -209,8 +238,7 @@ def _listed(text: str) -> tuple[bytes, int]:
 def run_superlink(arguments: list[str]) -> None:
     """Run Flower's SuperLink with the options of `flower-superlink` and a `Channel`, behind `OwnerAndParties`."""
     _check_system()
-    if "--enable-supernode-auth" not in arguments:
-        raise UsageError("--enable-supernode-auth is missing; without it, anybody could act as a party")
+    arguments = _checked(arguments)
     from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API
     from flwr.superlink import main
     from flwr.superlink.cli.flower_superlink import flower_superlink
@@ -237,6 +265,24 @@ def run_superlink(arguments: list[str]) -> None:
     setattr(Server, "shutdown", shutdown)  # noqa: B010
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
+
+
+def _checked(arguments: list[str]) -> list[str]:
+    """The options for Flower; refuses those with which others could act as a party."""
+    if "--enable-supernode-auth" not in arguments:
+        raise UsageError("--enable-supernode-auth is missing; without it, anybody could act as a party")
+    if any(_names(word, "--insecure") for word in arguments):
+        raise UsageError(
+            "--insecure is refused: a party's signature covers only the time of a request, so without TLS anybody on "
+            "the way can send other answers in its name; give --ssl-certfile, or --insecure-for-tests on the loopback "
+            "interface"
+        )
+    if INSECURE not in arguments:
+        return arguments
+    hosts = _listening(arguments)
+    if not hosts or not all(ipaddress.ip_address(host).is_loopback for host in hosts):
+        raise UsageError(f"{INSECURE} needs an address of the loopback interface, such as --host 127.0.0.1")
+    return ["--insecure" if word == INSECURE else word for word in arguments]
 
 
 def run_flower_supernode(arguments: list[str]) -> None:
@@ -296,11 +342,15 @@ def _value(arguments: list[str], option: str) -> str:
     """Return the value of an option, which is the last one given; empty if the option is absent."""
     found = ""
     for word, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        if word == option:
-            found = after
-        elif word.startswith(f"{option}="):
-            found = word.removeprefix(f"{option}=")
+        if _names(word, option):
+            found = word.partition("=")[2] if "=" in word else after
     return found
+
+
+def _names(word: str, option: str) -> bool:
+    """Whether a word is this option, alone or with its value; Flower's command also takes the beginning of a name."""
+    name = word.partition("=")[0]
+    return len(name) > len("--") and name.startswith("--") and option.startswith(name)
 
 
 def _listening(arguments: list[str]) -> set[str]:

@@ -3,7 +3,8 @@
 Where the plan has local steps, it is the update that they lead to. Where it bounds the gradient of every record
 (`RecordTerms`), it is (1/B) Σ clip(∇ℓ_r(x)) with the public B of the terms. Then one record must not move the result by
 more than C/B, whatever x is. So a record whose gradient is not finite, or whose computation fails, adds zero; if it
-made the whole message zero instead, a server could choose x such that a single record decides about the message.
+made the whole message zero instead, a server could choose x such that a single record decides about the message. And
+all other records keep their bits, whichever records stand beside them (`gradients/loop.py`).
 
 A party holds one client's records and knows its number i among the parties. All random choices (batches, augmentation,
 dropout, a random operator) come from streams keyed by (seed, client, round), so a party that is asked as client i
@@ -25,7 +26,7 @@ from ...algorithms.operators import norms
 from ...errors import UsageError
 from ...gradients.engine import Engine
 from ...gradients.local_steps import LocalEngine, OneByOne
-from ...gradients.loop import LoopEngine, clipped_gradient, record_shares
+from ...gradients.loop import LoopEngine, clipped_gradient, record_blocks, record_shares
 from ...gradients.record_clip import RecordClip
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
@@ -97,6 +98,7 @@ class ProblemOracle(GradientOracle):
                 "the running statistics of BatchNorm would stay at the parties; use GroupNorm in a federation"
             )
         self._problem, self._records_checked = problem, False
+        self._blocks: dict[torch.dtype, tuple[int, ...]] = {}  # sizes of blocks of records, by the precision of x
         grad, _ = self.gradient(problem.x0, 0, 0, PlanTerms(seed=0, batch_size=_TRIED, rounds=1))
         if not bool(torch.isfinite(grad).all()):
             raise UsageError(
@@ -142,8 +144,11 @@ class ProblemOracle(GradientOracle):
             sizes = problem.records.sizes.expand(index + 1)
             (rows,) = PoissonBatches(sizes, terms.batch_rate, plan.seed).draw(torch.tensor([index]), round)
         with torch.random.fork_rng(devices=[]):
+            if x.dtype not in self._blocks:
+                self._blocks[x.dtype] = record_blocks(problem)
             seed_generators(seed, x.device)
-            loss, grad = clipped_gradient(problem, x, 0, rows, terms.build(), terms.divisor, _contained_shares)
+            clip, blocks = terms.build(), self._blocks[x.dtype]
+            loss, grad = clipped_gradient(problem, x, 0, rows, clip, terms.divisor, blocks, _contained_shares)
         return grad, float(loss)
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
@@ -184,19 +189,17 @@ class ProblemOracle(GradientOracle):
 
 
 def _contained_shares(
-    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip
+    problem: Problem, x: Tensor, inputs: Tensor, targets: Tensor, clip: RecordClip, block: int
 ) -> tuple[Tensor, Tensor]:
     """`record_shares`, in which a record that fails, or whose share is not within the bound, adds zero."""
     try:
-        shares, losses = record_shares(problem, x, inputs, targets, clip)
-    except Exception:  # some record makes the party's code fail: each one is computed alone
+        shares, losses = record_shares(problem, x, inputs, targets, clip, block)
+    except Exception:  # some record makes the party's code fail; the others are computed without it, in equal blocks
         if len(inputs) == 1:
             return x.new_zeros(1, len(x)), x.new_zeros(1)
-        each = [
-            _contained_shares(problem, x, item[None], target[None], clip)
-            for item, target in zip(inputs, targets, strict=True)
-        ]
-        shares, losses = (torch.cat(parts) for parts in zip(*each, strict=True))
+        halves = (slice(len(inputs) // 2), slice(len(inputs) // 2, None))
+        found = [_contained_shares(problem, x, inputs[half], targets[half], clip, block) for half in halves]
+        shares, losses = (torch.cat(parts) for parts in zip(*found, strict=True))
     within = norms(shares) <= clip.bound * (1 + ROUNDING)  # False for what is not a number
     return torch.where(within, shares, torch.zeros_like(shares)), losses
 

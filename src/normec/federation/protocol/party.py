@@ -226,6 +226,7 @@ class Party:
             attempt = account.releases.count(run, request.node)  # each payment has noise of its own
             named = ("federation", run, request.node, attempt)
             sent = privatise(message, terms.sigma, source, *named, bound=request.privacy.bound)
+        message, sent = (part.to(torch.tensor(request.x).dtype) for part in (message, sent))
         state = dataclasses.replace(state, client=client, ledger=account.head)
         return self._written(request, state, draft, message, sent, loss)
 
@@ -252,13 +253,23 @@ class Party:
             raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(x.shape)}")
         key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
         messages, draft = steps.message(grad.detach().to(x)[None], as_used(client, x), key, public)
-        messages = messages.detach().to(x.dtype)
+        if request.plan.records is not None:
+            # The rule for records needs the constant of Ψ at every memory that the server may return. In float32 a
+            # norm may overflow, and then one record decides whether the message is zero.
+            wide = x.double()
+            given = as_used(public, wide) if public is not None else None
+            messages, _ = steps.message(grad.detach().to(wide)[None], as_used(client, wide), key, given)
+        # Noise on a grid is added before the message of a record-level run is rounded to the precision of x.
+        exact = request.plan.records is not None and request.privacy.noise not in ("seeded", "none")
+        messages = messages.detach().to(torch.float64 if exact else x.dtype)
         if not bool(torch.isfinite(messages).all()):
             raise UsageError("the gradient is not finite")
         length = float(norms(messages))
         if request.privacy.bound and length > request.privacy.bound * (1 + ROUNDING):
             raise UsageError(f"the message has norm {length:.6g}, above the bound {request.privacy.bound:g}")
-        steps.commit(as_used(draft, x), messages)  # tried now, because the server would notice a failure later
+        steps.commit(
+            as_used(draft, x), messages.to(x.dtype)
+        )  # tried now, because the server would notice a failure later
         draft = {name: _shared(rows.detach(), client[name]) for name, rows in draft.items()}
         return messages[0], draft, float(loss)
 

@@ -29,10 +29,10 @@ import torch
 from ...algorithms.method import Method
 from ...errors import UsageError
 from ...privacy.accounting import Event
+from ...privacy.facts import FULL, Sampling, Setting
 from ...privacy.mechanism import facts_of, refuse_false_constant
 from ...privacy.release import Release
 from ...privacy.rules import release
-from ...privacy.setting import FULL, Sampling, Setting
 from ...privacy.statement import Privacy
 from .terms import PlanTerms, RecordTerms
 from .wire import Request

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ...algorithms.method import Method
 from ...errors import UsageError
+from ...privacy.facts import FULL, Sampling, Setting
 from ...privacy.mechanism import Mechanism
-from ...privacy.setting import FULL, Sampling, Setting
 from ...privacy.statement import Privacy
 from ...sampling.participation import Everyone
 from ...training.run import Plan

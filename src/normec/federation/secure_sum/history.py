@@ -10,6 +10,10 @@ the certificate to its disk before it revealed anything, and signs only statemen
 later statement without it would be among the other n − (t − c) < t parties, and there are not enough of them. So every
 sum that was opened is part of the history of every later certificate.
 
+A survivor is somebody who made a vector: each party signs a receipt with its vector, and honest parties sign only a
+list whose receipts they have seen. Otherwise a server could name a party that was absent, which would then believe that
+its folder is an old copy, refuse to go on, or charge its account for a vector that never left.
+
 A party whose folder is an old copy therefore meets its own number among the survivors of attempts that it does not
 know, before its vector can enter another sum. Such a folder has forgotten certificates, so it counts like a colluding
 party in Claim 2: with f of them, 2t − n > c + f is needed.
@@ -23,9 +27,9 @@ from .keys import KEY, digest, signed_by
 from .refusals import Refused
 from .roster import Roster
 from .terms import Terms
-from .wire import Certificate, Statement, encode, increasing
+from .wire import Certificate, Statement, Survivors, encode, increasing
 
-SIGNED = "statement"
+SIGNED, RECEIPT = "statement", "receipt"
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,22 @@ def check_statement(statement: Statement, terms: Terms, position: Position) -> N
         raise Refused("history", f"statement {statement.count} does not continue the {position.count} known ones")
     if not position.allows(statement.round) or statement.round >= terms.rounds:
         raise Refused("round", f"round {statement.round} does not follow round {position.round}")
+
+
+def receipt_content(terms: bytes, attempt: int) -> bytes:
+    """What a party signs when it has made a vector in an attempt."""
+    return digest(RECEIPT, terms, attempt.to_bytes(8, "big"))
+
+
+def check_receipts(request: Survivors, roster: Roster) -> None:
+    """Check that every survivor of a statement, which fits the roster, has signed that it made a vector."""
+    statement = request.statement
+    if len(request.receipts) != len(statement.survivors):
+        raise Refused("survivors", f"{len(request.receipts)} receipts for {len(statement.survivors)} survivors")
+    content = receipt_content(statement.terms, statement.attempt)
+    for party, receipt in zip(statement.survivors, request.receipts, strict=True):
+        if not signed_by(roster.members[party].key, RECEIPT, content, receipt):
+            raise Refused("survivors", f"party {party} has not signed that it made a vector")
 
 
 def check_certificate(certificate: Certificate, terms: Terms, roster: Roster, position: Position) -> None:

@@ -33,7 +33,15 @@ from ...errors import BudgetSpent, UsageError
 from ...privacy.hash_chain import Chain
 from ...system.files import private_folder
 from . import deposit
-from .history import SIGNED, Position, check_certificate, check_statement
+from .history import (
+    RECEIPT,
+    SIGNED,
+    Position,
+    check_certificate,
+    check_receipts,
+    check_statement,
+    receipt_content,
+)
 from .keys import (
     SEED,
     Identity,
@@ -378,7 +386,8 @@ class Party:
         self._contributor.pay(assignment)
         made = self._contributor.contribute(assignment)
         content = deposit.seal(self._identity, self._digest, attempt.number, made.deposit) if made.deposit else b""
-        attempt.masked = MaskedVector(attempt.number, self._masked(made.vector, request, attempt), content)
+        receipt = self._identity.sign(RECEIPT, receipt_content(self._digest, attempt.number))
+        attempt.masked = MaskedVector(attempt.number, self._masked(made.vector, request, attempt), content, receipt)
         return attempt.masked
 
     def _check_task(self, request: Task, attempt: _Attempt) -> None:
@@ -497,6 +506,7 @@ class Party:
             raise Refused("survivors", "the statement names another round or other participants than the task")
         if self.number not in statement.survivors:
             raise Refused("survivors", "this party sent its vector and is not among the survivors")
+        check_receipts(request, self._roster)
         attempt.statement = shown
         attempt.endorsement = Endorsement(attempt.number, self._identity.sign(SIGNED, shown))
         return attempt.endorsement

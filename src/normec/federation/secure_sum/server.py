@@ -34,7 +34,7 @@ from msgspec import Meta, Struct
 from ...errors import UsageError
 from ...privacy.hash_chain import Chain
 from ...system.files import private_folder, read_if_present, write_atomic
-from .history import SIGNED, Position
+from .history import RECEIPT, SIGNED, Position, receipt_content
 from .keys import KeyPair, commitment, digest, signed_by, usable
 from .masks import Vector, add_mask, add_pair_mask, pair_key, self_key
 from .refusals import Refused
@@ -123,6 +123,7 @@ class _Attempt:
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
     participants: tuple[int, ...] = ()
     vectors: dict[int, Vector] = field(default_factory=dict)
+    receipts: dict[int, bytes] = field(default_factory=dict)
     statement: Statement | None = None
     signatures: dict[int, bytes] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
@@ -264,7 +265,8 @@ class Server:
         if self.stage is Stage.VECTORS:
             return self._task(party)
         if self.stage is Stage.SIGNATURES and attempt.statement is not None:
-            return Survivors(attempt.statement)
+            receipts = tuple(attempt.receipts[one] for one in attempt.statement.survivors)
+            return Survivors(attempt.statement, receipts)
         if self._opening is None:
             raise RuntimeError("nothing is asked for in this stage")
         return Quorum(self._opening.certificate)
@@ -392,10 +394,15 @@ class Server:
             self._report(party, f"sent a vector of {len(answer.vector)} bytes, not {size}")
         elif len(answer.deposit) > largest_content(self._terms.dimension):
             self._report(party, f"deposits {len(answer.deposit)} bytes, more than the dimension allows")
+        elif not signed_by(
+            self._roster.members[party].key, RECEIPT, receipt_content(self._digest, attempt.number), answer.receipt
+        ):
+            self._report(party, "sent a vector without a receipt that is signed with its key in the roster")
         elif party not in attempt.vectors:
             if answer.deposit:
                 write_atomic(self._folder / DEPOSITS / f"{party}.bin", answer.deposit, private=True)
             attempt.vectors[party] = np.frombuffer(answer.vector, dtype=self._terms.dtype)
+            attempt.receipts[party] = answer.receipt
 
     def _take_signature(self, party: int, answer: Endorsement, attempt: _Attempt) -> None:
         statement = attempt.statement

@@ -7,8 +7,8 @@ exchanges of the current one: a round takes three exchanges, and the first takes
 | --- | --- | --- |
 | keys (first round) | `Invitation` | `Advert`: two public keys, and a commitment to the self mask |
 | shares (first round) | `KeyList`: the adverts of all | `SealedShares`: shares of its seeds, encrypted to the others |
-| 1 | `Task`: what to compute, the participants and their shares | `MaskedVector` |
-| 2 | `Survivors`, and `Invitation` of the next attempt | `Endorsement`: its signature; and `Advert` |
+| 1 | `Task`: what to compute, the participants and their shares | `MaskedVector`, with a receipt |
+| 2 | `Survivors`, with receipts; and `Invitation` of the next attempt | `Endorsement`: its signature; and `Advert` |
 | 3 | `Quorum`: t signatures, and `KeyList` of the next attempt | `Reveal`: shares of the masks; and `SealedShares` |
 """
 
@@ -133,17 +133,22 @@ class Task(Message, frozen=True):
 
 
 class MaskedVector(Message, frozen=True):
-    """A party's vector under its masks, and its sealed memory (empty if it deposits none)."""
+    """A party's vector under its masks, its sealed memory (empty if it deposits none), and a receipt.
+
+    The receipt is the party's signature that it made a vector in this attempt (`history.receipt_content`).
+    """
 
     attempt: Attempt
     vector: Annotated[bytes, Meta(max_length=8 * LARGEST_DIMENSION)]
     deposit: Content = b""
+    receipt: Signature = bytes(SIGNATURE)
 
 
 class Survivors(Message, frozen=True):
-    """The server names the parties whose vectors it received."""
+    """The server names the parties whose vectors it received, and shows their receipts in the same order."""
 
     statement: Statement
+    receipts: Annotated[tuple[Signature, ...], Meta(max_length=MOST)] = ()
 
 
 class Endorsement(Message, frozen=True):

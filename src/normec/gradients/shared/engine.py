@@ -21,6 +21,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...problems.client_data import ResidentRecords
 from ...problems.objective import Buffers
@@ -29,6 +30,7 @@ from ...sampling.batches import Batches, BatchSource
 from ..batch_feed import BatchFeed
 from ..cuda_graphs import MOST, CudaGraphs
 from ..engine import Block, upload
+from ..loop import RECORD_BLOCKS
 from ..precision import Precision, autocast
 from ..record_clip import RecordClip
 from .inputs import InputCache, prepare_inputs
@@ -41,7 +43,6 @@ _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs; activations are proportional to it
 _TABLE_FLOATS = {"cpu": 2**26, "cuda": 2**30}  # numbers in the gradients of single records, by rules for operations
 _SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; larger GPUs get larger blocks
-_POISSON_STEP = 16  # the lengths of Poisson batches are rounded up to a multiple on a GPU, so that few graphs suffice
 
 
 class SharedEngine:
@@ -160,9 +161,10 @@ class SharedEngine:
             lengths = torch.full((len(block.clients),), numbers.shape[1])
         else:
             numbers, lengths, uniforms = self._feed.padded(block.clients, self._batches, round)
-            if numbers.is_cuda and (short := -numbers.shape[1] % _POISSON_STEP):
-                numbers = torch.nn.functional.pad(numbers, (0, short))
-                uniforms = None if uniforms is None else torch.nn.functional.pad(uniforms, (0, 0, 0, short))
+        # So one record more or less rarely changes the shape, and with it how sums are rounded, and few graphs suffice.
+        short = -numbers.shape[1] % RECORD_BLOCKS[-1]
+        numbers = F.pad(numbers, (0, short))
+        uniforms = None if uniforms is None else F.pad(uniforms, (0, 0, 0, short))
         present = torch.arange(numbers.shape[1]) < lengths[:, None]
         weights = upload((present / divisors[:, None]).to(x.dtype), x.device)
         base, slope = self._problem.penalised(x)
@@ -244,8 +246,7 @@ class SharedEngine:
         self._model.collect()
         if self._clip is not None and weights is not None:
             uses = {slot: [use.exact(x.dtype) for use in several] for slot, several in sink.uses.items()}
-            padded = not (self._batches is None or isinstance(self._batches, Batches))
-            add_up(uses, self._written, self._clip, weights, len(sink.slots), padded)
+            add_up(uses, self._written, self._clip, weights, len(sink.slots))
             sink.finish()
             losses = losses.detach().to(x.dtype).view_as(weights)
             return torch.where(weights == 0, 0, losses * weights).sum(1)

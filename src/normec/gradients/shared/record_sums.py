@@ -59,7 +59,7 @@ class Use:
         tensors = tuple(t.to(dtype) if t.is_floating_point() else t for t in self.tensors)
         return Use(self.shape, self.write, tensors, self.products, self.squares)
 
-    def scaled(self, factors: Tensor, absent: Tensor | None) -> tuple[Tensor, ...]:
+    def scaled(self, factors: Tensor, absent: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors with the gradients of the output times a factor for each record.
 
         Records that are `absent` are zero in all tensors, whatever the model made of them.
@@ -67,8 +67,6 @@ class Use:
         shape = (len(factors), -1)
         first, *others = self.tensors
         scaled = (first.reshape(shape) * factors[:, None]).view(first.shape)
-        if absent is None:
-            return scaled, *others
         hidden = absent[:, None]
         return tuple(
             t.reshape(shape).masked_fill(hidden, 0).view(t.shape) if t.is_floating_point() else t
@@ -123,7 +121,6 @@ def add_up(
     clip: RecordClip,
     weights: Tensor,
     layers: int,
-    padded: bool,
 ) -> None:
     """Write Σ_r w_r · clip(g_r) over the records of each client into `rows(key)`, ``[clients, *shape]``.
 
@@ -131,9 +128,8 @@ def add_up(
         uses: The uses of each parameter, in the precision of x.
         rows: The gradients of a parameter, which are overwritten.
         clip: The clip of a record's gradient.
-        weights: The weight of each record, ``[clients, B]``.
+        weights: The weight of each record, ``[clients, B]``; zero for records that only fill up a batch.
         layers: The number of trainable tensors, for a clip by layer.
-        padded: Whether weights may be zero, for records that only fill up a batch.
     """
     records = weights.numel()
     squares: dict[Key, Tensor] = {}
@@ -160,16 +156,12 @@ def add_up(
         whole = clip.factors(sum_of(list(squares.values())).sqrt()) if squares else weights.flatten()
         factors = dict.fromkeys(squares, whole)
     flat = weights.flatten()
-    absent = flat == 0 if padded else None
+    absent = flat == 0
     for key, several in uses.items():
-        shares = factors[key] * flat
-        if absent is not None:
-            shares = shares.masked_fill(absent, 0)
+        shares = (factors[key] * flat).masked_fill(absent, 0)
         target = rows(key)
         if key in held:
-            grads = held.pop(key)
-            grads = grads if absent is None else grads.masked_fill(absent[:, None], 0)
-            grads = grads.view(len(weights), -1, target[0].numel())
+            grads = held.pop(key).masked_fill_(absent[:, None], 0).view(len(weights), -1, target[0].numel())
             target.copy_(torch.bmm(shares.view(len(weights), 1, -1), grads).view_as(target))
             continue
         first, *others = several
