@@ -18,7 +18,7 @@ from normec.gradients.shared import record_sums
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.operations import OperationModel
 from normec.gradients.shared.record_sums import product_squares
-from normec.gradients.shared.rules import NoRule
+from normec.gradients.shared.slots import NoRule
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
 

@@ -16,7 +16,8 @@ from normec import Problem
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients.shared import engine as passes
 from normec.gradients.shared import inputs as preparing
-from normec.gradients.shared.rules import ModuleModel, NoRule
+from normec.gradients.shared.rules import ModuleModel
+from normec.gradients.shared.slots import NoRule
 
 from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 

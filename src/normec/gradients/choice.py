@@ -26,7 +26,8 @@ from .record_clip import RecordClip
 from .recorded import RecordedEngine
 from .shared.engine import SharedEngine
 from .shared.operations import OperationModel
-from .shared.rules import ModuleModel, NoRule
+from .shared.rules import ModuleModel
+from .shared.slots import NoRule
 from .verified_engine import FastEngine, VerifiedEngine
 
 ENGINES = ("auto", "loop", "compiled", "recorded", "batched", "shared", "linear")

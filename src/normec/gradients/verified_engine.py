@@ -21,7 +21,7 @@ from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from .engine import Block, Engine
 from .precision import Precision
-from .shared.rules import NoRule
+from .shared.slots import NoRule
 
 _COMPARED = 3  # clients whose gradients are compared
 _CLOSE = 1e-6  # relative, in float64; in float32 a rounding error may move a ReLU over its kink

@@ -36,8 +36,8 @@ from ..record_clip import RecordClip
 from .inputs import InputCache, prepare_inputs
 from .operations import OperationModel
 from .record_sums import add_up
-from .rules import LEFT_OUT, ModuleModel, NoRule, RefuseValueAccess, refuse_foreign_code
-from .slots import ParameterSlot
+from .rules import LEFT_OUT, ModuleModel, RefuseValueAccess, refuse_foreign_code
+from .slots import NoRule, ParameterSlot
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs; activations are proportional to it

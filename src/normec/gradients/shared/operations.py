@@ -35,8 +35,7 @@ from ...problems.problem import Problem
 from .convolution import ConvRows, Geometry
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
 from .norms import BatchNormRows
-from .rules import NoRule, parameter_slots
-from .slots import GradientSink, ParameterSlot
+from .slots import GradientSink, NoRule, ParameterSlot, parameter_slots
 
 Maybe = Tensor | None
 

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...algorithms.operators import norms, smallest_reliable_norm
 from ..precision import products as products_in
-from ..record_clip import RecordClip
+
+if TYPE_CHECKING:
+    from ..record_clip import RecordClip
 
 Write = Callable[..., object]  # (rows [k, *shape], *tensors): the gradients of k equal parts of the records
 Products = Callable[..., tuple[Tensor, Tensor]]  # tensors → L and R, [records, groups, T, ·]

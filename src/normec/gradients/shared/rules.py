@@ -38,7 +38,7 @@ from .layers import (
     ShortcutByKernel,
 )
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
-from .slots import GradientSink, ParameterSlot
+from .slots import GradientSink, NoRule, ParameterSlot, parameter_slots
 
 Slots = dict[str, ParameterSlot | None]
 Rule = Callable[[Any, Slots, GradientSink, str, Tensor], Tensor]
@@ -50,10 +50,6 @@ _LOOKS = {
     *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__"),
     *("item", "tolist", "numpy", "is_nonzero", "equal", "allclose"),
 }
-
-
-class NoRule(Exception):  # noqa: N818  # not an error: another engine is used
-    """The shared pass has no rule for a part of the model; the message names it."""
 
 
 class RefuseValueAccess(TorchFunctionMode):
@@ -104,18 +100,6 @@ class ModuleModel:
 
     def collect(self) -> None:
         """After the backward pass: every use of a parameter has a rule, which has written its gradient."""
-
-
-def parameter_slots(model: nn.Module, sink: GradientSink) -> dict[nn.Parameter, ParameterSlot]:
-    """Give the sink a slot for each trainable parameter, in the order of the flat vector, and return them."""
-    slots: dict[nn.Parameter, ParameterSlot] = {}
-    position = 0
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            slots[parameter] = ParameterSlot(sink, position, parameter.shape)
-            position += parameter.numel()
-    sink.slots = list(slots.values())
-    return slots
 
 
 def _use_rule(module: Any, name: str, known: Mapping[nn.Parameter, ParameterSlot], sink: GradientSink) -> None:

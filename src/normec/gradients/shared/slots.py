@@ -16,14 +16,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels.tiles import Tiles
 from ...problems.objective import Buffers
-from .record_sums import Products, Squares, Use, Write
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
+    from .record_sums import Products, Squares, Use, Write
+
+
+class NoRule(Exception):  # noqa: N818  # not an error: another engine is used
+    """The shared pass has no rule for a part of the model; the message names it."""
 
 
 class PackedWeights:
@@ -150,6 +154,8 @@ class ParameterSlot:
         and `squares` are faster ways to the gradients or norms of single records (`record_sums.Use`).
         """
         if self.sink.by_record:
+            from .record_sums import Use
+
             held = tuple(tensor.detach() for tensor in tensors)
             self.sink.uses.setdefault(self, []).append(Use(self.shape, write, held, products, squares))
         elif self.written:
@@ -174,3 +180,15 @@ def filled(slots: Sequence[ParameterSlot | None], spare: Tensor) -> Iterator[lis
             slot.written = True
             if earlier is not None:
                 slot.rows.add_(earlier)
+
+
+def parameter_slots(model: nn.Module, sink: GradientSink) -> dict[nn.Parameter, ParameterSlot]:
+    """Give the sink a slot for each trainable parameter, in the order of the flat vector, and return them."""
+    slots: dict[nn.Parameter, ParameterSlot] = {}
+    position = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            slots[parameter] = ParameterSlot(sink, position, parameter.shape)
+            position += parameter.numel()
+    sink.slots = list(slots.values())
+    return slots
