@@ -19,7 +19,11 @@ app = typer.Typer(name="python -m benchmarks.speed", rich_markup_mode=None, pret
 def bench(
     workload: Annotated[
         str | None,
-        typer.Option(metavar="NAME[,NAME…]", help="resnet20, mlp, logistic (default: all).", show_default=False),
+        typer.Option(
+            metavar="NAME[,NAME…]",
+            help="resnet20, mlp, logistic, gpt, lora, vit, bert, lstm, mobilenet (default: all).",
+            show_default=False,
+        ),
     ] = None,
     n: Annotated[
         str | None,

@@ -34,7 +34,7 @@ def per_record(data: WorkloadData, clock: Clock) -> str:
     """DP-SGD with record-level clipping, as in Opacus, with full gradients of `batch` records."""
     case = data.case
     privacy = normec.Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="central")
-    problem = data.problem(case.spec.batch)
+    problem = data.problem(case.spec.batch, distinct=True)
     _train(problem, normec.DPSGD(normec.Clip(1.0)), case, clock, privacy=privacy)
     return "GroupNorm" if case.images else ""
 

@@ -15,7 +15,7 @@ from normec.system.processes import keep_freed_memory
 from .clock import Clock, run_rounds
 from .workloads import LR, Case, WorkloadData
 
-VARIANTS = ("eager", "kept", "one-thread", "channels-last", "compiled", "autotuned", "graphed")
+VARIANTS = ("eager", "kept", "one-thread", "channels-last", "compiled", "autotuned", "graphed", "eager-graphed")
 COMPILED = {"compiled": "default", "autotuned": "max-autotune-no-cudagraphs", "graphed": "max-autotune-no-cudagraphs"}
 
 
@@ -42,7 +42,7 @@ def step(data: WorkloadData, clock: Clock, variant: str) -> str:
     if case.images and variant in ("channels-last", *COMPILED):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = inputs.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, fused=True)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR, fused=True)
     forward = torch.compile(model, mode=COMPILED[variant]) if variant in COMPILED else model
 
     def once() -> None:
@@ -50,7 +50,7 @@ def step(data: WorkloadData, clock: Clock, variant: str) -> str:
         loss(forward(inputs), targets).backward()
         optimizer.step()
 
-    run_rounds(_captured(once) if variant == "graphed" else once, clock)
+    run_rounds(_captured(once) if variant.endswith("graphed") else once, clock)
     return ""
 
 
@@ -74,7 +74,7 @@ def passes(data: WorkloadData, clock: Clock) -> str:
     case = data.case
     if case.device == "cpu":
         keep_freed_memory()
-    dimension = sum(p.numel() for p in data.built.model.parameters())
+    dimension = sum(p.numel() for p in data.built.model.parameters() if p.requires_grad)
     memory = torch.ones(case.drawn, dimension, device=case.device)
 
     def once() -> None:

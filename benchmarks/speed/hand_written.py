@@ -15,7 +15,7 @@ from .workloads import ALPHA, BETA, LR, WorkloadData
 def run(data: WorkloadData, clock: Clock) -> str:
     case = data.case
     model, loss = data.built.model.to(case.device), data.built.loss
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     memories = [[torch.zeros_like(p) for p in parameters] for _ in range(case.clients)]
     estimate = [torch.zeros_like(p) for p in parameters]
 

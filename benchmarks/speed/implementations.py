@@ -99,9 +99,9 @@ def implementations_of(
         *(Implementation(ENGINE, engine) for engine in engines),
         Implementation(HAND_WRITTEN),
     ]
-    found += [Implementation(PEER, peer) for peer in PEERS if peer in peers]
+    found += [Implementation(PEER, peer) for peer in PEERS if peer in peers and peer in case.spec.peers]
     if "opacus" in peers:
-        found.insert(-1, Implementation(RECORD))
+        found.insert(-1 if "opacus" in case.spec.peers else len(found), Implementation(RECORD))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The workloads: three models on synthetic records, which are the same for every implementation."""
+"""The workloads: models on synthetic records, which are the same for every implementation."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from normec.errors import at_least, one_of
 from normec.gradients.precision import PRECISIONS, Precision
 from normec.models import Built, build
 
+from .models import MODELS, build_model
+
 # Every implementation with error feedback runs NormEC(ALPHA, BETA) with server normalisation.
 ALPHA, BETA, LR = 0.01, 0.1, 0.01
 
@@ -24,7 +26,9 @@ class Workload:
     """A model, the shape of its records, and the participation of clients.
 
     A client uses `batch` of its `records` per round. All records come from one pool of at most `pool` records, the size
-    of the data set with that shape; clients share records if they have more than that in total.
+    of the data set with that shape; clients share records if they have more than that in total. Records are sequences
+    of numbers below `vocabulary` if that is given; without `classes`, every position has a target. `peers` are the
+    other libraries whose adapters can run the model.
     """
 
     model: str
@@ -35,12 +39,25 @@ class Workload:
     pool: int
     share: float = 1.0
     batch: int = 32
+    vocabulary: int = 0
+    peers: tuple[str, ...] = ("pfl", "flower", "jax", "opacus")
 
 
 WORKLOADS = {
     "resnet20": Workload("resnet20", (3, 32, 32), 10, clients=(10,), records=320, pool=50_000),
     "mlp": Workload("mlp", (784,), 10, clients=(100, 1_000, 10_000), records=64, pool=60_000),
     "logistic": Workload("logistic", (123,), 2, clients=(10_000,), records=64, pool=32_000, share=0.01),
+    **{
+        name: Workload(name, shape, classes, (10,), records=64, pool=10_000, vocabulary=vocabulary, peers=())
+        for name, shape, classes, vocabulary in (
+            ("gpt", (64,), 0, 65),
+            ("lora", (64,), 0, 65),
+            ("vit", (3, 32, 32), 10, 0),
+            ("bert", (64,), 4, 1_000),
+            ("lstm", (64,), 0, 65),
+            ("mobilenet", (3, 32, 32), 10, 0),
+        )
+    },
 }
 
 
@@ -85,19 +102,36 @@ class WorkloadData:
         self.case, spec = case, case.spec
         generator = torch.Generator().manual_seed(0)
         size = min(spec.pool, case.clients * spec.records)
-        self.inputs = torch.randn(size, *spec.shape, generator=generator).to(case.device)
-        self.targets = torch.randint(spec.classes, (size,), generator=generator).to(case.device)
+        inputs = (
+            torch.randint(spec.vocabulary, (size, *spec.shape), generator=generator)
+            if spec.vocabulary
+            else torch.randn(size, *spec.shape, generator=generator)
+        )
+        shape = (size,) if spec.classes else (size, *spec.shape)
+        targets = torch.randint(spec.classes or spec.vocabulary, shape, generator=generator)
+        self.inputs, self.targets = inputs.to(case.device), targets.to(case.device)
         self.rows = torch.randint(size, (case.clients, spec.records), generator=generator)
         self._groups = "-gn" if case.images and norm == "group" else ""
 
     @cached_property
     def built(self) -> Built:
-        return build(self.case.spec.model + self._groups, self.case.spec.shape, self.case.spec.classes)
+        spec = self.case.spec
+        if spec.model in MODELS:
+            return build_model(spec.model, spec.shape, spec.classes, spec.vocabulary)
+        return build(spec.model + self._groups, spec.shape, spec.classes)
 
-    def problem(self, records: int | None = None) -> Problem:
-        """The problem for `normec.train`, with at most `records` records per client."""
+    def problem(self, records: int | None = None, *, distinct: bool = False) -> Problem:
+        """The problem for `normec.train`, with at most `records` records per client; `distinct`, no client shares one.
+
+        Record-level privacy needs records that occur once.
+        """
         whole = TensorDataset(self.inputs, self.targets)
         rows = self.rows[:, :records].tolist()
+        if distinct:
+            count = len(rows[0])
+            if self.case.clients * count > len(self.inputs):
+                raise UsageError(f"there are not enough records for {self.case.clients} clients without a common one")
+            rows = torch.arange(self.case.clients * count).view(-1, count).tolist()
         return Problem(self.built.model, self.built.loss, [Subset(whole, own) for own in rows])
 
     def draw(self) -> list[int]:

@@ -246,10 +246,10 @@ CASES: dict[str, Case] = {
 
 
 def problem(
-    name: str, device: str = "cpu", dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = SIZES
+    name: str | Case, device: str = "cpu", dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = SIZES
 ) -> Problem:
     """The case in so many clients of these sizes; its start is moved, so that no bias is zero and no scale one."""
-    case = CASES[name]
+    case = CASES[name] if isinstance(name, str) else name
     torch.manual_seed(0)
     model = case.model()
     with torch.no_grad():

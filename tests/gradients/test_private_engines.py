@@ -13,6 +13,9 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Compute, Privacy, Problem, SmoothedNorm, UsageError, models, train
 from normec.gradients.choice import choose_engine
+from normec.gradients.record_clip import RecordClip
+from normec.gradients.shared.operations import OperationModel
+from normec.gradients.shared.rules import ModuleModel
 from normec.training.options import Options
 from normec.training.train import prepare
 
@@ -90,13 +93,13 @@ def gradients(problem: Problem, engine: str = "auto") -> tuple[str, Tensor]:
 
 
 @pytest.mark.parametrize("engine", ["auto", "shared"])
-@pytest.mark.parametrize(("model", "taken"), [(Scales, "batched"), (Counts, "loop")])
+@pytest.mark.parametrize(("model", "taken"), [(Scales, "shared"), (Counts, "loop")])
 def test_a_model_that_mixes_records_for_some_values_does_not_couple_clients(
     model: Callable[[], nn.Module], taken: str, engine: str
 ) -> None:
     usual, plain = gradients(built(seeded(model)), engine)
     name, moved = gradients(built(seeded(model), outlier=4), engine)
-    assert usual == name == (taken if engine == "auto" else "loop")
+    assert usual == name == taken
     others = [client for client in range(CLIENTS) if client != 4]
     assert torch.equal(plain[others], moved[others])
     assert not torch.equal(plain[4], moved[4])
@@ -110,8 +113,7 @@ def test_the_engine_says_nothing_about_the_data(model: Callable[[], nn.Module]) 
         privacy = Privacy(epsilon=0.01, trust="secure-sum")
         run = train(built(seeded(model), outlier), DPSGD(SmoothedNorm(0.1)), lr=0.1, rounds=3, seed=0, privacy=privacy)
         names.add(run.engine)
-    assert len(names) == 1
-    assert names <= {"batched", "loop"}
+    assert names == {"shared" if model is Scales else "loop"}
 
 
 def test_an_engine_that_fails_on_the_clients_records_stops_a_private_run() -> None:
@@ -149,6 +151,11 @@ def shadowed() -> nn.Module:
     return model
 
 
+def rules(engine: Any) -> type:
+    """How the shared pass computes the model: by rules for its modules or for its operations, under vmap."""
+    return type(engine._fast._model)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -158,29 +165,68 @@ def shadowed() -> nn.Module:
         lambda: nn.Sequential(nn.Flatten(0, 1), nn.Unflatten(0, (-1, FEATURES)), nn.Linear(FEATURES, CLASSES)),
         lambda: hooked("register_forward_hook"),
         lambda: hooked("register_forward_pre_hook"),
-        lambda: hooked("register_full_backward_hook"),
-        lambda: hooked("register_full_backward_pre_hook"),
         shadowed,
     ],
 )
 def test_only_known_code_is_shown_the_records_of_several_clients(make: Callable[[], nn.Module]) -> None:
     problem = built(seeded(make))
     engine = choose_engine("auto", problem, None, 0, private=True)
+    found = torch.cat([block.grads for block in engine.blocks(problem.x0, {}, 0)])
+    assert rules(engine) is OperationModel
+    loop = torch.cat([block.grads for block in choose_engine("loop", problem, None, 0).blocks(problem.x0, {}, 0)])
+    torch.testing.assert_close(found, loop)
+    plain = built(seeded(lambda: nn.Sequential(nn.Flatten(), nn.Softmax(dim=1), nn.Linear(FEATURES, CLASSES))))
+    assert rules(choose_engine("auto", plain, None, 0, private=True)) is ModuleModel
+
+
+class Records(Head):
+    """Notes how many records it is shown at once."""
+
+    def __init__(self, seen: list[int]) -> None:
+        super().__init__()
+        self.note = seen.append
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note(len(x))
+        return super().forward(x)
+
+
+def test_a_model_sees_one_client_at_a_time_and_one_record_where_records_are_clipped() -> None:
+    for clip, size in ((None, 10), (RecordClip(1.0), 1)):
+        seen: list[int] = []
+        problem = built(seeded(lambda seen=seen: Records(seen)))  # type: ignore[misc]
+        engine = choose_engine("shared", problem, None, 0, clip, private=True)
+        list(engine.blocks(problem.x0, {}, 0))
+        assert engine.name == "shared"
+        seen.clear()
+        list(engine.blocks(problem.x0, {}, 1))
+        assert set(seen) == {size}
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_a_backward_hook_keeps_the_shared_engine_away(register: str) -> None:
+    """The backward pass is outside vmap, where a hook would see several clients."""
+    problem = built(seeded(lambda: hooked(register)))
+    engine = choose_engine("auto", problem, None, 0, private=True)
     list(engine.blocks(problem.x0, {}, 0))
     assert engine.name != "shared"
-    plain = built(seeded(lambda: nn.Sequential(nn.Flatten(), nn.Softmax(dim=1), nn.Linear(FEATURES, CLASSES))))
-    assert choose_engine("auto", plain, None, 0, private=True).name == "shared"
 
 
-def test_a_hook_for_all_modules_keeps_the_shared_engine_away() -> None:
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+def test_hooks_for_all_modules_see_one_client_at_a_time() -> None:
+    problem = built(seeded(lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES))))
+    seen: list[int] = []
+    forward = nn.modules.module.register_module_forward_hook(lambda *given: seen.append(len(given[-1])))
     try:
-        engine = choose_engine(
-            "auto", built(seeded(lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)))), None, 0, private=True
-        )
-        assert engine.name != "shared"
+        engine = choose_engine("auto", problem, None, 0, private=True)
+        list(engine.blocks(problem.x0, {}, 0))
     finally:
-        handle.remove()
+        forward.remove()
+    assert set(seen) == {10}
+    backward = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        assert choose_engine("auto", problem, None, 0, private=True).name != "shared"
+    finally:
+        backward.remove()
 
 
 def test_records_that_one_client_leaves_out_change_no_bit_of_the_others() -> None:

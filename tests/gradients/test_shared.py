@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -15,7 +16,8 @@ from normec import Problem
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients.shared import engine as passes
 from normec.gradients.shared import inputs as preparing
-from normec.gradients.shared.rules import NoRule
+from normec.gradients.shared.rules import ModuleModel
+from normec.gradients.shared.slots import NoRule
 
 from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 
@@ -111,34 +113,49 @@ class Own(nn.Module):
         return x * self.scale
 
 
-REFUSED = {
+def twice() -> nn.Module:
+    """One parameter under two names."""
+    norm = nn.LayerNorm(6)
+    norm.bias = norm.weight
+    return norm
+
+
+# Layers without a rule of their own: their operations have rules, or vmap computes them.
+LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Own": Own,
     "Scaled": lambda: Scaled(6, 6),
     "PReLU": nn.PReLU,
-    "Dropout": lambda: nn.Dropout(0.1),
     "ParametrizationList": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
-    "Bilinear": lambda: nn.Bilinear(6, 6, 6),
+    "one parameter under two names": twice,
 }
 
 
-@pytest.mark.parametrize("layer", REFUSED)
-def test_a_layer_without_a_rule_is_named(layer: str) -> None:
-    model = nn.Sequential(REFUSED[layer](), nn.Linear(6, CLASSES))
-    of = Problem(model, F.cross_entropy, [TensorDataset(torch.randn(5, 6), torch.zeros(5, dtype=torch.int64))])
+def layered(layer: nn.Module) -> Problem:
+    torch.manual_seed(0)
+    clients = [TensorDataset(torch.randn(6, 6), torch.arange(6) % CLASSES) for _ in range(3)]
+    model = nn.Sequential(layer, nn.Linear(6, CLASSES)).double()
+    return Problem(model, F.cross_entropy, clients)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_without_a_rule_is_computed_by_operation(layer: str) -> None:
+    of = layered(LAYERS[layer]())
     with pytest.raises(NoRule, match=layer):
-        engines(of, BATCH)
+        ModuleModel(of)
+    loop, shared, _ = engines(of, BATCH)
+    assert apart(everything(shared, of), everything(loop, of)) < CLOSE
 
 
-def test_one_parameter_under_two_names_has_no_rule() -> None:
-    norm = nn.LayerNorm(6)
-    norm.bias = norm.weight
-    of = Problem(
-        nn.Sequential(norm, nn.Linear(6, CLASSES)),
-        F.cross_entropy,
-        [TensorDataset(torch.randn(5, 6), torch.arange(5) % CLASSES)],
-    )
-    with pytest.raises(NoRule, match="LayerNorm holds one parameter under two names"):
-        engines(of, BATCH)
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "Dropout draws random numbers": lambda: nn.Dropout(0.1),
+    "LSTM keeps its parameters in a list": lambda: nn.LSTM(6, 6),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_no_rule_computes_is_named(reason: str) -> None:
+    with pytest.raises(NoRule, match=reason):
+        engines(layered(REFUSED[reason]()), BATCH)
 
 
 AS_SET = {

@@ -159,6 +159,8 @@ class SmoothedNorm(Scaling):
 
     def scale(self, norm: Tensor) -> Tensor:
         length = self.alpha + norm
+        if self.alpha >= smallest_reliable_norm(length.dtype):
+            return length.reciprocal()
         vanishing = length < smallest_reliable_norm(length.dtype)  # false for NaN, which stays visible
         return length.masked_fill(vanishing, 1.0).reciprocal().masked_fill(vanishing, 0.0)
 

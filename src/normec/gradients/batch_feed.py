@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..problems.client_data import ResidentRecords
 from ..problems.problem import Problem
-from ..sampling.batches import Batches
+from ..sampling.batches import Batches, BatchSource
 from ..sampling.random_streams import Stream
 from .engine import upload
 
@@ -61,6 +61,16 @@ class BatchFeed:
             self._ahead[group] = (begun, numbers, uniforms)
         return numbers[round - begun], uniforms[round - begun] if uniforms is not None else None
 
+    def padded(self, clients: Tensor, batches: BatchSource, round: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return record numbers ``[c, longest]``, the batches' lengths, and uniform numbers as in `tables`.
+
+        What lies beyond a length is the client's first record.
+        """
+        rows, lengths = batches.padded(clients, round)
+        numbers = upload(self._owned[clients[:, None], rows], self._device)
+        uniforms = self._uniforms(clients, [round], rows.shape[1])
+        return numbers, lengths, uniforms[0] if uniforms is not None else None
+
     def _most(self, clients: Tensor) -> int:
         """Return how many rounds to draw ahead; record numbers and the orders of their passes limit it."""
         length = int(self.lengths(clients[:1], full=False)[0])
@@ -82,12 +92,14 @@ class BatchFeed:
                 else self._batches.tables(clients, torch.tensor(rounds))
             )
             numbers = self._owned[clients[:, None], tables[..., :length]]
+        return upload(numbers, self._device), self._uniforms(clients, rounds, length)
+
+    def _uniforms(self, clients: Tensor, rounds: Sequence[int | Tensor], length: int) -> Tensor | None:
         augment = self._problem.augment
-        uniforms = None
-        if augment is not None:
-            whose = upload(clients.repeat(len(rounds)), self._device)
-            first = rounds[0]
-            when = first if isinstance(first, Tensor) else torch.tensor(rounds).repeat_interleave(len(clients))
-            drawn = self._stream.uniform(whose, upload(when, self._device), length * augment.draws)
-            uniforms = drawn.view(len(rounds), len(clients), length, augment.draws)
-        return upload(numbers, self._device), uniforms
+        if augment is None:
+            return None
+        whose = upload(clients.repeat(len(rounds)), self._device)
+        first = rounds[0]
+        when = first if isinstance(first, Tensor) else torch.tensor(rounds).repeat_interleave(len(clients))
+        drawn = self._stream.uniform(whose, upload(when, self._device), length * augment.draws)
+        return drawn.view(len(rounds), len(clients), length, augment.draws)

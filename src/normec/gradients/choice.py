@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import Literal, cast
 
 from torch import nn
@@ -23,7 +25,9 @@ from .precision import Precision
 from .record_clip import RecordClip
 from .recorded import RecordedEngine
 from .shared.engine import SharedEngine
-from .shared.rules import NoRule
+from .shared.operations import OperationModel
+from .shared.rules import ModuleModel
+from .shared.slots import NoRule
 from .verified_engine import FastEngine, VerifiedEngine
 
 ENGINES = ("auto", "loop", "compiled", "recorded", "batched", "shared", "linear")
@@ -36,7 +40,8 @@ _FEW = 128
 _HEAVY_LOCAL = 1e8
 
 
-Kind = Literal["compiled", "recorded", "batched", "shared", "linear"]
+Kind = Literal["compiled", "recorded", "batched", "shared", "operations", "linear"]
+_SHARED: tuple[Kind, ...] = ("shared", "operations")  # rules by module, and where these do not suit by operation
 
 
 def choose_engine(
@@ -80,40 +85,49 @@ def choose_engine(
         kinds = ("linear",)
     elif name == "linear":
         raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
+    elif record_clip is not None and (local is not None or name not in ("auto", "shared")):
+        return _fall_back(name, loop, "only the shared pass and the loop clip record by record")
     elif record_clip is not None:
-        return _fall_back(name, loop, "only the loop clips record by record")
+        kinds = _SHARED
     elif batches is not None and not isinstance(batches, Batches):
         return _fall_back(name, loop, "Poisson batches differ in length from client to client")
     elif name != "auto":
-        kinds = (cast(Kind, name),)
+        kinds = _SHARED if name == "shared" else (cast(Kind, name),)
     elif problem.x0.is_cuda and local is None:
-        kinds = ("shared", "recorded") if _one_by_one(problem) else ("shared", "batched")
+        kinds = (*_SHARED, "recorded" if _one_by_one(problem) else "batched")
     elif problem.x0.is_cuda or _light(problem, gradients, local is not None):
-        kinds = ("shared", "batched") if local is None else ("batched",)
+        kinds = (*_SHARED, "batched") if local is None else ("batched",)
     elif pays_back(
         problem, float(loop.divisors.mean()), rounds if steps is None else rounds * int(steps.double().mean())
     ):
         kinds = ("compiled",)
     else:
         return loop
-    why = ""
-    for kind in kinds:
 
-        def make(of: Problem, precision: Precision, kind: Kind = kind) -> FastEngine:
-            compiling = of is problem  # what is compiled is checked as it is, for compiling twice takes twice the time
-            fast = _fast(kind, of, batches, seed, record_clip, precision, private, compiling, local is not None)
-            if local is None or steps is None:
-                return fast
-            points = fast if isinstance(fast, BatchedEngine | LinearEngine) else OneByOne(fast, len(of.x0))
-            return LocalEngine(points, local, steps)
+    def make(kind: Kind, of: Problem, precision: Precision) -> FastEngine:
+        compiling = of is problem  # what is compiled is checked as it is, for compiling twice takes twice the time
+        fast = _fast(kind, of, batches, seed, record_clip, precision, private, compiling, local is not None)
+        if local is None or steps is None:
+            return fast
+        points = fast if isinstance(fast, BatchedEngine | LinearEngine) else OneByOne(fast, len(of.x0))
+        return LocalEngine(points, local, steps)
 
-        try:
-            drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
+    reasons: list[str] = []
+
+    def first_of(kinds: Sequence[Kind]) -> VerifiedEngine | LoopEngine | LocalLoop:
+        """Return the first engine that the model suits; if it fails its comparison, the next one is tried."""
+        drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
+        for position, kind in enumerate(kinds, start=1):
             known = (kind, precision, record_clip, drawn, private, local)
-            return VerifiedEngine(problem, make, loop, known, private)
-        except NoRule as reason:
-            why = str(reason)
-    return _fall_back(name, loop, why)
+            others = partial(first_of, kinds[position:])
+            try:
+                return VerifiedEngine(problem, partial(make, kind), loop, known, private, others)
+            except NoRule as reason:
+                reasons.append(str(reason))
+        return loop
+
+    found = first_of(kinds)
+    return found if found is not loop else _fall_back(name, loop, reasons[-1])
 
 
 def _fast(
@@ -133,11 +147,12 @@ def _fast(
         raise TypeError("resident records stay resident in every precision")
     if kind == "linear":
         return LinearEngine(problem, records, batches, record_clip)
+    if kind in _SHARED:
+        rules = ModuleModel if kind == "shared" else OperationModel
+        return SharedEngine(problem, records, batches, seed, precision, rules, private=private, record_clip=record_clip)
     if batches is not None and not isinstance(batches, Batches):
         raise TypeError("other kinds of batches need the loop")
     match kind:
-        case "shared":
-            return SharedEngine(problem, records, batches, seed, precision, private=private)
         case "recorded":
             return RecordedEngine(problem, records, batches, seed, precision)
         case "batched":

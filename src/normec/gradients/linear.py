@@ -21,12 +21,13 @@ from ..models import Logistic, Softmax, binary_loss
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
-from ..sampling.batches import BatchSource
+from ..sampling.batches import Batches, BatchSource
 from .engine import Block, upload
 from .loop import RECORD_BLOCKS
 from .record_clip import RecordClip
 
 _BLOCK_FLOATS = 2**24
+_AHEAD = 2**18  # the most record numbers that are drawn ahead for a block of clients
 
 
 def fits(problem: Problem) -> bool:
@@ -53,11 +54,16 @@ class LinearEngine:
         self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
         self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
         self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of a block of clients, padded
+        # Of a block of clients: the first of some rounds, their record numbers [rounds, c, B], and the weights [c, B].
+        self._ahead: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._everyone: tuple[Tensor, ...] = ()  # all clients, in blocks
         self.same_records = batches is None
 
     def shrink(self) -> bool:
         """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
         self._whole.clear()
+        self._ahead.clear()
+        self._everyone = ()
         self._block //= 2
         return self._block > 0
 
@@ -82,11 +88,18 @@ class LinearEngine:
         *,
         full: bool = False,
     ) -> Iterator[Block]:
-        everyone = torch.arange(self._problem.clients) if clients is None else clients
+        if clients is None:
+            self._everyone = self._everyone or torch.arange(self._problem.clients).split(self._block)
+            chunks = self._everyone
+        else:
+            chunks = clients.split(self._block) if len(clients) else ()
         base, slope = self._problem.penalised(x)
-        for number, chunk in enumerate(everyone.split(self._block) if len(everyone) else ()):
+        for number, chunk in enumerate(chunks):
             if self._batches is not None and not full:
-                padded = self._padded(chunk, self._batches.padded(chunk, round), self._divisors[chunk])
+                if clients is None and self._clip is None and isinstance(self._batches, Batches):
+                    padded = self._ahead_of(number, chunk, self._batches, round)
+                else:
+                    padded = self._padded(chunk, self._batches.padded(chunk, round), self._divisors[chunk])
             elif clients is None:
                 if number not in self._whole:
                     self._whole[number] = self._padded(chunk, None, self._sizes[chunk].double())
@@ -120,6 +133,24 @@ class LinearEngine:
             return losses, grads
         penalties, slopes = vmap(grad_and_value(self._problem.penalty))(points)[::-1]
         return losses + penalties, grads.add_(slopes)
+
+    def _ahead_of(self, number: int, clients: Tensor, batches: Batches, round: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `_padded` does; batches are drawn for many rounds at once, because drawing few takes as long."""
+        begun, numbers, weights = self._ahead.get(number, (0, torch.empty(0), torch.empty(0)))
+        if not begun <= round < begun + len(numbers):
+            lengths, divisors = self._sizes[clients].clamp(max=batches.batch_size), self._divisors[clients]
+            if int(lengths.min()) < batches.batch_size:  # not all batches are full
+                return self._padded(clients, batches.padded(clients, round), divisors)
+            most = max(1, _AHEAD // (len(clients) * int(self._sizes.max())))
+            tables = batches.tables(clients, torch.arange(round, round + min(most, 2 * len(numbers) or 8)))
+            begun, numbers = round, self._owned.cpu()[clients[:, None], tables].to(self._owned.device)
+            weights = (1 / divisors)[:, None].expand(numbers.shape[1:]).to(self._problem.x0).contiguous()
+            self._ahead[number] = (begun, numbers, weights)
+        drawn = numbers[round - begun]
+        inputs, dtype = self._records.inputs[drawn], self._problem.x0.dtype
+        if self._problem.transform is not None:
+            inputs = self._transformed(inputs, torch.full((len(clients),), batches.batch_size))
+        return inputs.flatten(2).to(dtype), self._records.targets[drawn], weights
 
     def _padded(
         self, clients: Tensor, rows: tuple[Tensor, Tensor] | None, divisors: Tensor
@@ -186,7 +217,7 @@ class LinearEngine:
                 shares = weights * self._clip.factors(((inner + (0 if self._binary else 1)) * outer).sqrt())
                 shares_of_bias = shares
         weighted = slopes * shares[..., None]
-        grads = torch.einsum("cbk,cbf->ckf", weighted, inputs).flatten(1)
+        grads = torch.bmm(weighted.mT, inputs).flatten(1)
         if not self._binary:
             if shares_of_bias is not shares:
                 weighted = slopes * shares_of_bias[..., None]

@@ -21,6 +21,7 @@ from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from .engine import Block, Engine
 from .precision import Precision
+from .shared.slots import NoRule
 
 _COMPARED = 3  # clients whose gradients are compared
 _CLOSE = 1e-6  # relative, in float64; in float32 a rounding error may move a ReLU over its kink
@@ -59,7 +60,7 @@ class ReferenceEngine(Engine, Protocol):
 
 
 class VerifiedEngine:
-    """The fast engine if it reproduces the loop's gradients; the loop if it does not, fails, or runs out of memory."""
+    """The fast engine if it reproduces the loop's gradients; another if it does not, fails, or runs out of memory."""
 
     def __init__(
         self,
@@ -68,17 +69,20 @@ class VerifiedEngine:
         reference: ReferenceEngine,
         kind: Hashable,
         private: bool = False,
+        otherwise: Callable[[], VerifiedEngine | ReferenceEngine] | None = None,
     ) -> None:
         """`make` creates the fast engine, and once more for the problem in float64, where the two are compared.
 
         `kind` is the engine with all its settings; it is compared once per problem. With `private`, the choice of the
-        engine must not depend on the clients' data.
+        engine must not depend on the clients' data. `otherwise` returns the engine that runs if this one does not; by
+        default the reference.
         """
         self._problem, self._make, self._reference, self._kind = problem, make, reference, kind
         self._private = private
         self._fast = make(problem, reference.precision)
         self._checked = self._compared = self._proven = False
-        self._engine: FastEngine | ReferenceEngine = self._fast
+        self._otherwise = otherwise if otherwise is not None else lambda: reference
+        self._engine: FastEngine | ReferenceEngine | VerifiedEngine = self._fast
 
     @property
     def name(self) -> str:
@@ -142,8 +146,9 @@ class VerifiedEngine:
                     self._fall_back(_NO_MEMORY)
 
     def _fall_back(self, reason: str) -> None:
-        log.warning("engine %s is not used; the loop runs instead: %s", self._fast.name, reason)
-        self._engine = self._reference
+        self._engine = self._otherwise()
+        if not isinstance(self._engine, VerifiedEngine):  # another fast engine is no loss
+            log.warning("engine %s is not used; the loop runs instead: %s", self._fast.name, reason)
 
     def _difference(self, x: Tensor, buffers: Buffers, round: int, drawn: Tensor | None) -> str | None:
         """Return why the two do not agree on a few clients of this round, or None."""
@@ -169,6 +174,7 @@ class VerifiedEngine:
         except torch.OutOfMemoryError:
             return _NO_MEMORY
         except Exception as error:  # the model cannot be batched, or cannot run in float64
+            self._compared = isinstance(error, NoRule)
             return _line(error)
         return None  # a run that diverges at its start is not the engine's fault
 

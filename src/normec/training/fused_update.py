@@ -76,26 +76,28 @@ def _update(
     rows = max(1, _TILE // grads.shape[1]) if grads.device.type == "cpu" else len(grads)
     total, found = torch.zeros_like(grads[0]), []
     for start in range(0, len(grads), rows):
-        tile = slice(start, start + rows)
-        v = grads[tile]
-        if held is not None:
-            v -= held[tile]
+        tile, whole = slice(start, start + rows), rows >= len(grads)
+        v = grads if whole else grads[tile]
+        own = held if whole or held is None else held[tile]
+        if own is not None:
+            v -= own
         distances = norms(v)
         factor = form.scale(distances).to(v.dtype)
-        if held is not None and held.dtype != v.dtype:
-            kept = form.keep * held[tile].to(v.dtype)
-            held[tile] = rounded(kept + form.step * factor * v, held.dtype, seed + start)
+        if own is not None and own.dtype != v.dtype:
+            kept = form.keep * own.to(v.dtype)
+            own.copy_(rounded(kept + form.step * factor * v, own.dtype, seed + start))
             # The message is what the rounded memory took, so that ĝ stays the mean of the memories.
-            taken = held[tile].to(v.dtype) - kept
+            taken = own.to(v.dtype) - kept
             total += (taken if weights is None else taken * weights[tile, None]).sum(0) / form.step
         else:
             total.addmv_(v.T, factor[:, 0] if weights is None else factor[:, 0] * weights[tile])
-            if held is not None:
-                own = held[tile]
+            if own is not None:
                 (own.mul_(form.keep) if form.keep != 1 else own).addcmul_(v, form.step * factor)
         found.append((distances, factor * distances))
     if memory is not None and index is not None and held is not None:
         memory[index] = held
+    if len(found) == 1:
+        return Sent(total, *found[0])
     return Sent(total, torch.cat([a for a, _ in found]), torch.cat([b for _, b in found]))
 
 

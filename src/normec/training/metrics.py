@@ -104,6 +104,8 @@ class Faults:
         """`clients`: the clients of this rank."""
         self._never = torch.iinfo(torch.int64).max
         self._clients = clients
+        self._on_host = device.type == "cpu"
+        self._clean = self._on_host  # on the host it is known without looking that nothing was recorded
         self._loss = torch.full((len(clients),), self._never, device=device)
         self._long = torch.full((len(clients),), self._never, device=device)
         self._sum = torch.full((), self._never, device=device)
@@ -118,6 +120,9 @@ class Faults:
 
     def note_sum(self, total: Tensor, round: int | Tensor) -> None:
         # The sum is finite only if every entry is; an overflow of the sum counts as a fault as well.
+        if self._on_host and math.isfinite(float(total.sum())):
+            return
+        self._clean = False
         self._sum.copy_(torch.where(torch.isfinite(total.sum()), self._sum, self._sum.clamp(max=round)))
 
     @property
@@ -131,6 +136,8 @@ class Faults:
         `blame(round)` returns the clients whose gradients were not finite although their losses were.
         """
         communicator = communicator or SingleProcess()
+        if self._clean and communicator.size == 1:
+            return
         here = self._first()
         first = int(here) if communicator.size == 1 else -int(communicator.max(-here))
         if first == self._never:
@@ -156,7 +163,9 @@ class Faults:
             return "the gradient", "is not finite", blame(round)
         return None
 
-    @staticmethod
-    def _note(noted: Tensor, block: Block, good: Tensor, round: int | Tensor) -> None:
+    def _note(self, noted: Tensor, block: Block, good: Tensor, round: int | Tensor) -> None:
+        if self._on_host and bool(good.all()):
+            return
+        self._clean = False
         seen = noted[block.rows]
         noted[block.rows] = torch.where(good, seen, seen.clamp(max=round))

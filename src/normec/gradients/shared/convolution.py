@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import operator
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from ... import kernels
 from ...kernels import tiles
-from .layers import channels_last, precision
+from .layers import channels_last, precision, sum_channels
 from .slots import GradientSink, ParameterSlot
 
 if TYPE_CHECKING:
@@ -22,8 +26,25 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
+@dataclass(frozen=True)
+class Geometry:
+    """How a convolution moves over its input, in the order of PyTorch's arguments."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        output = list(self.output_padding) or [0] * len(self.stride)
+        return [*self.stride], [*self.padding], [*self.dilation], self.transposed, output, self.groups
+
+
 class ConvRows(Function):
-    """Convolution over 1, 2 or 3 dimensions, groups and dilation included."""
+    """Convolution over 1, 2 or 3 dimensions, transposed ones, groups and dilation included."""
 
     @staticmethod
     def forward(
@@ -32,7 +53,7 @@ class ConvRows(Function):
         weight: Tensor,
         bias: Tensor | None,
         slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        geometry: tuple[list[int], list[int], list[int], int],
+        geometry: Geometry,
     ):
         x = x.to(precision(x))
         weight = weight.to(x.dtype)
@@ -40,35 +61,58 @@ class ConvRows(Function):
             weight = weight.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(x, weight)
         ctx.slots, ctx.geometry = slots, geometry
-        stride, padding, dilation, groups = geometry
         bias = None if bias is None else bias.to(x.dtype)
-        return aten.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+        return aten.convolution(x, weight, bias, *geometry.arguments)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):
         x, weight = ctx.saved_tensors
         for_weight, for_bias = ctx.slots
-        stride, padding, dilation, groups = ctx.geometry
-        settings = (None, stride, padding, dilation, False, [0] * len(stride), groups)
+        geometry: Geometry = ctx.geometry
         if for_weight is not None:
-            c = for_weight.sink.clients
-
-            def write(rows: Tensor) -> None:
-                if _kernel_for_weights(x, g, rows, groups):
-                    from ...kernels.weight_gradients import weight_gradients
-
-                    exact = not torch.backends.cudnn.allow_tf32
-                    weight_gradients(channels_last(x), channels_last(g), rows, stride, padding, dilation, exact)
-                    return
-                for row, own_g, own_x in zip(rows, g.chunk(c), x.chunk(c), strict=True):
-                    row.copy_(aten.convolution_backward(own_g, own_x, weight, *settings, [False, True, False])[1])
-
-            for_weight.put(write)
-        _put_bias(for_bias, g)
+            known = x.ndim < 5 and all(map(operator.lt, geometry.output_padding, geometry.stride))
+            unfolded = partial(_unfolded, for_weight.shape, geometry) if known else None
+            for_weight.put(partial(_write_weights, weight, geometry), g, x, products=unfolded)
+        if for_bias is not None:
+            for_bias.put(sum_channels, g)
         data = None
         if ctx.needs_input_grad[0]:  # not needed for the first layer
-            data = aten.convolution_backward(g, x, weight, *settings, [True, False, False])[0]
+            needed = [True, False, False]
+            data = aten.convolution_backward(g, x, weight, None, *geometry.arguments, needed)[0]
         return data, None, None, None, None
+
+
+def _write_weights(weight: Tensor, geometry: Geometry, rows: Tensor, g: Tensor, x: Tensor) -> None:
+    """Write the weight gradients of equal parts of the records."""
+    if not geometry.transposed and _kernel_for_weights(x, g, rows, geometry.groups):
+        from ...kernels.weight_gradients import weight_gradients
+
+        exact = not torch.backends.cudnn.allow_tf32
+        moves = list(geometry.stride), list(geometry.padding), list(geometry.dilation)
+        weight_gradients(channels_last(x), channels_last(g), rows, *moves, exact)
+        return
+    parts, weight = len(rows), weight.to(x.dtype)
+    needed = [False, True, False]
+    for row, own_g, own_x in zip(rows, g.chunk(parts), x.chunk(parts), strict=True):
+        row.copy_(aten.convolution_backward(own_g, own_x, weight, None, *geometry.arguments, needed)[1])
+
+
+def _unfolded(shape: torch.Size, geometry: Geometry, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of a record's weight gradient, ``[records, groups, positions, ·]``.
+
+    The gradient is the product of the output's gradient with the windows of the input. In a transposed convolution,
+    input and output change places.
+    """
+    outer, windowed = (x, g) if geometry.transposed else (g, x)
+    moves = [shape[2:], geometry.dilation, geometry.padding, geometry.stride]
+    if outer.ndim == 3:  # `F.unfold` is for images
+        outer, windowed = outer[..., None, :], windowed[..., None, :]
+        moves = [(first, *move) for first, move in zip((1, 1, 0, 1), moves, strict=True)]
+    n, groups = len(outer), geometry.groups
+    size, dilation, padding, stride = ([*move] for move in moves)
+    windows = F.unfold(windowed, size, dilation, padding, stride)
+    left, right = (part.reshape(n, groups, part.shape[1] // groups, -1).mT for part in (outer, windows))
+    return left, right
 
 
 class TiledConvRows(Function):
@@ -100,8 +144,9 @@ class TiledConvRows(Function):
         from ...kernels.weight_gradients import of_tiles
 
         (x,), (slot, for_bias), g = ctx.saved_tensors, ctx.slots, channels_last(g)
-        slot.put(lambda rows: of_tiles(x, g, rows, ctx.stride))
-        _put_bias(for_bias, g)
+        slot.put(lambda rows, own_g, own_x: of_tiles(own_x, own_g, rows, ctx.stride), g, x)
+        if for_bias is not None:
+            for_bias.put(sum_channels, g)
         data = None
         if ctx.needs_input_grad[0]:  # not needed for the first layer
             way = tiles.backward(slot.shape[1], slot.shape[0], ctx.stride)
@@ -135,13 +180,7 @@ class TiledConvRows(Function):
         """Whether the kernels can run on these images."""
         half = precision(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
         numbers = x[:, 0].numel() * max(x.shape[1], outputs, tiles.LEAST) if x.ndim == 4 else 0
-        return half and 0 < numbers < 2**31 and kernels.usable(x)
-
-
-def _put_bias(slot: ParameterSlot | None, g: Tensor) -> None:
-    if slot is not None:
-        per_client = g.reshape(slot.sink.clients, -1, *g.shape[1:]).flatten(3)
-        slot.put(lambda rows: rows.copy_(per_client.sum((1, 3), dtype=rows.dtype)))
+        return half and not sink.by_record and 0 < numbers < 2**31 and kernels.usable(x)
 
 
 def _kernel_for_weights(x: Tensor, g: Tensor, rows: Tensor, groups: int) -> bool:

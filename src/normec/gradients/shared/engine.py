@@ -1,4 +1,17 @@
-"""The shared pass as an engine: blocks of clients in one forward and backward pass, on a GPU as a CUDA graph."""
+"""The shared pass as an engine: blocks of clients in one forward and backward pass, on a GPU as a CUDA graph.
+
+A model whose layers all have rules runs on the records of all clients at once (`rules.ModuleModel`). Every other model
+runs under vmap, with rules for operations (`operations.OperationModel`).
+
+With a clip for each record, the gradients of single records take the place of the clients' gradients, and their clipped
+sum is computed from what the backward pass leaves behind (`record_sums`). The model then runs on one record at a time,
+by vmap, unless every module is known to treat records independently.
+
+What a record adds is a function of this record and x, but its last bits may depend on the records beside it, because
+one product adds up several records. That is a rounding like any other in a run that computes x itself. A party of a
+federation, which receives x from others, must not rely on it: an x can be chosen so that a rounding decides between
+a finite number and an overflow. So parties use `loop.clipped_gradient`, and this engine only serves `train`.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +23,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...models import binary_loss
 from ...problems.client_data import ResidentRecords
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
-from ...sampling.batches import Batches
+from ...sampling.batches import Batches, BatchSource
 from ..batch_feed import BatchFeed
 from ..cuda_graphs import MOST, CudaGraphs
-from ..engine import Block
+from ..engine import Block, upload
+from ..loop import RECORD_BLOCKS
 from ..precision import Precision, autocast
+from ..record_clip import RecordClip
 from .inputs import InputCache, prepare_inputs
-from .rules import RefuseValueAccess, convert, refuse_foreign_code
+from .operations import OperationModel
+from .record_sums import add_up
+from .rules import LEFT_OUT, ModuleModel, RefuseValueAccess, refuse_foreign_code
+from .slots import NoRule, ParameterSlot
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs; activations are proportional to it
-_LEFT_OUT = -100  # the target of records that cross entropy ignores
+_TABLE_FLOATS = {"cpu": 2**26, "cuda": 2**30}  # numbers in the gradients of single records, by rules for operations
 _SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; larger GPUs get larger blocks
 
 
 class SharedEngine:
-    """Computes every client's gradient in one pass over all batches, for models that the rules cover."""
+    """Computes every client's gradient in one pass over all batches."""
 
     name = "shared"
 
@@ -37,30 +54,40 @@ class SharedEngine:
         self,
         problem: Problem,
         records: ResidentRecords,
-        batches: Batches | None,
+        batches: BatchSource | None,
         seed: int,
         precision: Precision = "tf32",
+        rules: type[ModuleModel] | type[OperationModel] | None = None,
         *,
         private: bool = False,
+        record_clip: RecordClip | None = None,
     ) -> None:
-        """Raises `NoRule` if a layer has no rule, or if a `private` run must not show it several clients' records."""
-        if private:
-            refuse_foreign_code(problem)
-        self._problem, self._records, self._precision = problem, records, precision
-        self._model, self._sink = convert(problem)
-        self._feed = BatchFeed(problem, records, batches, seed)
+        """Raises `NoRule` if the model cannot run in a shared pass.
+
+        `rules` are those by module where every layer has one, otherwise those by operation; give one of them to have no
+        choice. In a `private` run, code of the user sees one client at a time, and with `record_clip` one record.
+        """
+        self._problem, self._records, self._precision, self._clip = problem, records, precision, record_clip
+        self._model = _shared_model(problem, rules, private or record_clip is not None)
+        self._sink = self._model.sink
+        self._sink.by_record = record_clip is not None
+        self._batches = batches
+        self._divisors = records.sizes.double() if batches is None else batches.expected
+        fixed = batches if isinstance(batches, Batches) else None
+        self._feed = BatchFeed(problem, records, fixed, seed)
         device = problem.x0.device
         kind = device.type if device.type in _BLOCK_FLOATS else "cpu"
         room = torch.cuda.get_device_properties(device).total_memory // _SMALL_GPU if kind == "cuda" else 1
         values = records.inputs[0].numel()
-        typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
+        typical = float(self._divisors.mean())
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
+        if record_clip is not None and isinstance(self._model, OperationModel):
+            by_grads = min(by_grads, _TABLE_FLOATS[kind] // len(problem.x0))
         self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, room) // values))
-        self._plain = problem.loss in (F.cross_entropy, binary_loss)
-        # Cross entropy ignores records with target −100 and divides by the number of the others. In a private run, one
-        # client's targets must not decide how the losses of other clients are computed.
-        classes = problem.loss is F.cross_entropy and not records.targets.is_floating_point()
-        self._leaves_out = classes and (private or bool((records.targets == _LEFT_OUT).any()))
+        if isinstance(self._model, ModuleModel):
+            # Cross entropy ignores records with target −100 and divides by the number of the others. In a private run,
+            # one client's targets must not decide how the losses of other clients are computed.
+            self._model.leaves_out = private or bool((records.targets == LEFT_OUT).any())
         self._everyone: tuple[Tensor, ...] | None = None
         self._kept = InputCache(problem, records, whole=batches is None)
         self._seen = False  # whether the model has run without reading values
@@ -90,13 +117,16 @@ class SharedEngine:
     ) -> Iterator[Block]:
         groups = self._groups(clients, full)
         for group in groups:
-            numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
             block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
-            ready = None
-            if clients is None and len(groups) <= MOST:  # each group has its own graph
-                make = partial(prepare_inputs, self._problem, self._records.inputs, numbers, None, x.dtype)
-                ready = self._kept.of(group, numbers.numel(), x.dtype, make)
-            losses = self._run(x, buffers, block, numbers, uniforms, ready)
+            if self._clip is not None:
+                losses = self._clipped(x, buffers, block, round, full, everyone=clients is None)
+            else:
+                numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
+                ready = None
+                if clients is None and len(groups) <= MOST:  # each group has its own graph
+                    make = partial(prepare_inputs, self._problem, self._records.inputs, numbers, None, x.dtype)
+                    ready = self._kept.of(group, numbers.numel(), x.dtype, make)
+                losses = self._run(x, buffers, block, numbers, uniforms, ready)
             yield Block(block.clients, block.grads, losses, block.rows)
 
     def _groups(self, clients: Tensor | None, full: bool) -> Sequence[Tensor]:
@@ -105,15 +135,56 @@ class SharedEngine:
             return ()
         if clients is not None or full:
             chosen = torch.arange(self._problem.clients) if clients is None else clients
-            return tuple(self._feed.groups(chosen, self._block, full=full))
+            return self._grouped(chosen, full)
         if self._everyone is None:
-            self._everyone = tuple(self._feed.groups(torch.arange(self._problem.clients), self._block, full=False))
+            self._everyone = self._grouped(torch.arange(self._problem.clients), full)
         return self._everyone
+
+    def _grouped(self, clients: Tensor, full: bool) -> tuple[Tensor, ...]:
+        if full or self._batches is None or isinstance(self._batches, Batches):
+            return tuple(self._feed.groups(clients, self._block, full=full))
+        return tuple(clients.split(max(1, int(self._block // self._divisors[clients].max().clamp_min(1)))))
 
     def _room(self, x: Tensor, count: int) -> Tensor:
         if len(self._grads) < count or self._grads.dtype != x.dtype:
             self._grads = x.new_empty(count, len(x))
         return self._grads[:count]
+
+    def _clipped(self, x: Tensor, buffers: Buffers, block: Block, round: int, full: bool, *, everyone: bool) -> Tensor:
+        """Fill the block's gradients with sums of clipped gradients, and return the losses.
+
+        The records of a client that are too many for one pass are added up in several.
+        """
+        divisors = self._divisors[block.clients] if not full else self._records.sizes[block.clients].double()
+        if full or self._batches is None or isinstance(self._batches, Batches):
+            numbers, uniforms = self._feed.tables(block.clients, round, everyone=everyone, full=full)
+            lengths = torch.full((len(block.clients),), numbers.shape[1])
+        else:
+            numbers, lengths, uniforms = self._feed.padded(block.clients, self._batches, round)
+        # So one record more or less rarely changes the shape, and with it how sums are rounded, and few graphs suffice.
+        short = -numbers.shape[1] % RECORD_BLOCKS[-1]
+        numbers = F.pad(numbers, (0, short))
+        uniforms = None if uniforms is None else F.pad(uniforms, (0, 0, 0, short))
+        present = torch.arange(numbers.shape[1]) < lengths[:, None]
+        weights = upload((present / divisors[:, None]).to(x.dtype), x.device)
+        base, slope = self._problem.penalised(x)
+        losses = base.expand(len(block.clients)).clone()
+        if not numbers.shape[1]:  # no client has drawn a record
+            block.grads.zero_()
+        step = max(1, self._block // len(block.clients))
+        total = block.grads if numbers.shape[1] <= step else torch.zeros_like(block.grads)
+        for start in range(0, numbers.shape[1], step):
+            part = slice(start, start + step)
+            drawn = uniforms[:, part].contiguous() if uniforms is not None else None
+            given = numbers[:, part].contiguous(), drawn, None, weights[:, part].contiguous()
+            losses += self._run(x, buffers, block, *given)
+            if total is not block.grads:
+                total += block.grads
+        if total is not block.grads:
+            block.grads.copy_(total)
+        if slope is not None:
+            block.grads.add_(slope)
+        return losses
 
     def _run(
         self,
@@ -123,24 +194,27 @@ class SharedEngine:
         numbers: Tensor,
         uniforms: Tensor | None,
         ready: Tensor | None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         fixed = [x, block.grads, *buffers.values(), *([ready] if ready is not None else [])]
-        moving = [numbers, *([uniforms] if uniforms is not None else [])]
-        if not isinstance(block.rows, slice):
-            moving.append(block.rows)
-        same = block.rows if isinstance(block.rows, slice) else "rows"
+        rows = block.rows
+        parts = {"numbers": numbers, "uniforms": uniforms, "weights": weights}
+        parts["rows"] = None if isinstance(rows, slice) else rows
+        moving = {name: part for name, part in parts.items() if part is not None}
 
         def compute(*inputs: Tensor) -> Tensor:
-            rows = inputs[-1] if not isinstance(block.rows, slice) else block.rows
-            drawn = inputs[1] if uniforms is not None else None
+            given = dict(zip(moving, inputs, strict=True))
+            at = given.get("rows", rows)
             with nullcontext() if self._seen else RefuseValueAccess():
-                losses = self._pass(x, buffers, rows, block.grads, inputs[0], drawn, ready)
+                drawn, shares = given.get("uniforms"), given.get("weights")
+                losses = self._pass(x, buffers, at, block.grads, given["numbers"], drawn, ready, shares)
             self._seen = True
             return losses
 
         if self._graphs is None:
-            return compute(*moving)
-        return self._graphs.run(compute, moving, fixed, str(same), buffers)
+            return compute(*moving.values())
+        named = f"{rows if isinstance(rows, slice) else 'rows'}"
+        return self._graphs.run(compute, list(moving.values()), fixed, named, buffers)
 
     def _pass(
         self,
@@ -151,20 +225,31 @@ class SharedEngine:
         numbers: Tensor,
         uniforms: Tensor | None,
         ready: Tensor | None,
+        weights: Tensor | None = None,
     ) -> Tensor:
-        """Fill `grads` and the rows of `buffers`, and return the losses [c]; `ready` are cached inputs."""
+        """Fill `grads` and the rows of `buffers`, and return the losses [c]; `ready` are cached inputs.
+
+        With `weights`, the gradients are weighted sums of the clipped gradients of single records, without the penalty.
+        """
         problem, sink = self._problem, self._sink
-        c = len(numbers)
+        targets = self._records.targets[numbers]
+        if weights is not None:  # every record takes the place of a client
+            numbers, targets = numbers.reshape(-1, 1), targets.flatten(0, 1)[:, None]
+            uniforms = uniforms.flatten(0, 1)[:, None] if uniforms is not None else None
         if ready is None:
             ready = prepare_inputs(problem, self._records.inputs, numbers, uniforms, x.dtype)
-        targets = self._records.targets[numbers]
         own = {name: values[rows] for name, values in buffers.items()}
         sink.fill(x, grads, own)
-        self._model.train()
         with torch.enable_grad(), autocast(x.device, self._precision):
-            outputs = self._model(ready)
-            losses = self._losses(outputs, targets, c)
+            losses = self._model.losses(ready, targets)
             losses.sum().backward()
+        self._model.collect()
+        if self._clip is not None and weights is not None:
+            uses = {slot: [use.exact(x.dtype) for use in several] for slot, several in sink.uses.items()}
+            add_up(uses, self._written, self._clip, weights, len(sink.slots))
+            sink.finish()
+            losses = losses.detach().to(x.dtype).view_as(weights)
+            return torch.where(weights == 0, 0, losses * weights).sum(1)
         sink.finish()
         if not isinstance(rows, slice):
             for name, values in buffers.items():
@@ -174,16 +259,26 @@ class SharedEngine:
             grads += slope
         return losses.detach().to(x.dtype) + base
 
-    def _losses(self, outputs: Tensor, targets: Tensor, clients: int) -> Tensor:
-        """Return the mean loss of every client."""
-        if self._plain and outputs.ndim <= 2:
-            flat = targets.flatten(0, 1)
-            each = (
-                F.cross_entropy(outputs, flat, reduction="none")
-                if self._problem.loss is F.cross_entropy
-                else F.binary_cross_entropy_with_logits(outputs, flat.to(outputs), reduction="none")
-            )
-            each = each.view(clients, -1)
-            return each.sum(1) / (targets != _LEFT_OUT).flatten(1).sum(1) if self._leaves_out else each.mean(1)
-        split = outputs.view(clients, -1, *outputs.shape[1:])
-        return torch.stack([self._problem.loss(own, target) for own, target in zip(split, targets, strict=True)])
+    @staticmethod
+    def _written(slot: ParameterSlot) -> Tensor:
+        slot.written = True
+        return slot.rows
+
+
+def _shared_model(
+    problem: Problem, rules: type[ModuleModel] | type[OperationModel] | None, isolated: bool
+) -> ModuleModel | OperationModel:
+    """Return the model with rules by module, or else by operation; raises `NoRule`.
+
+    `isolated`: unknown code must not see several clients (or records) at once, which rules by module do not prevent.
+    """
+    if rules is OperationModel:
+        return OperationModel(problem)
+    try:
+        if isolated:
+            refuse_foreign_code(problem)
+        return ModuleModel(problem)
+    except NoRule:
+        if rules is ModuleModel:
+            raise
+        return OperationModel(problem)

@@ -10,6 +10,7 @@ are written into the slots and not returned to autograd, and the statistics of B
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ... import kernels
+from .record_sums import product_squares
 from .slots import ParameterSlot
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ _WINDOW = 64  # the most pixels of a window for which a kernel is unrolled
 
 
 class LinearRows(Function):
-    """y = x Wᵀ + b on [..., in]."""
+    """y = x Wᵀ + b on [..., in]; `flipped`, y = x W + b."""
 
     @staticmethod
     def forward(
@@ -37,10 +39,12 @@ class LinearRows(Function):
         weight: Tensor,
         bias: Tensor | None,
         slots: tuple[ParameterSlot | None, ParameterSlot | None],
+        flipped: bool = False,
     ):
         x, weight = x.to(precision(x)), weight.to(precision(x))
+        weight = weight.mT if flipped else weight
         ctx.save_for_backward(x, weight)
-        ctx.slots = slots
+        ctx.slots, ctx.flipped = slots, flipped
         return F.linear(x, weight, None if bias is None else bias.to(weight.dtype))
 
     @staticmethod
@@ -48,13 +52,22 @@ class LinearRows(Function):
         x, weight = ctx.saved_tensors
         for_weight, for_bias = ctx.slots
         if for_weight is not None:
-            c = for_weight.sink.clients
-            left, right = g.reshape(c, -1, g.shape[-1]), x.reshape(c, -1, x.shape[-1])
-            for_weight.put(lambda rows: product(left, right, rows))
+            products = partial(_factors, ctx.flipped)
+            for_weight.put(partial(_write_products, ctx.flipped), g, x, products=products)
         if for_bias is not None:
-            per_client = g.reshape(for_bias.sink.clients, -1, g.shape[-1])
-            for_bias.put(lambda rows: rows.copy_(per_client.sum(1, dtype=rows.dtype)))
-        return (g @ weight if ctx.needs_input_grad[0] else None), None, None, None
+            for_bias.put(sum_positions, g)
+        return (g @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+def _write_products(flipped: bool, rows: Tensor, g: Tensor, x: Tensor) -> None:
+    left, right = (part.reshape(len(rows), -1, part.shape[-1]) for part in (g, x))
+    product(right, left, rows) if flipped else product(left, right, rows)
+
+
+def _factors(flipped: bool, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of a record's weight gradient, ``[records, 1, positions, ·]``."""
+    left, right = (part.reshape(len(part), 1, -1, part.shape[-1]) for part in (g, x))
+    return (right, left) if flipped else (left, right)
 
 
 class EmbeddingRows(Function):
@@ -69,16 +82,26 @@ class EmbeddingRows(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor):
         (numbers,) = ctx.saved_tensors
-        slot, c, size = ctx.slot, ctx.slot.sink.clients, ctx.slot.shape[0]
-        own = numbers.reshape(c, -1)
-        shifted = (
-            own + size * torch.arange(c, device=own.device)[:, None]
-        )  # every client has its own table of gradients
-        g = g.reshape(c, -1, g.shape[-1])
         if ctx.padding >= 0:
-            g = g.masked_fill((own == ctx.padding)[..., None], 0)
-        slot.put(lambda rows: rows.copy_(aten.embedding_dense_backward(g, shifted, c * size, -1, False).view_as(rows)))
+            g = g.masked_fill((numbers == ctx.padding)[..., None], 0)
+        ctx.slot.put(EmbeddingRows._write, g, numbers, squares=EmbeddingRows._squares)
         return None, None, None, None
+
+    @staticmethod
+    def _write(rows: Tensor, g: Tensor, numbers: Tensor) -> None:
+        c, size = rows.shape[:2]
+        own = numbers.reshape(c, -1)
+        # Every client has its own table of gradients.
+        shifted = own + size * torch.arange(c, device=own.device)[:, None]
+        g = g.reshape(c, -1, g.shape[-1])
+        rows.copy_(aten.embedding_dense_backward(g, shifted, c * size, -1, False).view_as(rows))
+
+    @staticmethod
+    def _squares(g: Tensor, numbers: Tensor) -> Tensor:
+        own = numbers.reshape(len(g), 1, -1)
+        left = g.reshape(len(g), 1, -1, g.shape[-1])
+        same = (own[..., None] == own[..., None, :]).to(g.dtype)  # the inner products of one-hot vectors
+        return product_squares(left, left.new_ones(1, 1, 1, 1).expand(*left.shape[:3], 1), same)
 
 
 class AffineRows(Function):
@@ -105,19 +128,46 @@ class AffineRows(Function):
         x, weight = ctx.saved_tensors
         for_weight, for_bias = ctx.slots
 
-        def total(values: Tensor, rows: Tensor) -> None:
-            c = len(rows)
-            if ctx.first:
-                rows.copy_(values.reshape(c, -1, values.shape[1], values[0, 0].numel()).sum((1, 3), dtype=rows.dtype))
-            else:
-                rows.copy_(values.reshape(c, -1, *rows.shape[1:]).sum(1, dtype=rows.dtype))
-
+        total = sum_channels if ctx.first else sum_positions
         if for_weight is not None:
-            for_weight.put(lambda rows: total(g * x, rows))
+            for_weight.put(total, g * x)
         if for_bias is not None:
-            for_bias.put(lambda rows: total(g, rows))
+            for_bias.put(total, g)
         broad = weight.view(-1, *[1] * (x.ndim - 2)) if ctx.first else weight
         return (g * broad.to(g.dtype) if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+class LayerNormRows(Function):
+    """LayerNorm with weight, with the fused kernels of PyTorch for the output and the data gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        slots: tuple[ParameterSlot | None, ParameterSlot | None],
+        eps: float,
+    ):
+        x = x.to(weight.dtype)  # autocast computes norms in full precision
+        y, mean, inverse = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, inverse)
+        ctx.slots = slots
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        x, weight, bias, mean, inverse = ctx.saved_tensors
+        for_weight, for_bias = ctx.slots
+        if for_weight is not None:
+            for_weight.put(sum_positions, g * ((x - mean) * inverse))
+        if for_bias is not None:
+            for_bias.put(sum_positions, g)
+        data = None
+        if ctx.needs_input_grad[0]:
+            needed = [True, False, False]
+            data = aten.native_layer_norm_backward(g, x, weight.shape, mean, inverse, weight, bias, needed)[0]
+        return data, None, None, None, None
 
 
 class ShortcutByKernel(Function):
@@ -200,6 +250,17 @@ class AdaptiveMaxPoolByKernel(Function):
 
 def _both(size: Any) -> tuple[int, ...]:
     return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def sum_positions(rows: Tensor, values: Tensor) -> None:
+    """rows[i] = the sum of part i of the values over all dimensions but the last ones, which are those of a row."""
+    rows.copy_(values.reshape(len(rows), -1, *rows.shape[1:]).sum(1, dtype=rows.dtype))
+
+
+def sum_channels(rows: Tensor, values: Tensor) -> None:
+    """rows[i] = the sum of part i of the values ``[records, channels, ...]`` for each channel."""
+    per_part = values.reshape(len(rows), -1, values.shape[1], values[0, 0].numel())
+    rows.copy_(per_part.sum((1, 3), dtype=rows.dtype))
 
 
 def product(left: Tensor, right: Tensor, rows: Tensor) -> None:

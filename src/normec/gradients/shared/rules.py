@@ -12,25 +12,38 @@ of this file (`refuse_foreign_code`). Types are compared exactly, because a subc
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, nn, vmap
+from torch._C import _are_functorch_transforms_active as under_vmap
+from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_modules
 from torch.overrides import TorchFunctionMode
 
-from ...models import MLP, GroupNormCNN, ResNet20, SmallCNN, resnet
+from ...models import MLP, GroupNormCNN, ResNet20, SmallCNN, binary_loss, resnet
 from ...models.resnet import Shortcut
 from ...problems.problem import Problem
-from .convolution import ConvRows, TiledConvRows
-from .layers import AdaptiveMaxPoolByKernel, AffineRows, EmbeddingRows, LinearRows, MaxPoolByKernel, ShortcutByKernel
+from .convolution import ConvRows, Geometry, TiledConvRows
+from .layers import (
+    AdaptiveMaxPoolByKernel,
+    AffineRows,
+    EmbeddingRows,
+    LayerNormRows,
+    LinearRows,
+    MaxPoolByKernel,
+    ShortcutByKernel,
+)
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
-from .slots import GradientSink, ParameterSlot
+from .slots import GradientSink, NoRule, ParameterSlot, parameter_slots
 
 Slots = dict[str, ParameterSlot | None]
 Rule = Callable[[Any, Slots, GradientSink, str, Tensor], Tensor]
+
+LEFT_OUT = -100  # the target of records that cross entropy ignores
 
 # Functions by which a tensor's values reach Python.
 _LOOKS = {
@@ -39,50 +52,77 @@ _LOOKS = {
 }
 
 
-class NoRule(Exception):  # noqa: N818  # not an error: another engine is used
-    """The shared pass has no rule for a part of the model; the message names it."""
-
-
 class RefuseValueAccess(TorchFunctionMode):
-    """Refuses code that reads values: `if x.sum() > 0` would decide once for all clients, not for each."""
+    """Refuses code that reads values: `if x.sum() > 0` would decide once for all clients, not for each.
+
+    Under vmap it is known which tensors differ between clients, and others may be read.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _LOOKS:
+        looks = getattr(func, "__name__", "") in _LOOKS
+        if looks and (not under_vmap() or any(isinstance(arg, Tensor) and is_batchedtensor(arg) for arg in args)):
             raise NoRule("the model or its loss reads values (if, item), which differ from client to client")
         return func(*args, **(kwargs or {}))
 
 
-def convert(problem: Problem) -> tuple[nn.Module, GradientSink]:
-    """Return a copy of the model whose layers take the records of many clients and fill the sink; raises `NoRule`."""
-    model, sink = copy.deepcopy(problem.model), GradientSink()
-    starts: dict[nn.Parameter, ParameterSlot] = {}
-    position = 0
-    for parameter in model.parameters():  # in the order of the flat vector
-        if parameter.requires_grad:
-            starts[parameter] = ParameterSlot(sink, position, parameter.shape)
-            position += parameter.numel()
-    sink.slots = list(starts.values())
-    for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        if len(own) < sum(p is not None for p in module._parameters.values()):
-            raise NoRule(f"{type(module).__name__} holds one parameter under two names")
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            raise NoRule(f"{type(module).__name__} draws random numbers client by client")
-        if isinstance(module, nn.modules.batchnorm._NormBase) or any(p.requires_grad for p in own.values()):
-            rule = _rule(module)
-            sink.normed |= rule is _batch_norm
-            slots = {key: starts.get(parameter) for key, parameter in own.items()}
-            if rule is _conv and TiledConvRows.prepare(module, slots.get("weight")):
-                rule = _tiled_conv
-            # The `forward` of an instance takes precedence over that of its class; all else stays the same.
-            module.forward = partial(rule, module, slots, sink, f"{name}." if name else "")
-            if rule in (_batch_norm, _group_norm):
-                module.then_relu = partial(_then_relu, module, rule, slots, sink, f"{name}." if name else "")
-            if rule is _group_norm:
-                module.then_pool = partial(_then_pool, module, slots)
-        elif type(module) in _BARE:
-            module.forward = partial(_BARE[type(module)], module)
-    return model, sink
+class ModuleModel:
+    """A copy of the model whose layers take the records of many clients at once and fill the sink."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Raises `NoRule` if a layer has no rule."""
+        self._problem, self._model, self.sink = problem, copy.deepcopy(problem.model), GradientSink()
+        slots = parameter_slots(self._model, self.sink)
+        for name, module in self._model.named_modules():
+            _use_rule(module, f"{name}." if name else "", slots, self.sink)
+        self._plain = problem.loss in (F.cross_entropy, binary_loss)
+        self.leaves_out = True  # whether targets may be those that cross entropy ignores
+
+    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each client, from inputs ``[c · B, ...]`` and targets ``[c, B, ...]``."""
+        clients, loss = len(targets), self._problem.loss
+        self._model.train()
+        outputs = self._model(inputs)
+        if self._plain and outputs.ndim <= 2:
+            flat = targets.flatten(0, 1)
+            each = (
+                F.cross_entropy(outputs, flat, reduction="none")
+                if loss is F.cross_entropy
+                else F.binary_cross_entropy_with_logits(outputs, flat.to(outputs), reduction="none")
+            )
+            each = each.view(clients, -1)
+            if loss is F.cross_entropy and self.leaves_out and not targets.is_floating_point():
+                return each.sum(1) / (targets != LEFT_OUT).flatten(1).sum(1)
+            return each.mean(1)
+        split = outputs.view(clients, -1, *outputs.shape[1:])
+        if self.sink.by_record:
+            return vmap(loss)(split, targets)
+        return torch.stack([loss(own, target) for own, target in zip(split, targets, strict=True)])
+
+    def collect(self) -> None:
+        """After the backward pass: every use of a parameter has a rule, which has written its gradient."""
+
+
+def _use_rule(module: Any, name: str, known: Mapping[nn.Parameter, ParameterSlot], sink: GradientSink) -> None:
+    """Let a module of the given name compute by its rule, if it needs one; raises `NoRule`."""
+    own = dict(module.named_parameters(recurse=False))
+    if len(own) < sum(p is not None for p in module._parameters.values()):
+        raise NoRule(f"{type(module).__name__} holds one parameter under two names")
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        raise NoRule(f"{type(module).__name__} draws random numbers client by client")
+    if isinstance(module, nn.modules.batchnorm._NormBase) or any(p.requires_grad for p in own.values()):
+        rule = _rule(module)
+        sink.normed |= rule is _batch_norm
+        slots = {key: known.get(parameter) for key, parameter in own.items()}
+        if rule is _conv and TiledConvRows.prepare(module, slots.get("weight")):
+            rule = _tiled_conv
+        # The `forward` of an instance takes precedence over that of its class; all else stays the same.
+        module.forward = partial(rule, module, slots, sink, name)
+        if rule in (_batch_norm, _group_norm):
+            module.then_relu = partial(_then_relu, module, rule, slots, sink, name)
+        if rule is _group_norm:
+            module.then_pool = partial(_then_pool, module, slots, sink)
+    elif type(module) in _BARE:
+        module.forward = partial(_BARE[type(module)], module)
 
 
 def _rule(module: nn.Module) -> Rule:
@@ -115,10 +155,16 @@ def _conv(module: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor) -
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x = F.pad(x, module._reversed_padding_repeated_twice, mode)
         padding = [0] * len(module.stride)
+    geometry = Geometry(tuple(module.stride), tuple(padding), tuple(module.dilation), module.groups)
     weight, bias = _values(module, slots, "weight", "bias")
-    geometry = (list(module.stride), list(padding), list(module.dilation), module.groups)
-    where = (slots.get("weight"), slots.get("bias"))
-    return ConvRows.apply(x, weight, bias, where, geometry)
+    return ConvRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), geometry)
+
+
+def _transposed_conv(module: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
+    stride, padding, dilation = (tuple(part) for part in (module.stride, module.padding, module.dilation))
+    geometry = Geometry(stride, padding, dilation, module.groups, True, tuple(module.output_padding))
+    weight, bias = _values(module, slots, "weight", "bias")
+    return ConvRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), geometry)
 
 
 def _tiled_conv(module: nn.Conv2d, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:
@@ -143,13 +189,13 @@ def _embedding(module: nn.Embedding, slots: Slots, sink: GradientSink, name: str
 def _group_norm(
     module: nn.GroupNorm,
     slots: Slots,
-    sink: GradientSink,  # noqa: ARG001
+    sink: GradientSink,
     name: str,  # noqa: ARG001
     x: Tensor,
     shortcut: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
-    if GroupNormRows.fits(x, module.num_groups):
+    if not sink.by_record and GroupNormRows.fits(x, module.num_groups):
         weight, bias = _values(module, slots, "weight", "bias")
         where = (slots.get("weight"), slots.get("bias"))
         return _first(GroupNormRows.apply(x, shortcut, weight, bias, where, module, relu))
@@ -163,14 +209,14 @@ def _then_relu(
     """Return `models.norm_relu` computed by the norm's kernel, or None if the kernel does not apply."""
     fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    if not fits or not alike or _hooked(module):
+    if not fits or not alike or sink.by_record or _hooked(module):
         return None
     return rule(module, slots, sink, name, x, shortcut, True)
 
 
-def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -> Tensor | None:
+def _then_pool(module: nn.GroupNorm, slots: Slots, sink: GradientSink, x: Tensor, pool: nn.Module) -> Tensor | None:
     """Return `models.norm_relu_pool` computed by one kernel, or None if the kernel does not apply."""
-    if _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
+    if sink.by_record or _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
         return None
     weight, bias = _values(module, slots, "weight", "bias")
     return GroupNormPoolRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), module)
@@ -221,8 +267,10 @@ def _instance_norm(module: Any, slots: Slots, sink: GradientSink, name: str, x: 
 
 
 def _layer_norm(module: nn.LayerNorm, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
-    normed = F.layer_norm(x, module.normalized_shape, None, None, module.eps)
-    return _affine(module, slots, normed, first=False)
+    weight, bias = _values(module, slots, "weight", "bias")
+    if weight is None:
+        return F.layer_norm(x, module.normalized_shape, None, None, module.eps)
+    return LayerNormRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), module.eps)
 
 
 def _rms_norm(module: nn.RMSNorm, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
@@ -247,6 +295,8 @@ def _batch_norm(
     shortcut: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
+    if sink.by_record:
+        raise NoRule("BatchNorm mixes the records of a batch, so no record has a gradient of its own")
     if not module.training:
         raise NoRule("there is no rule for a BatchNorm that stays in evaluation mode")
     if module.track_running_stats and module.momentum is None:
@@ -270,6 +320,7 @@ def _batch_norm(
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
     ((nn.Linear,), _linear),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed_conv),
     ((nn.Embedding,), _embedding),
     ((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
     ((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_norm),

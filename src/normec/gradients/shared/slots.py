@@ -3,24 +3,31 @@
 All clients share x, so a layer runs once on the records of all of them, and its backward pass computes one weight
 gradient per client. A `GradientSink` holds the block's matrix ``[c, d]`` while it is filled. A `ParameterSlot` is the
 part of it that belongs to one parameter: rules read `ParameterSlot.value` and write directly into `ParameterSlot.rows`.
+If every record's gradient is clipped, nothing is written during the backward pass: the sink keeps what each rule needs
+to write its gradient (`record_sums.Use`) until the norms of all records are known.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels.tiles import Tiles
 from ...problems.objective import Buffers
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
+    from .record_sums import Products, Squares, Use, Write
+
+
+class NoRule(Exception):  # noqa: N818  # not an error: another engine is used
+    """The shared pass has no rule for a part of the model; the message names it."""
 
 
 class PackedWeights:
@@ -72,12 +79,15 @@ class GradientSink:
     normed: bool = False  # whether a BatchNorm may use the moments of a convolution's output
     moments: dict[int, tuple[Tensor, int, Moments]] = field(default_factory=dict)  # by the id of the images
     counts: Counter[str] = field(default_factory=Counter)  # increments of buffers that count batches
+    by_record: bool = False  # whether the gradients of single records are clipped
+    uses: dict[ParameterSlot, list[Use]] = field(default_factory=dict)  # with `by_record`, each use of each parameter
 
     def fill(self, x: Tensor, grads: Tensor, buffers: Buffers) -> None:
         """Prepare a forward pass at `x` whose backward pass fills `grads`."""
         self.x, self.grads, self.buffers, self.clients = x.detach(), grads, buffers, len(grads)
         self.counts.clear()
         self.moments.clear()
+        self.uses.clear()
         self.packing.forget()
         for slot in self.slots:
             slot.written = False
@@ -111,6 +121,7 @@ class GradientSink:
 
     def clear(self) -> None:
         self.x, self.grads, self.buffers = torch.empty(0), torch.empty(0, 0), {}
+        self.uses.clear()
         self.counts.clear()
         self.moments.clear()
         self.packing.forget()
@@ -133,14 +144,26 @@ class ParameterSlot:
         part = self.sink.grads[:, self.start : self.start + self.shape.numel()]
         return part.view(self.sink.clients, *self.shape)
 
-    def put(self, write: Callable[[Tensor], object]) -> None:
-        """Fill the gradient with `write(rows)`; a parameter that is used twice gets the sum."""
-        if self.written:
+    def put(
+        self, write: Write, *tensors: Tensor, products: Products | None = None, squares: Squares | None = None
+    ) -> None:
+        """Fill the gradient with `write(rows, *tensors)`; a parameter that is used twice gets the sum.
+
+        The first of `tensors` is the gradient of the layer's output, and `write` is linear in it. All of them hold the
+        records of the block in order, so that any part of them is the input of the same records' gradient. `products`
+        and `squares` are faster ways to the gradients or norms of single records (`record_sums.Use`).
+        """
+        if self.sink.by_record:
+            from .record_sums import Use
+
+            held = tuple(tensor.detach() for tensor in tensors)
+            self.sink.uses.setdefault(self, []).append(Use(self.shape, write, held, products, squares))
+        elif self.written:
             more = torch.empty_like(self.rows, memory_format=torch.contiguous_format)
-            write(more)
+            write(more, *tensors)
             self.rows.add_(more)
         else:
-            write(self.rows)
+            write(self.rows, *tensors)
             self.written = True
 
 
@@ -157,3 +180,15 @@ def filled(slots: Sequence[ParameterSlot | None], spare: Tensor) -> Iterator[lis
             slot.written = True
             if earlier is not None:
                 slot.rows.add_(earlier)
+
+
+def parameter_slots(model: nn.Module, sink: GradientSink) -> dict[nn.Parameter, ParameterSlot]:
+    """Give the sink a slot for each trainable parameter, in the order of the flat vector, and return them."""
+    slots: dict[nn.Parameter, ParameterSlot] = {}
+    position = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            slots[parameter] = ParameterSlot(sink, position, parameter.shape)
+            position += parameter.numel()
+    sink.slots = list(slots.values())
+    return slots

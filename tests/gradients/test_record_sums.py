@@ -1,0 +1,187 @@
+"""Clipping by record in the shared pass, against gradients of single records that autograd computes one by one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import Problem
+from normec.gradients.choice import choose_engine
+from normec.gradients.record_clip import RecordClip
+from normec.gradients.shared import record_sums
+from normec.gradients.shared.engine import SharedEngine
+from normec.gradients.shared.operations import OperationModel
+from normec.gradients.shared.record_sums import product_squares
+from normec.gradients.shared.slots import NoRule
+from normec.problems.client_data import ResidentRecords
+from normec.sampling.batches import Batches, BatchSource, PoissonBatches
+
+from .cases import CASES, CLASSES, Case, everything, problem
+from .structures import STRUCTURES
+
+CLOSE = 1e-10
+CLIPS = {"clip": RecordClip(0.3), "auto by layer": RecordClip("auto", by_layer=True)}
+# BatchNorm mixes records; the other cases that are left out have the same layers as one that is here.
+MODELS: dict[str, Case] = STRUCTURES | {
+    name: CASES[name] for name in ("mlp", "cnn", "cnn-gn", "convolutions", "norms", "regression", "binary")
+}
+
+
+def batches_of(of: Problem, kind: str) -> BatchSource | None:
+    assert of.sizes is not None
+    made: dict[str, BatchSource | None] = {
+        "all records": None,
+        "batches": Batches(of.sizes, 5, 1),
+        "Poisson": PoissonBatches(of.sizes, 0.3, 1),
+    }
+    return made[kind]
+
+
+def clipped(grads: list[Tensor], clip: RecordClip) -> Tensor:
+    """One record's share, from the gradient of each tensor."""
+    if not clip.by_layer:
+        grads = [torch.cat([grad.flatten() for grad in grads])]
+    each, shares = clip.bound / math.sqrt(len(grads)), []
+    for grad in grads:
+        length = float(grad.norm())
+        scale = 1 / (math.sqrt(len(grads)) * length + 0.01) if clip.size == "auto" else min(1.0, each / length)
+        shares.append(grad.flatten() * scale)
+    return torch.cat(shares)
+
+
+def by_hand(of: Problem, clip: RecordClip, batches: BatchSource | None, round: int) -> Tensor:
+    """The gradients of all clients, record by record."""
+    assert of.sizes is not None
+    rows = [torch.arange(int(size)) for size in of.sizes]
+    if batches is not None:
+        rows = batches.draw(torch.arange(of.clients), round)
+    divisors = of.sizes.double() if batches is None else batches.expected
+    found = torch.zeros(of.clients, len(of.x0), dtype=torch.float64)
+    parameters = {name: value.detach().requires_grad_() for name, value in of.unflatten(of.x0).items()}
+    for client, own in enumerate(rows):
+        for number in own.tolist():
+            inputs, targets = of.records.batch(client, torch.tensor([number]))
+            loss = of.loss(functional_call(of.model, parameters, (inputs,)), targets)
+            grads = torch.autograd.grad(loss, list(parameters.values()))
+            found[client] += clipped(list(grads), clip) / divisors[client]
+    return found
+
+
+QUICK = {"mlp", "cnn-gn", "gpt with tied weights", "lora", "products"}
+SETTINGS = [
+    ("clip", "all records"),
+    ("auto by layer", "Poisson"),
+    ("auto by layer", "all records"),
+    ("clip", "batches"),
+]
+RUNS = [
+    pytest.param(name, *setting, marks=() if name in QUICK and setting in SETTINGS[:2] else pytest.mark.slow)
+    for name in MODELS
+    for setting in (SETTINGS if name in QUICK else SETTINGS[:2])
+]
+
+
+@pytest.mark.parametrize(("name", "clip", "kind"), RUNS)
+def test_sums_are_those_of_records_that_are_clipped_one_by_one(
+    name: str, clip: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = problem(MODELS[name], sizes=(4, 4, 2, 3))
+    assert isinstance(of.records, ResidentRecords)
+    batches = batches_of(of, kind)
+    engine = SharedEngine(of, of.records, batches, 1, "float32", private=True, record_clip=CLIPS[clip])
+    expected = by_hand(of, CLIPS[clip], batches, 2)
+    for block, held in ((1000, 2**24), (5, 40)):  # all together; in parts and with little memory
+        engine._block = block
+        monkeypatch.setitem(record_sums._HELD, "cpu", held)
+        found = everything(engine, of, 2).grads
+        assert float((found - expected).abs().max()) < CLOSE * float(expected.abs().max())
+
+
+def test_the_norm_of_a_product_is_never_too_small() -> None:
+    """Positions cancel: the gradient is a millionth of what is added up, and float32 loses it."""
+    torch.manual_seed(0)
+    left, right = torch.randn(200, 1, 8, 5), torch.randn(200, 1, 8, 7)
+    left[:, :, 1::2], right[:, :, 1::2] = -left[:, :, ::2], right[:, :, ::2] * (1 + 1e-6 * torch.randn(200, 1, 4, 1))
+    exact = (left.double().mT @ right.double()).square().sum((1, 2, 3))
+    bound = product_squares(left, right).double()
+    assert bool((bound >= exact).all())
+    assert float(((left @ left.mT) * (right @ right.mT)).sum((1, 2, 3)).double().sub(exact).min()) < 0  # without slack
+    usual = product_squares(torch.randn(200, 1, 8, 5), torch.randn(200, 1, 8, 7))
+    assert bool(torch.isfinite(usual).all())
+
+
+def test_slack_is_invisible_where_nothing_cancels() -> None:
+    torch.manual_seed(0)
+    left, right = torch.randn(50, 2, 6, 5), torch.randn(50, 2, 6, 7)
+    exact = (left.double().mT @ right.double()).square().sum((1, 2, 3))
+    assert float((product_squares(left, right).double() / exact - 1).abs().max()) < 2e-4
+
+
+def layers(sizes: tuple[int, ...]) -> Problem:
+    torch.manual_seed(0)
+    clients = [TensorDataset(torch.randn(size, 6).double(), torch.arange(size) % CLASSES) for size in sizes]
+    return Problem(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double(), F.cross_entropy, clients)
+
+
+@pytest.mark.parametrize("rules", [None, OperationModel])
+def test_a_record_that_is_not_drawn_adds_nothing_even_if_it_fills_the_batch_up(
+    rules: type[OperationModel] | None,
+) -> None:
+    """The table of a Poisson batch is filled up with a client's first record."""
+    of = layers((4, 9))
+    assert isinstance(of.records, ResidentRecords)
+    of.records.inputs[0] = torch.nan
+    assert of.sizes is not None
+    batches = PoissonBatches(of.sizes, 0.4, 1)
+    engine = SharedEngine(of, of.records, batches, 1, "float32", rules, private=True, record_clip=RecordClip(1.0))
+    checked = 0
+    for round in range(20):
+        drawn = batches.draw(torch.arange(2), round)
+        found = everything(engine, of, round)
+        if 0 not in drawn[0].tolist():
+            checked += len(drawn[0]) < len(drawn[1])
+            assert bool(torch.isfinite(found.grads).all())
+            if not len(drawn[0]):
+                assert not found.grads[0].any()
+        else:
+            assert not bool(torch.isfinite(found.grads[0]).all())
+        assert bool(torch.isfinite(found.grads[1]).all())
+    assert checked > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cnn-gn", "gpt", "vit"])
+def test_auto_takes_the_shared_pass_in_private_runs(name: str) -> None:
+    of = problem(MODELS[name], sizes=(4, 3))
+    engine = choose_engine("auto", of, None, 1, RecordClip(0.5), private=True)
+    found = everything(engine, of).grads
+    assert engine.name == "shared"
+    expected = by_hand(of, RecordClip(0.5), None, 0)
+    assert float((found - expected).abs().max()) < CLOSE * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("rules", [None, OperationModel])
+def test_batch_norm_has_no_gradient_of_a_record(rules: type[OperationModel] | None) -> None:
+    of = problem("small", sizes=(4, 3))
+    assert isinstance(of.records, ResidentRecords)
+    engine = SharedEngine(of, of.records, None, 1, "float32", rules, private=True, record_clip=RecordClip(0.5))
+    with pytest.raises(NoRule, match="mixes the records"):
+        everything(engine, of)
+
+
+def test_bounds_hold_in_float32() -> None:
+    """No client's sum is longer than its records allow, whatever the layers are."""
+    for name in ("cnn-gn", "gpt", "vit"):
+        of = problem(MODELS[name], dtype=torch.float32, sizes=(1, 1, 1))
+        assert isinstance(of.records, ResidentRecords)
+        clip = RecordClip(0.01)
+        engine = SharedEngine(of, of.records, None, 1, "float32", private=True, record_clip=clip)
+        lengths = everything(engine, of).grads.double().norm(dim=1)
+        assert float(lengths.max()) <= 0.01 * (1 + 1e-5)
+        assert float(lengths.min()) >= 0.01 * (1 - 1e-4)
