@@ -13,11 +13,16 @@ import pytest
 
 pytest.importorskip("flwr.app")
 
+from flwr.app import Message, Metadata
+
 from normec import UsageError
 from normec.cli.app import run
+from normec.federation.flower.app import _Parties
+from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app, new_terms, parse_parties
-from normec.federation.flower.supernode import read_private_key
+from normec.federation.flower.supernode import load_task, read_private_key
+from normec.federation.protocol.wire import Refusal, SumRequest, octets, to_fields
 
 NAMES = ("north", "south", "east")
 SETTINGS: dict[str, Any] = {
@@ -68,6 +73,27 @@ def test_terms_state_what_each_party_is_asked(folder: Path) -> None:
     assert noises[0] * 200 == pytest.approx(noises[1] * 300) == pytest.approx(noises[2] * 100)
     assert [one.agreed.index for one in terms.parties] == [0, 1, 2]
     assert terms.parties[0].agreed.parameters == 2 * 2 + 2
+
+
+def test_a_run_with_secure_sums_has_no_terms_of_single_messages(folder: Path) -> None:
+    keys = {name: folder / f"{name}.pub" for name in NAMES}
+    with pytest.raises(UsageError, match="these terms are for single messages"):
+        new_terms(folder / "app", keys, {**SETTINGS, "trust": "secure-sum"})
+
+
+def test_a_party_with_signed_terms_takes_part_in_no_secure_sum(folder: Path) -> None:
+    signed(folder)
+    policy = folder / "policy.toml"
+    policy.write_text('runs = ["any"]\ntrusts = ["local", "secure-sum"]\nepsilon = 8.0\n')
+    config = {"folder": str(folder / "party"), "policy": str(policy), "key": str(folder / "north")}
+    request = SumRequest("app~0123456789abcdef", "north", 0, "roster", octets(b"roster"))
+    metadata = Metadata(1, "0", 0, 1, "", "", 0.0, 3600.0, "train")
+    message = Message(content=to_records(to_fields(request)), metadata=metadata)
+    parties = _Parties(load_task(folder / "app"))
+    answer = parties.answer({**config, "terms": str(folder / "terms.json")}, message)
+    assert isinstance(answer, Refusal)
+    journal = (folder / "party" / "events.jsonl").read_text(encoding="utf-8")
+    assert "are those of single messages" in journal
 
 
 def test_all_must_sign(folder: Path) -> None:

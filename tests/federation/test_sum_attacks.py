@@ -13,6 +13,7 @@ import pytest
 from normec import DPSGD, Clip, Privacy
 from normec.errors import UsageError
 from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.departure import leave
 from normec.federation.protocol.introduction import agreed, introduce, introduced
 from normec.federation.protocol.journal import read_journal
 from normec.federation.protocol.party import Party
@@ -24,6 +25,7 @@ from normec.federation.protocol.wire import (
     WireError,
     from_fields,
     octets,
+    run_name,
     to_fields,
 )
 from normec.federation.secure_sum.keys import Identity
@@ -361,3 +363,15 @@ def test_invented_runs_do_not_fill_the_disk(federation: SummingHospitals, monkey
         (answer,) = send(federation, "a", Invitation(terms.canonical, 0), run=run)
         assert isinstance(answer, Advert if i < 2 else SumRefusal)
     assert "holds 2 runs" in exact(federation, "a")
+
+
+def test_a_party_that_left_a_run_answers_none_of_its_exchanges(federation: SummingHospitals) -> None:
+    node, run = NODES[0], federation.server.run
+    leave(federation.home(node), run_name(run))
+    for purpose in ("roster", "exchange"):
+        request = SumRequest(run, node, 0, purpose, octets(encode((due(federation, node),))))
+        answer = federation.parties[node].answer(to_fields(request))
+        assert isinstance(answer, Refusal)
+        assert answer.reason == "terms"
+        assert f"this party left run {run_name(run)}" in exact(federation, node)
+    assert paid(federation) == [0] * len(NODES)

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import Problem
+from normec import DPSGD, Clip, Privacy, Problem, train
 from normec.gradients.choice import choose_engine
 from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared import record_sums
@@ -185,3 +185,15 @@ def test_bounds_hold_in_float32() -> None:
         lengths = everything(engine, of).grads.double().norm(dim=1)
         assert float(lengths.max()) <= 0.01 * (1 + 1e-5)
         assert float(lengths.min()) >= 0.01 * (1 - 1e-4)
+
+
+def test_real_noise_keeps_the_records_apart_in_the_loop() -> None:
+    """A simulation may take the shared pass; with noise that protects somebody, each record has bits of its own."""
+    of = problem(MODELS["mlp"])
+    for name in ("auto", "shared"):
+        assert choose_engine(name, of, None, 0, CLIPS["clip"], private=True).name.startswith("shared")
+        assert choose_engine(name, of, None, 0, CLIPS["clip"], private=True, contained=True).name == "loop"
+    for noise, engine in (("seeded", "shared"), ("secure", "loop")):
+        privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, noise=noise)
+        run = train(of, DPSGD(Clip(1.0)), lr=0.1, rounds=1, privacy=privacy)
+        assert run.engine.startswith(engine)

@@ -54,6 +54,7 @@ def choose_engine(
     rounds: int = 1,
     private: bool = False,
     local: LocalSteps | None = None,
+    contained: bool = False,
 ) -> Engine:
     """Return the engine of that name; "auto" is the fastest that suits the problem. A custom engine is used unchanged.
 
@@ -61,6 +62,10 @@ def choose_engine(
 
     With `private` the choice depends on types and sizes alone, never on the clients' data, and no code of the caller's
     own sees the records of several clients together.
+
+    With `contained` clipped records are computed by the loop, in which the bits of one record's share do not depend on
+    the others. In the other engines one record may change how the sum of the others is rounded, by a little that no
+    proof bounds; this is good enough for simulations, whose noise protects nobody.
     """
     if not isinstance(name, str):
         if record_clip is not None:
@@ -74,6 +79,8 @@ def choose_engine(
     loop = LocalLoop(gradients, problem, local, steps) if local is not None and steps is not None else gradients
     if name == "loop":
         return loop
+    if record_clip is not None and contained:
+        return _fall_back(name, loop, "with real noise, only the loop keeps the records apart to the last bit")
     if not isinstance(problem, Problem) or not isinstance(problem.records, ResidentRecords):
         return _fall_back(name, loop, "it needs a model, and records in tensors")
     if private and type(problem) is not Problem:

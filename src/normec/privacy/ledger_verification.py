@@ -122,6 +122,8 @@ def _agreed(
     exact = paid.epsilon
     if releases == paid.releases and events and not math.isclose(said, exact, rel_tol=1e-9):
         exact = Account(delta, events).epsilon()
+    if releases == paid.releases and spent.get("stopped_by_rule") is True and said >= exact:
+        return Paid(said, releases)  # that of all planned rounds
     if releases != paid.releases or not math.isclose(said, exact, rel_tol=1e-9):
         raise UsageError(
             f"{path} amounts to epsilon = {exact:.6g} in {paid.releases} releases, summary.json says {said:.6g} in "

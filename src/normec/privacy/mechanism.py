@@ -60,6 +60,7 @@ class Spent:
     not_covered: tuple[str, ...]
     notes: tuple[str, ...]
     beyond_ledger: int = 0  # those of `releases` that a party may have made and that are not in the run's ledger
+    stopped_by_rule: bool = False  # a rule that saw results ended the run: `epsilon` is that of all planned rounds
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

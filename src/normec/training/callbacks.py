@@ -113,10 +113,10 @@ class Callback:
 class EarlyStopping(Callback):
     """Stops a run when a result on validation data has not improved for some evaluations.
 
-    The decision follows from the history alone, so a run that is started again stops at the same round. The account
-    pays for the rounds that were made. Before a private run begins, the guarantee that holds is that of all planned
-    rounds, because the number of rounds depends on what is released; the run's notes state that ε. The validation
-    records decide about the number of rounds, and no noise covers them.
+    The decision follows from the history alone, so a run that is started again stops at the same round. The ledger
+    pays for the rounds that were made. The ε of a private run is that of all planned rounds nevertheless, because the
+    number of rounds depends on what is released. The validation records decide about the number of rounds, and no noise
+    covers them.
 
     Args:
         column: A column of the history, such as "validation_loss", "validation_accuracy" or a metric of your own.

@@ -44,7 +44,7 @@ from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_
 from .stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from ..privacy.mechanism import Mechanism
+    from ..privacy.mechanism import Mechanism, Spent
 
 
 SMALL_FILE = 2**20  # bytes of releases below which no checkpoint is written because of them
@@ -72,9 +72,17 @@ class TrainingLoop:
         self.mechanism = mechanism
         clip = record_clip_of(mechanism.privacy) if mechanism is not None else None
         batches = batches_of(problem, plan)
-        private = mechanism is not None
         self.engine = choose_engine(
-            engine, problem, batches, plan.model_seed, clip, plan.precision, plan.rounds, private, plan.local
+            engine,
+            problem,
+            batches,
+            plan.model_seed,
+            clip,
+            plan.precision,
+            plan.rounds,
+            private=mechanism is not None,
+            local=plan.local,
+            contained=mechanism is not None and not mechanism.simulated,
         )
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.communicator, self.kept, self.own = communicator, kept, communicator.local_clients(problem.clients)
@@ -220,7 +228,7 @@ class TrainingLoop:
         if self.stopped is None and not done:
             self.stopped = reason or "interrupted"
             if spent is not None and reason is not None:
-                spent = replace(spent, notes=(*spent.notes, *self._notes_on_stop(reason)))
+                spent = self._spent_on_stop(spent, reason)
         run = Run(
             method=self.method,
             state=state,
@@ -248,15 +256,19 @@ class TrainingLoop:
             raise UsageError("a callback cannot evaluate a model with buffers whose clients live on several ranks")
         return state.buffers
 
-    def _notes_on_stop(self, reason: str) -> list[str]:
-        """What belongs beside the ε of a private run that a callback stopped."""
+    def _spent_on_stop(self, spent: Spent, reason: str) -> Spent:
+        """The spending of a private run that a callback stopped.
+
+        The number of rounds then depends on released results, and the ε of the rounds that were made is no guarantee:
+        the rule might have stopped elsewhere. That of all planned rounds holds whatever the rule decides.
+        """
         if self.mechanism is None:
-            return []
-        planned, rounds = self.mechanism.calibrated.epsilon, self.plan.rounds
+            return spent
+        made, rounds = spent.epsilon, self.plan.rounds
+        planned = max(made, self.mechanism.calibrated.epsilon)
         notes = [
-            f"the run was stopped by a rule that saw its results ({reason}): ε counts the rounds that were made, and "
-            f"the guarantee that holds whatever the rule decides is that of all {rounds} planned rounds, "
-            f"ε = {math.ceil(planned * 1000) / 1000:g}"
+            f"the run was stopped by a rule that saw its results ({reason}): ε is that of all {rounds} planned rounds, "
+            f"because it must hold whatever the rule decides; the rounds that were made amount to {made:.4g}"
         ]
         if isinstance(self.problem, Problem) and (self.problem.validation or self.problem.test) is not None:
             notes.append(
@@ -265,7 +277,7 @@ class TrainingLoop:
             )
         if self.plan.diagnostics:
             notes.append(f"the rule could also see values without noise (diagnostics = true), which are {NOT_COVERED}")
-        return notes
+        return replace(spent, epsilon=planned, notes=(*spent.notes, *notes), stopped_by_rule=True)
 
     def step(self, state: State) -> None:
         """Run one round; raises `BudgetSpent` before anything of the round is released."""
