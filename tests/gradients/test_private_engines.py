@@ -179,6 +179,68 @@ def test_only_known_code_is_shown_the_records_of_several_clients(make: Callable[
     assert rules(choose_engine("auto", plain, None, 0, private=True)) is ModuleModel
 
 
+class LimitedSlopes(torch.autograd.Function):
+    """The identity, with slopes of all records together limited to a length, where a vmap rule forgets the clients."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+        return slopes / (slopes.norm() / 50).clamp(min=1)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, Any]:  # noqa: ARG004
+        return LimitedSlopes.apply(x), in_dims[0]
+
+
+class SlopesByRule(LimitedSlopes):
+    generate_vmap_rule = True
+    vmap = torch.autograd.Function.vmap
+
+
+class Limited(Head):
+    kind: type[torch.autograd.Function] = LimitedSlopes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square() + self.kind.apply(x @ self.fc.weight.T)
+
+
+class LimitedByRule(Limited):
+    kind = SlopesByRule
+
+
+def outlying(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets[:, None]).square().mean()
+
+
+@pytest.mark.parametrize("engine", ["auto", "shared", "batched"])
+@pytest.mark.parametrize(("model", "fast"), [(Limited, False), (LimitedByRule, True)])
+def test_a_vmap_rule_of_the_users_own_does_not_see_several_clients(
+    model: Callable[[], nn.Module], fast: bool, engine: str
+) -> None:
+    """The backward pass of a function with such a rule would see the slopes of all clients at once."""
+    usual, plain = gradients(built(seeded(model), loss=outlying), engine)
+    name, moved = gradients(built(seeded(model), outlier=4, loss=outlying), engine)
+    assert usual == name == ("loop" if not fast else "batched" if engine == "batched" else "shared")
+    others = [client for client in range(CLIENTS) if client != 4]
+    assert torch.equal(plain[others], moved[others])
+
+
+def test_a_vmap_rule_of_the_users_own_does_not_see_several_records() -> None:
+    plan: dict[str, Any] = {"lr": 0.1, "rounds": 2, "seed": 0}
+    privacy = Privacy(epsilon=2, unit="record", record_clip=1.0, trust="secure-sum")
+    with pytest.raises(UsageError, match=r"vmap rule of LimitedSlopes.*generate_vmap_rule"):
+        train(built(seeded(Limited), loss=outlying), DPSGD(SmoothedNorm(0.1)), privacy=privacy, **plan)
+    run = train(built(seeded(LimitedByRule), loss=outlying), DPSGD(SmoothedNorm(0.1)), privacy=privacy, **plan)
+    assert run.finished
+
+
 class Records(Head):
     """Notes how many records it is shown at once."""
 

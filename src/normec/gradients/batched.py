@@ -17,7 +17,9 @@ from ..problems.problem import Problem
 from ..sampling.batches import Batches
 from .batch_feed import BatchFeed
 from .engine import Block
+from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
+from .shared.slots import NoRule
 
 _BLOCK_FLOATS = 2**22
 _LOCAL_BLOCK_FLOATS = {"cpu": 2**22, "cuda": 2**26}  # numbers in a table of the clients' own models
@@ -106,13 +108,14 @@ class BatchedEngine:
         problem, shared = self._problem, x.ndim == 1
 
         def one(point: Tensor, own: Buffers, item: Tensor, target: Tensor) -> tuple[Tensor, Buffers]:
-            if problem.transform is not None:
-                item = problem.transform(item)
-            if item.is_floating_point():
-                item = item.to(point.dtype)
             held = dict(own)
-            outputs = functional_call(problem.model, {**problem.unflatten(point), **held}, (item,))
-            value = problem.loss(outputs, target)
+            with RefuseOwnVmapRules(NoRule):
+                if problem.transform is not None:
+                    item = problem.transform(item)
+                if item.is_floating_point():
+                    item = item.to(point.dtype)
+                outputs = functional_call(problem.model, {**problem.unflatten(point), **held}, (item,))
+                value = problem.loss(outputs, target)
             return value + problem.penalty(point) if problem.penalty is not None else value, held
 
         gradient = grad_and_value(one, has_aux=True)

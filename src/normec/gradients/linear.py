@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ..algorithms.operators import smallest_reliable_norm
 from ..data.augment import Transform, treats_records_alone
+from ..errors import UsageError
 from ..models import Logistic, Softmax, binary_loss
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
@@ -24,6 +25,7 @@ from ..problems.problem import Problem
 from ..sampling.batches import Batches, BatchSource
 from .engine import Block, upload
 from .loop import RECORD_BLOCKS
+from .own_vmap_rules import RefuseOwnVmapRules
 from .record_clip import RecordClip
 
 _BLOCK_FLOATS = 2**24
@@ -184,7 +186,12 @@ class LinearEngine:
             return transform(inputs.flatten(0, 1)).view(*inputs.shape[:2], -1)
         one: Transform = transform
         if self._clip is not None:
-            one = vmap(lambda item: transform(item[None])[0], randomness="different")
+
+            def of_record(item: Tensor) -> Tensor:
+                with RefuseOwnVmapRules(UsageError):
+                    return transform(item[None])[0]
+
+            one = vmap(of_record, randomness="different")
         held = self._problem.x0.new_zeros(*inputs.shape[:2], cast(nn.Linear, self._problem.model).in_features)
         for client, length in enumerate(lengths.tolist()):
             if length:

@@ -28,6 +28,7 @@ from ..problems.problem import Problem
 from ..sampling.batches import BatchSource
 from ..sampling.random_streams import Stream, derive_seed, seed_generators
 from .engine import Block
+from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
 from .record_clip import RecordClip
 
@@ -196,7 +197,8 @@ def record_gradients(
     problem.model.train()
 
     def one(point: Tensor, item: Tree, target: Tree) -> Tensor:
-        return problem.value(point, alone(item), alone(target), in_vmap=True).loss
+        with RefuseOwnVmapRules(UsageError):
+            return problem.value(point, alone(item), alone(target), in_vmap=True).loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness=randomness)
     grads, values = each(x, inputs, targets)
