@@ -88,6 +88,19 @@ def test_the_charge_covers_the_larger_of_two_budgets(tmp_path: Path) -> None:
     assert restore(folder, lower, tmp_path / "a.tgz", charge_lost=True).epsilon >= 8.0
 
 
+def test_a_restoration_that_cannot_charge_leaves_no_folder(tmp_path: Path) -> None:
+    """Without a witness nothing else would notice that the ledger is an old one."""
+    rules, folder = policy(tmp_path, witness=False), tmp_path / "state"
+    spend(folder, rules, 1)
+    back_up(folder, rules, tmp_path / "a.tgz")
+    spend(folder, rules, 1, run="later")
+    shutil.rmtree(folder)
+    unlimited = Policy.model_validate({"allow_without_noise": True})
+    with pytest.raises(UsageError, match="no bound on what was spent"):
+        restore(folder, unlimited, tmp_path / "a.tgz", charge_lost=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tgz"]
+
+
 def test_a_policy_for_records_says_nothing_about_the_client(tmp_path: Path) -> None:
     rules, folder = policy(tmp_path, unit="record", units=["client", "record"]), tmp_path / "state"
     spend(folder, rules, 1)

@@ -24,6 +24,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,10 +121,13 @@ def restore(folder: Path, policy: Policy, archive: Path, *, charge_lost: bool = 
                 f"{lost}; with --charge-lost the backup is restored and the whole budget counts as spent, which is the "
                 "most that the missing messages can have cost"
             )
+
+        def complete(copy: Path) -> None:
+            if lost:
+                _charge(copy, policy, facts["budgets"], releases)
+
         with writing(folder):
-            _copy(source, folder, with_states=not lost)
-    if lost:
-        _charge(folder, policy, facts["budgets"], releases)
+            _copy(source, folder, complete, with_states=not lost)
     if policy.witness is not None:
         write_atomic(Path(policy.witness), (folder / f"{FILE}.head").read_bytes(), private=True)
     present = read_releases(folder, policy.witness)
@@ -168,8 +172,11 @@ def _lost(policy: Policy, head: Head) -> str:
     return f"the ledger had {seen.lines} lines according to its witness, the backup has {head.lines}"
 
 
-def _copy(source: Path, folder: Path, *, with_states: bool) -> None:
-    """Copy the files of a backup into place in one step; only their owner can read them."""
+def _copy(source: Path, folder: Path, complete: Callable[[Path], None], *, with_states: bool) -> None:
+    """Put the files of a backup into place in one step, after `complete` has changed the copy that it is given.
+
+    If the copy cannot be completed, or the process is killed, there is no folder that could be used without the charge.
+    """
     private_folder(folder.parent)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     shutil.rmtree(aside, ignore_errors=True)
@@ -181,6 +188,7 @@ def _copy(source: Path, folder: Path, *, with_states: bool) -> None:
                 continue
             private_folder((aside / inside).parent)
             write_atomic(aside / inside, path.read_bytes(), private=True)
+        complete(aside)
         if folder.exists():
             for left in folder.iterdir():
                 left.unlink()
