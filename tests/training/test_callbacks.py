@@ -100,6 +100,43 @@ def test_a_stopped_private_run_pays_for_its_rounds_and_states_the_planned_epsilo
     assert not any("planned" in note for note in whole.privacy.notes)
 
 
+class Killed(n.Callback):
+    def round(self, round: int) -> None:
+        if round == 15:
+            raise KeyboardInterrupt
+
+
+def test_the_epsilon_of_a_stopped_run_counts_rounds_that_were_released_twice(tmp_path: Path) -> None:
+    """Rounds after the only checkpoint are made again by other code, so they are other releases."""
+    how = {**OPTIONS, "privacy": n.Privacy(sigma=2.0, trust="central"), "out": tmp_path}
+    how["storage"] = n.Storage(checkpoint_seconds=1e9)
+
+    def bowls(shift: float) -> n.problems.FunctionProblem:
+        found = [lambda x, c=c: ((x - c) ** 2).sum() / 2 + shift for c in (1.0, 2.0, 6.0)]
+        return n.Problem.from_functions(found, torch.zeros(2))
+
+    with pytest.raises(KeyboardInterrupt):
+        n.train(bowls(0.0), METHOD, callbacks=[Killed()], **how)
+    run = n.train(bowls(1.0), METHOD, callbacks=[Enough(18)], **how)
+    assert run.privacy is not None
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    releases = [line for line in lines if line.get("kind") == "release"]
+    assert run.privacy.releases == sum(line["count"] for line in releases) > 18 + 5
+    multiplier = releases[0]["multiplier"]
+    whole = epsilon_of([Event(multiplier, count=run.privacy.releases + 40 - 18)], how["privacy"].delta)
+    assert run.privacy.epsilon == pytest.approx(whole, rel=1e-9)
+    assert n.load(tmp_path).privacy.epsilon == run.privacy.epsilon  # type: ignore[union-attr]
+
+
+class Enough(n.Callback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def round(self, round: int) -> None:
+        if round == self.at:
+            self.run.stop("that is enough")
+
+
 def by_hand(values: list[float], patience: int, least: float, larger: bool) -> int | None:
     """The position of the evaluation after which a run stops."""
     best, since = values[0], 0

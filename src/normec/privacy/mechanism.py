@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -438,6 +439,15 @@ class Mechanism:
         least = float(self.release.multipliers(self.sigma, rounds).min())
         account.add(Event(least, count=more))
         return account.epsilon()
+
+    def epsilon_to_end(self, round: int) -> float:
+        """ε of the releases so far and of one of every planned round from `round` on, as far as the budget allows."""
+        account = self._ledger.account() if self._ledger is not None else self._account.copy()
+        repeated = self.releases > round  # coins of later rounds may have been used already
+        rest = self.release.multipliers(self.sigma, self.setting.rounds - round, round)
+        for multiplier, count in zip(*np.unique(rest, return_counts=True), strict=True):
+            account.add(Event(float(multiplier), 1.0 if repeated else self.release.rate, int(count)))
+        return min(account.epsilon(), self.privacy.budget)
 
     def spent(self) -> Spent:
         """The exact spending so far."""

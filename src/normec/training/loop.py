@@ -227,8 +227,8 @@ class TrainingLoop:
         spent = self.budget.spent() if self.budget is not None else None
         if self.stopped is None and not done:
             self.stopped = reason or "interrupted"
-            if spent is not None and reason is not None:
-                spent = self._spent_on_stop(spent, reason)
+            if self.budget is not None and spent is not None and reason is not None:
+                spent = self._spent_on_stop(spent, self.budget.epsilon_to_end(state.round), reason)
         run = Run(
             method=self.method,
             state=state,
@@ -256,16 +256,14 @@ class TrainingLoop:
             raise UsageError("a callback cannot evaluate a model with buffers whose clients live on several ranks")
         return state.buffers
 
-    def _spent_on_stop(self, spent: Spent, reason: str) -> Spent:
+    def _spent_on_stop(self, spent: Spent, planned: float, reason: str) -> Spent:
         """The spending of a private run that a callback stopped.
 
         The number of rounds then depends on released results, and the ε of the rounds that were made is no guarantee:
-        the rule might have stopped elsewhere. That of all planned rounds holds whatever the rule decides.
+        the rule might have stopped elsewhere. That of all planned rounds holds whatever the rule decides; `planned`
+        also contains rounds that were released more than once.
         """
-        if self.mechanism is None:
-            return spent
         made, rounds = spent.epsilon, self.plan.rounds
-        planned = max(made, self.mechanism.calibrated.epsilon)
         notes = [
             f"the run was stopped by a rule that saw its results ({reason}): ε is that of all {rounds} planned rounds, "
             f"because it must hold whatever the rule decides; the rounds that were made amount to {made:.4g}"
@@ -277,7 +275,7 @@ class TrainingLoop:
             )
         if self.plan.diagnostics:
             notes.append(f"the rule could also see values without noise (diagnostics = true), which are {NOT_COVERED}")
-        return replace(spent, epsilon=planned, notes=(*spent.notes, *notes), stopped_by_rule=True)
+        return replace(spent, epsilon=max(made, planned), notes=(*spent.notes, *notes), stopped_by_rule=True)
 
     def step(self, state: State) -> None:
         """Run one round; raises `BudgetSpent` before anything of the round is released."""
