@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import normec as n
 from normec.privacy.accounting import Event, epsilon_of
 from normec.privacy.ledger_verification import verified
+from normec.privacy.mechanism import Mechanism
 
 from ..support.runs import StopAt
 
@@ -124,6 +125,28 @@ def test_a_given_noise_needs_no_consent(tmp_path: Path) -> None:
     assert longer.privacy is not None
     assert straight.privacy is not None
     assert first.privacy.epsilon < longer.privacy.epsilon == pytest.approx(straight.privacy.epsilon, rel=1e-9)
+
+
+def test_a_continued_run_shares_no_noise_with_a_run_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, torch.Tensor]] = []
+    plain = Mechanism.noise_of_sum
+
+    def noted(self: Mechanism, like: torch.Tensor, variance: float) -> torch.Tensor:
+        found = plain(self, like, variance)
+        drawn.append((self._paid or 0, found.clone()))
+        return found
+
+    monkeypatch.setattr(Mechanism, "noise_of_sum", noted)
+    privacy = n.Privacy(sigma=0.4, trust="central")
+    trained(tmp_path, 3, privacy=privacy)
+    trained(tmp_path, 6, privacy=privacy)
+    before = len(drawn)
+    trained(None, 6, privacy=privacy)
+    assert [round for round, _ in drawn] == [*range(6), *range(6)]
+    for (_, one), (_, other) in zip(drawn[:before], drawn[before:], strict=True):
+        assert not torch.isclose(one, other).any()
 
 
 def test_secure_noise_goes_on_too(tmp_path: Path) -> None:

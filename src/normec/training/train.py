@@ -37,7 +37,7 @@ from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
 from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
-from .extension import extension_of, logging_of, refuse_hidden_growth, with_noise_before
+from .extension import Extension, extension_of, logging_of, refuse_hidden_growth, with_noise_before
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
@@ -336,8 +336,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         _refuse_subclasses(plan)
         notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
         counted_by = Path(witness) if witness is not None else None
-        sigma = extension.sigma if extension is not None else None
-        mechanism = _mechanism(problem, method, plan, privacy, notes, counted_by, sigma)
+        mechanism = _mechanism(problem, method, plan, privacy, notes, counted_by, extension)
         if extension is not None:
             refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):
@@ -542,9 +541,9 @@ def _mechanism(
     privacy: Privacy,
     notes: tuple[str, ...],
     witness: Path | None,
-    sigma: float | None = None,
+    extension: Extension | None,
 ) -> Mechanism:
-    """Return the mechanism of a run; `sigma` is the noise of a run that it continues."""
+    """Return the mechanism of a run, which has the noise of the run that it continues."""
     from ..privacy.facts import FULL, Sampling, Setting
     from ..privacy.mechanism import Mechanism
 
@@ -595,7 +594,8 @@ def _mechanism(
         weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
         message_weights=message_weights_for(method, plan, privacy),
     )
-    name = noise_name(method, privacy, plan, setting)
+    name = noise_name(method, privacy, plan, setting, extension)
+    sigma = extension.sigma if extension is not None else None
     return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness, sigma=sigma)
 
 
@@ -611,14 +611,19 @@ def message_weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[f
     return message_weights(method, [plan.step_size(k) for k in range(plan.rounds)])
 
 
-def noise_name(method: Method, privacy: Privacy, plan: Plan, setting: Setting) -> str:
+def noise_name(
+    method: Method, privacy: Privacy, plan: Plan, setting: Setting, extension: Extension | None = None
+) -> str:
     """Return the name of a run's seeded noise; runs that differ in any public setting share no noise.
+
+    A continued run does not share it with a run of as many rounds from the start.
 
     The engine, the device and the logging are not part of the name, so the same run has the same noise.
     """
     public = {name: value for name, value in plan.identity().items() if name not in LOGGING_SETTINGS}
     public |= {"method": identity_of(method), "privacy": privacy.to_dict()}
     public |= {"clients": setting.clients, "dimension": setting.dimension}
+    public |= extension.facts() if extension is not None else {}
     return hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
 
 
