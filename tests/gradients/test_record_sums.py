@@ -116,6 +116,16 @@ def test_the_norm_of_a_product_is_never_too_small() -> None:
     assert bool(torch.isfinite(usual).all())
 
 
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_factors_whose_squares_vanish_are_not_left_out_of_the_norm(positions: int, swapped: bool) -> None:
+    """A record of tiny inputs and huge slopes has a gradient of ordinary size."""
+    huge, tiny = torch.full((1, 1, positions, 1), 1.5e19), torch.full((1, 1, positions, 1000), 2e-23)
+    left, right = (tiny, huge) if swapped else (huge, tiny)
+    exact = float((left.double().mT @ right.double()).norm())
+    assert 0.005 < exact < float(product_squares(left, right).sqrt())
+
+
 def test_slack_is_invisible_where_nothing_cancels() -> None:
     torch.manual_seed(0)
     left, right = torch.randn(50, 2, 6, 5), torch.randn(50, 2, 6, 7)

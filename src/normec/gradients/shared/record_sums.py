@@ -107,7 +107,7 @@ def product_squares(left: Tensor, right: Tensor, same: Tensor | None = None) -> 
     """
     inner, outer = left.square().sum(-1), right.square().sum(-1)
     # Squares below the normal numbers count as the smallest reliable one, so the norm is never too small.
-    inner = inner.clamp_min(smallest_reliable_norm(left.dtype) ** 2)
+    inner, outer = (part.clamp_min(smallest_reliable_norm(left.dtype) ** 2) for part in (inner, outer))
     if left.shape[2] == 1:
         return (inner * outer).sum((1, 2))
     most = (inner * outer).sqrt().sum(2).square()
