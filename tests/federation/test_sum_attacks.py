@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from normec import DPSGD, Clip, Privacy
+from normec import DPSGD, Clip, NormEC, Privacy
 from normec.errors import UsageError
+from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.departure import leave
 from normec.federation.protocol.introduction import agreed, introduce, introduced
@@ -20,6 +21,7 @@ from normec.federation.protocol.party import Party
 from normec.federation.protocol.sum_terms import Agreement
 from normec.federation.protocol.wire import (
     Refusal,
+    Reply,
     SumReply,
     SumRequest,
     WireError,
@@ -46,6 +48,7 @@ from normec.federation.secure_sum.wire import (
 from normec.federation.secure_sum.wire import Refusal as SumRefusal
 from normec.privacy.secure_sum import SumGrid
 
+from .hostile import HostileServer
 from .summing_hospitals import NODES, SummingHospitals
 
 CLIENT = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4)
@@ -375,3 +378,29 @@ def test_a_party_that_left_a_run_answers_none_of_its_exchanges(federation: Summi
         assert answer.reason == "terms"
         assert f"this party left run {run_name(run)}" in exact(federation, node)
     assert paid(federation) == [0] * len(NODES)
+
+
+def test_a_memory_of_sums_is_never_used_for_single_messages(tmp_path: Path) -> None:
+    """The server asks for single messages under the name of a run with secure sums, before and after its rounds."""
+    method, sizes = NormEC(0.5, 0.4), [40.0] * len(NODES)
+    privacy = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4, unit="record", record_clip="auto")
+    federation = SummingHospitals(tmp_path, method, 3, privacy, records=sizes)
+    home, run = federation.home("a"), federation.server.run
+    allowed = federation.policies["a"].model_copy(update={"trusts": ["local", "secure-sum"], "epsilon": 1e6})
+    name, number = run.split("~")
+    alone = Privacy(sigma=1.0, noise="secure", unit="record", memory="noisy", record_clip="auto", delta=1e-4)
+    party = Party(home, allowed, federation.oracles["a"])
+    x = federation.server.state.run.x.numpy()
+    server = HostileServer(party, x, run=name, number=number, method=method, privacy=alone, sigma=1.0)
+    records = {"plan.records.divisor": 40.0, "plan.records.by_layer": False}
+    assert isinstance(server.ask(**records), Reply)
+    path = party_state.path_of(home, run, "a")
+    before = path.read_bytes()
+    for _ in range(2):
+        federation.round()
+    assert path.read_bytes() == before
+    kept = party_state.load(party_state.sum_path_of(home, run, "a"))
+    assert kept is not None
+    assert kept.accepted >= 1
+    assert not kept.released
+    federation.close()

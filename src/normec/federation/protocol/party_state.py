@@ -81,7 +81,17 @@ class PartyState:
 
 
 def path_of(folder: Path, run: str, node: str) -> Path:
+    """The state of a run in which every message is sent by itself."""
     return folder / "runs" / run / f"{node}.safetensors"
+
+
+def sum_path_of(folder: Path, run: str, node: str) -> Path:
+    """The state of a run with secure sums, which no request for a single message may reach.
+
+    A server can use the name of a run for both. What a sum has added to a memory has no noise of its own, so a memory
+    of single messages would no longer consist of what was released. No party has a name with a "~".
+    """
+    return folder / "runs" / run / f"{node}~sum.safetensors"
 
 
 def save(path: Path, state: PartyState) -> None:

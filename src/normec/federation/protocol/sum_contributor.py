@@ -79,7 +79,7 @@ class SumContributor(Contributor):
         self._steps = Steps(agreement.method, self._like)
         # Whether the draft of a new state is always the state itself, so that a deposit need not hold both.
         self._plain_draft = has_functions_of(agreement.method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS)
-        self._path = party_state.path_of(folder, agreement.terms.run, agreement.node)
+        self._path = party_state.sum_path_of(folder, agreement.terms.run, agreement.node)
         self._ledger: Head | None = None  # the head of the ledger after the newest payment
         public = self._like.new_zeros(plan.broadcast).numpy() if plan.broadcast else None
         self._terms_alone = agreement.request(0, self._like.numpy(), public)  # a request with the model zero
