@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,9 @@ class TrainingLoop:
                     torch.set_num_threads(threads)
             return self._ended(state)
         finally:
+            for callback in self.callbacks:
+                with suppress(AttributeError):
+                    del callback.run  # a callback may outlive the run, whose tables are large
             self.storage.close()
             if self.mechanism is not None:
                 self.mechanism.close()
