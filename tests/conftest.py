@@ -12,6 +12,19 @@ settings.register_profile(
 settings.load_profile("normec")
 
 
+_cases: dict[str, int] = {}  # of tests with the marker `quick_cases`: how many are collected
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Of a test with the marker `quick_cases(n)`, every n-th case is quick, and the others are slow."""
+    marker = item.get_closest_marker("quick_cases")
+    if marker is not None:
+        name = item.nodeid.partition("[")[0]
+        number = _cases[name] = _cases.get(name, -1) + 1
+        if number % marker.args[0]:
+            item.add_marker("slow")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files with the most slow tests first, so that two processes end at about the same time.

@@ -82,6 +82,7 @@ def by_hand(
     return x, thresholds
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13)], ids=["plain", "sum", "local"])
 @pytest.mark.parametrize("drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(3)], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", INNER)

@@ -72,6 +72,7 @@ def by_hand(
     return x, v, g
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("privacy", [None, Privacy(sigma=1e-13, trust="secure-sum")], ids=["plain", "private"])
 @pytest.mark.parametrize("drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(2)], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", CASES)

@@ -64,6 +64,7 @@ def remembered(run: normec.Run) -> Any:
     return tables.get("memory", tables.get("last"))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("memory", ["device", "disk"])
 @pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13)], ids=["plain", "sum", "local"])
 @pytest.mark.parametrize("drawn", [None, FixedSize(2)], ids=["all", "drawn"])
@@ -101,6 +102,7 @@ def test_states_are_checkpointed(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-10)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", ALL)
 def test_the_optimizer_runs_it_and_saves_its_states(name: str) -> None:
     def optimizer() -> tuple[nn.Module, ClientOptimizer]:

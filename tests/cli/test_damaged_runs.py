@@ -180,6 +180,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("damage", "name"), UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_a_run_to_be_resumed_that_has_lost_a_file_is_refused_and_left_alone(
     copied: Path, damage: Callable[[Path], Any], name: str, capsys: pytest.CaptureFixture[str]

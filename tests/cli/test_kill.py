@@ -16,7 +16,7 @@ import pytest
 from ..support.waiting import LIMIT
 from .command import ENVIRONMENT, contents, normec, popen
 
-RUN = ["train", "--rounds", "150", "--batch-size", "16", "--seed", "0", "--set", "checkpoint_seconds=0.0", "--quiet"]
+RUN = ["train", "--rounds", "150", "--batch-size", "12", "--seed", "0", "--set", "checkpoint_seconds=0.0", "--quiet"]
 
 
 def results(folder: Path) -> dict[str, Any]:

@@ -52,11 +52,13 @@ def by_rounds(name: str) -> torch.Tensor:
     ).x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_the_round_loop_s_trajectory(done: Path, name: str) -> None:
     torch.testing.assert_close(load_file(done / f"{name}.safetensors")["x"], by_rounds(name), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_saved_state_goes_on_also_with_a_compiled_model(done: Path, name: str) -> None:
     x = load_file(done / f"resumed-{name}.safetensors")["x"]
@@ -90,6 +92,7 @@ def test_mistakes_are_said_on_every_rank(facts: list[dict[str, Any]]) -> None:
             assert words in fact["said"][name], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 @pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
 def test_noise_is_what_was_paid_for(done: Path, facts: list[dict[str, Any]], noise: str, trust: str) -> None:
@@ -104,6 +107,7 @@ def test_noise_is_what_was_paid_for(done: Path, facts: list[dict[str, Any]], noi
     assert sum(line.get("count", 0) for line in lines) == 2
 
 
+@pytest.mark.slow
 def test_a_state_of_two_ranks_is_no_state_of_one(done: Path) -> None:
     alone = METHODS["normec"](model(), clients=HOSTED, seed=SEED)
     held = torch.load(done / "normec-0.pt", weights_only=True)["optimizer"]

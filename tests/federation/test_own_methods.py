@@ -113,6 +113,7 @@ def state_of(federation: FaultyFederation, node: str) -> dict[str, np.ndarray[An
     return {name: rows[0].numpy() for name, rows in after_absence(steps, agreed, request.round, x).items()}
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", ["Clip21SGDM", "Averaging", "ServerMomentum", "Biased"])
 @pytest.mark.parametrize("how", [{}, {"participation": FixedSize(2)}, {"batch_size": 8}], ids=["all", "two", "batches"])

@@ -74,6 +74,7 @@ def compared(folder: Path, method: Method, model: Callable[[], nn.Module], **how
     federation.server.close()
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_logistic_regression(name: str, tmp_path: Path) -> None:
     compared(tmp_path, METHODS[name], softmax)

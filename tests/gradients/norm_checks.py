@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from normec import Problem, kernels
 from normec.gradients.precision import products
 from normec.gradients.shared import norms
-from normec.gradients.shared.rules import convert
+from normec.gradients.shared.rules import ModuleModel
 from normec.models.fused_norms import norm_relu
 from normec.models.resnet import Block
 
@@ -210,7 +210,8 @@ def check_norm_relu_in_a_model(device: str) -> None:
         x, labels = torch.randn(clients * records, 8, 6, 4), torch.arange(clients * records) % 4
         parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
         of = Problem(nn.Sequential(*layers), F.cross_entropy, parts).to(torch.device(device), torch.float32)
-        model, sink = convert(of)
+        made = ModuleModel(of)
+        model, sink = made.model, made.sink
         grads, buffers = torch.full((clients, len(of.x0)), torch.nan, device=device), of.initial_buffers()
         sink.fill(of.x0, grads, buffers)
         with products("float32"), mock.patch.object(norms, "_slopes", wraps=norms._slopes) as told:
@@ -233,7 +234,8 @@ def check_a_hooked_norm_stays_alone(device: str) -> None:
     layers = nn.Sequential(block, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     x, labels = torch.randn(4, 8, 5, 4), torch.arange(4)
     of = Problem(layers, F.cross_entropy, [TensorDataset(x, labels)]).to(torch.device(device), torch.float32)
-    model, sink = convert(of)
+    made = ModuleModel(of)
+    model, sink = made.model, made.sink
     sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
     outputs = model.train()(x.to(device))
     sink.clear()

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from normec import Problem, models
 from normec.gradients.precision import products
-from normec.gradients.shared.rules import convert
+from normec.gradients.shared.rules import ModuleModel
 from normec.models.fused_norms import norm_relu_pool
 
 from .nearness import LAST, by_autograd, framed, near, nodes, untouched
@@ -145,7 +145,8 @@ def _passed(model: nn.Module, shape: tuple[int, ...], device: str) -> tuple[Prob
     x = torch.randn(clients * records, *shape)
     parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
     of = Problem(model, F.cross_entropy, parts).to(torch.device(device), torch.float32)
-    shared, sink = convert(of)
+    made = ModuleModel(of)
+    shared, sink = made.model, made.sink
     grads = torch.full((clients, len(of.x0)), torch.nan, device=device)
     sink.fill(of.x0, grads, of.initial_buffers())
     with products("float32"):
@@ -187,7 +188,8 @@ def check_what_is_looked_at_is_pooled_alone(device: str) -> None:
     def used(model: Two) -> bool:
         x, labels = torch.randn(4, 4, 6, 4), torch.arange(4)
         of = Problem(model, F.cross_entropy, [TensorDataset(x, labels)]).to(torch.device(device), torch.float32)
-        shared, sink = convert(of)
+        made = ModuleModel(of)
+        shared, sink = made.model, made.sink
         sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
         with mock.patch.object(group_norm_pool, "forward", wraps=group_norm_pool.forward) as told:
             found = shared(x.to(device))

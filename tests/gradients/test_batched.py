@@ -19,6 +19,7 @@ from .cases import BATCH, CASES, CLASSES, SIZES, apart, engines, everything, pro
 CLOSE = 1e-10
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_all_is_the_loop_s(name: str) -> None:
     of = problem(name)

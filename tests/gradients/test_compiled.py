@@ -22,6 +22,7 @@ from .test_engines import close
 from .test_verified_engine import lines, of
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_all_is_the_loop_s(name: str) -> None:
     case = problem(name)

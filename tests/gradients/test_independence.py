@@ -56,8 +56,9 @@ def test_a_transform_sees_one_client_at_a_time(engine: str) -> None:
     other.records.inputs[other.records.rows[1]] *= 40
     found = []
     for of in (usual, other):
-        blocks = list(choose_engine(engine, of, None, 0).blocks(of.x0, {}, 0))
-        found.append(torch.cat([b.grads for b in blocks])[torch.cat([b.clients for b in blocks]).argsort()])
+        blocks = choose_engine(engine, of, None, 0).blocks(of.x0, {}, 0)
+        grads, clients = zip(*((block.grads.clone(), block.clients) for block in blocks), strict=True)
+        found.append(torch.cat(grads)[torch.cat(clients).argsort()])
     for client in (0, 2, 3):
         torch.testing.assert_close(found[0][client], found[1][client], rtol=1e-6, atol=1e-7)
     inputs, targets = usual.records.batch(2, None)

@@ -39,6 +39,7 @@ def everything(engine: str, of: Problem, kind: str, clip: RecordClip | None, **o
     return [torch.cat([getattr(block, name) for block in found]) for name in ("clients", "grads", "losses")]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("clip", [None, RecordClip(0.5), RecordClip("auto"), RecordClip(0.5, by_layer=True)])
 @pytest.mark.parametrize("kind", ["all", "shuffled", "poisson"])
 @pytest.mark.parametrize("name", PROBLEMS)

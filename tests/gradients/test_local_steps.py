@@ -56,6 +56,7 @@ def by_hand(given: Problem, drawn: Any, local: LocalSteps, counts: list[int], ro
     return updates, losses, buffers
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("clients", [None, DRAWN], ids=["all", "drawn"])
 @pytest.mark.parametrize("records", ["batches", "all records"])
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 CLOSE = 1e-10
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_all_is_the_loop_s_on_batches(name: str) -> None:
     of = problem(name)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import Problem
-from normec.gradients.shared.rules import convert
+from normec.gradients.shared.rules import ModuleModel
 from normec.kernels import tiles
 
 from .nearness import LAST, framed, near, untouched
@@ -123,7 +123,8 @@ def check_tiled_pass(device: str) -> None:
         x, labels = torch.randn(clients * records, 3, 7, 6), torch.arange(clients * records) % 4
         parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
         of = Problem(network(), F.cross_entropy, parts).to(torch.device(device), torch.float32)
-        model, sink = convert(of)
+        made = ModuleModel(of)
+        model, sink = made.model, made.sink
         grads = torch.full((clients, len(of.x0)), torch.nan, device=device)
         sink.fill(of.x0, grads, {})
         with torch.autocast(torch.device(device).type, dtype, cache_enabled=False):
@@ -201,7 +202,8 @@ def check_moments_in_a_model(device: str) -> None:
         x, labels = torch.randn(clients * records, 3, 8, 16), torch.arange(clients * records) % 4
         parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
         of = Problem(Changed(how), F.cross_entropy, parts).to(torch.device(device), torch.float32)
-        model, sink = convert(of)
+        made = ModuleModel(of)
+        model, sink = made.model, made.sink
         used = []
         moments_of = sink.moments_of
 

@@ -93,6 +93,7 @@ def test_a_calibrated_run_fits_to_the_last_round(path: Path, rounds: int) -> Non
             ledger.spend(rounds, found.event(sigma, rounds), sigma)
 
 
+@pytest.mark.slow
 def test_a_sampled_run_fits_to_the_last_round(path: Path) -> None:
     privacy = Privacy(epsilon=2.0, trust="central")
     from normec.privacy import Sampling

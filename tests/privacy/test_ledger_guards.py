@@ -344,6 +344,7 @@ def test_a_fork_with_its_parents_number_is_known_as_a_fork() -> None:
     assert process_identity() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, "changing"])
 @pytest.mark.parametrize("repeats", [2, 10])
 def test_a_round_that_is_released_again_has_no_fresh_coins(path: Path, repeats: int, key: str | None) -> None:

@@ -100,6 +100,7 @@ def test_sampled_and_plain_releases_together() -> None:
     assert both == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(0.001, 0.5, 300), (0.05, 0.5, 300), (1.0, 0.1, 42_300)])
 def test_hard_cases_stay_small(z: float, rate: float, rounds: int) -> None:
     assert peak_bytes(lambda: epsilon_of([Event(z, rate, rounds)], 1e-5)) < 50e6
@@ -117,6 +118,7 @@ def test_monotone_in_every_argument(z: float, more: float, rate: float, oftener:
     assert epsilon_of([Event(z, rate, rounds)], 1e-6) * slack >= base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "rounds", "target"),
     [(1.0, 300, 8.0), (1.0, 42_300, 8.0), (1.0, 5, 1e-3), (0.1, 300, 8.0), (0.01, 300, 1.0)],
@@ -131,6 +133,7 @@ def test_sigma_for_keeps_the_target_and_comes_close(rate: float, rounds: int, ta
         assert sigma == pytest.approx({300: 10.396, 42_300: 123.45}[rounds], rel=5e-5)
 
 
+@pytest.mark.slow
 def test_running_epsilon_never_falls_short_and_ends_exact() -> None:
     account, previous, shown = Account(1e-5), 0.0, {}
     for k in range(1, 201):

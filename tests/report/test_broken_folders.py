@@ -68,6 +68,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_takes_nothing_else_with_it(name: str, kind: str, library: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ SHOWN = ("Training loss", "Gradient norm", "Memory error", "Message norm", "Clie
 def held(folder: Path) -> str:
     """Every readable file that a private run leaves, but for its checkpoint, which the statement names."""
     files = (path for path in folder.iterdir() if path.is_file() and path.name != "report.html")
-    return "\n".join(path.read_text() for path in files)
+    return "\n".join(path.read_bytes().decode(errors="replace") for path in files)
 
 
 def test_a_private_run_leaves_nothing_without_noise(library: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from .graphed_round_checks import CASES, check_blame, compare
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_closed_rounds_are_rounds(name: str) -> None:
     compare(name, "cpu")

@@ -31,6 +31,7 @@ def maps() -> str:
     return "".join(line for line in Path("/proc/self/maps").read_text().splitlines() if "/memory-" in line)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

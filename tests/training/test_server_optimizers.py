@@ -149,6 +149,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("optimizer", "method"), PAIRS)
 def test_optimizers_and_methods_against_a_loop_by_hand(optimizer: str, method: str) -> None:
     given, lr, step = OPTIMIZERS[optimizer]
@@ -467,6 +468,7 @@ RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     method, options = RESUMED[name]

@@ -80,6 +80,7 @@ WATCHED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("setting", ["full", "batches", "sampled"])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_the_same_seed_gives_the_same_bits_however_it_is_watched(method: Any, setting: str) -> None:

@@ -105,6 +105,7 @@ METHODS: dict[str, tuple[Method, float, Callable[[Vector], Vector], dict[str, An
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("sampled", [False, True], ids=["everyone", "sampled"])
 @pytest.mark.parametrize("kind", ["quadratics", "logistic"])
 @pytest.mark.parametrize("name", METHODS)
@@ -359,6 +360,7 @@ def test_a_private_count_is_no_weight() -> None:
     assert train(problem(), DPSGD(Clip(1.0)), weights="records", privacy=record, **how).finished
 
 
+@pytest.mark.slow
 def test_weights_do_not_depend_on_the_engine() -> None:
     found = [
         train(

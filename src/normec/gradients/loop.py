@@ -198,7 +198,7 @@ def record_gradients(
 
     def one(point: Tensor, item: Tree, target: Tree) -> Tensor:
         with RefuseOwnVmapRules(UsageError):
-            return problem.value(point, alone(item), alone(target), in_vmap=True).loss
+            return problem.value(point, alone(item), alone(target)).loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness=randomness)
     grads, values = each(x, inputs, targets)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active as under_vmap
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
@@ -441,18 +442,17 @@ class Problem:
         return any(name.rpartition(".")[2].startswith("running_") for name, _ in self.model.named_buffers())
 
     def prepared(self, inputs: Tree, dtype: torch.dtype) -> Tree:
-        """Return records as the model expects them: transformed, in its precision, images with channels last."""
-        inputs = self.converted(inputs, dtype)
-        image = isinstance(inputs, Tensor) and inputs.ndim == 4
-        return inputs.contiguous(memory_format=torch.channels_last) if image else inputs
+        """Return records as the model expects them: transformed, in its precision, images with channels last.
 
-    def converted(self, inputs: Tree, dtype: torch.dtype) -> Tree:
-        """Return records transformed and in the model's precision; also under vmap, which knows no channels last."""
+        Under vmap, which knows no channels last, images stay as they are.
+        """
         if self.transform is not None:
             inputs = self.transform(inputs)
         if not isinstance(inputs, Tensor):
             return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, inputs)
-        return inputs.to(dtype) if inputs.is_floating_point() else inputs
+        inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        image = inputs.ndim == 4 and not under_vmap()
+        return inputs.contiguous(memory_format=torch.channels_last) if image else inputs
 
     def augmented_by_client(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return records ``[c, B, ...]`` of several clients after the augmentation, which sees one client at a time.
@@ -477,33 +477,21 @@ class Problem:
             return flat
         return torch.cat([self.prepared(own, dtype) for own in inputs])
 
-    def outputs(
-        self, x: Tensor, inputs: Tree, buffers: Mapping[str, Tensor] | None = None, in_vmap: bool = False
-    ) -> Any:
+    def outputs(self, x: Tensor, inputs: Tree, buffers: Mapping[str, Tensor] | None = None) -> Any:
         """Return the model's outputs at x, with `buffers` instead of its own; dicts are keyword arguments."""
-        inputs = self.converted(inputs, x.dtype) if in_vmap else self.prepared(inputs, x.dtype)
+        inputs = self.prepared(inputs, x.dtype)
         held = {**self.unflatten(x), **(buffers or {})}
         if isinstance(inputs, Mapping):
             return functional_call(self.model, held, (), dict(inputs))
         return functional_call(self.model, held, tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,))
 
-    def value(
-        self,
-        x: Tensor,
-        inputs: Tree,
-        targets: Tree,
-        buffers: Mapping[str, Tensor] | None = None,
-        in_vmap: bool = False,
-    ) -> BatchValue:
-        """Return the mean loss over a batch at x, with the outputs and targets behind it as far as they are known.
-
-        `in_vmap`: it is computed under vmap, which knows no channels last.
-        """
+    def value(self, x: Tensor, inputs: Tree, targets: Tree, buffers: Mapping[str, Tensor] | None = None) -> BatchValue:
+        """Return the mean loss over a batch at x, with the outputs and targets behind it as far as they are known."""
         if not self.takes_batch:
-            outputs = self.outputs(x, inputs, buffers, in_vmap)
+            outputs = self.outputs(x, inputs, buffers)
             return BatchValue(self.loss(outputs, targets), outputs, targets)
         held = {f"model.{name}": value for name, value in {**self.unflatten(x), **(buffers or {})}.items()}
-        batch = self.converted(inputs, x.dtype) if in_vmap else self.prepared(inputs, x.dtype)
+        batch = self.prepared(inputs, x.dtype)
         found = functional_call(_WholeBatch(self.model, self.loss), held, (batch,))
         if isinstance(found, Tensor):
             return BatchValue(found)

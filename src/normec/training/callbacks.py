@@ -86,7 +86,7 @@ class RunInProgress:
 class Callback:
     """Follows a run without changing its numbers; it may stop the run. All methods do nothing; override some.
 
-    `self.run` is the run in progress (`RunInProgress`) from `begin` on.
+    `self.run` is the run in progress (`RunInProgress`) from `begin` to `end`.
 
     Example:
         >>> class Enough(Callback):

@@ -12,8 +12,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -143,20 +144,27 @@ class TrainingLoop:
             threads = self.engine.threads
             torch.set_num_threads(threads)
             state = self._started()
-            self.asked = lambda: asked() or (self.in_progress is not None and self.in_progress.reason is not None)
+            self.asked = asked
             while not self._stop() and self._advance(state):
                 yield
                 if torch.get_num_threads() != threads:  # another run or a callback changed it
                     torch.set_num_threads(threads)
             return self._ended(state)
         finally:
+            for callback in self.callbacks:
+                with suppress(AttributeError):
+                    del callback.run  # a callback may outlive the run, whose tables are large
             self.storage.close()
             if self.mechanism is not None:
                 self.mechanism.close()
 
     def _stop(self) -> bool:
         """Whether to stop; ranks stop together, after the round in which they exchanged the request."""
-        return self.asked() if self.communicator.size == 1 else self.stopping
+        return self._asked() if self.communicator.size == 1 else self.stopping
+
+    def _asked(self) -> bool:
+        """Whether somebody, or a callback, asks this process to stop."""
+        return self.asked() or (self.in_progress is not None and self.in_progress.reason is not None)
 
     def _started(self) -> State:
         """Return the state to start from: that of the checkpoint, if there is one."""
@@ -184,7 +192,7 @@ class TrainingLoop:
             self.plan.rounds,
             self.mechanism is not None,
             self.plan.seed,
-            lambda: self._all_buffers(state),
+            partial(_all_buffers, self.communicator, state),  # without the loop, which would hold its engine
         )
         for callback in self.callbacks:
             callback.run = self.in_progress
@@ -249,12 +257,6 @@ class TrainingLoop:
         for callback in self.callbacks:
             callback.end(run)
         return run
-
-    def _all_buffers(self, state: State) -> Buffers:
-        """Return the buffers of all clients, for a callback on rank 0."""
-        if self.communicator.size > 1 and state.buffers:
-            raise UsageError("a callback cannot evaluate a model with buffers whose clients live on several ranks")
-        return state.buffers
 
     def _spent_on_stop(self, spent: Spent, planned: float, reason: str) -> Spent:
         """The spending of a private run that a callback stopped.
@@ -370,7 +372,7 @@ class TrainingLoop:
         if self._on_host and bool(broken):
             total = torch.zeros_like(total)  # invalid values are not sent to other ranks
         own = torch.tensor(
-            [self.asked(), self.communicator.rank == 0 and self._time_to_save(state)], device=total.device
+            [self._asked(), self.communicator.rank == 0 and self._time_to_save(state)], device=total.device
         )
         flags = torch.cat([broken[None], own])
         with self.watch.timed("communication"):
@@ -549,3 +551,10 @@ class TrainingLoop:
     def _on_host(self) -> bool:
         """Whether reading a value does not wait for a device."""
         return self.problem.x0.device.type == "cpu"
+
+
+def _all_buffers(communicator: Communicator, state: State) -> Buffers:
+    """Return the buffers of all clients, for a callback on rank 0."""
+    if communicator.size > 1 and state.buffers:
+        raise UsageError("a callback cannot evaluate a model with buffers whose clients live on several ranks")
+    return state.buffers

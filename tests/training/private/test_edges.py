@@ -132,6 +132,7 @@ class Follows(torch.nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_refusals(tmp_path: Path) -> None:
     common: dict[str, Any] = {"lr": 0.1, "rounds": 12, "out": tmp_path / "run"}
     with pytest.raises(UsageError, match="no secret"):

@@ -86,6 +86,7 @@ def test_the_trajectory_is_that_of_a_loop_by_hand(decay: float, rate: float) -> 
     assert float(np.linalg.norm(x)) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("decay", "gain"), [(0.0, math.sqrt(3 * 201 / (2 * 401))), (0.05, 0.978)])
 @pytest.mark.parametrize("noise", ["seeded", pytest.param("secure", marks=pytest.mark.slow)])
 def test_the_best_schedule_leaves_less_noise_in_the_last_model(decay: float, gain: float, noise: Any) -> None:

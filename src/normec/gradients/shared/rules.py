@@ -70,9 +70,9 @@ class ModuleModel:
 
     def __init__(self, problem: Problem) -> None:
         """Raises `NoRule` if a layer has no rule."""
-        self._problem, self._model, self.sink = problem, copy.deepcopy(problem.model), GradientSink()
-        slots = parameter_slots(self._model, self.sink)
-        for name, module in self._model.named_modules():
+        self._problem, self.model, self.sink = problem, copy.deepcopy(problem.model), GradientSink()
+        slots = parameter_slots(self.model, self.sink)
+        for name, module in self.model.named_modules():
             _use_rule(module, f"{name}." if name else "", slots, self.sink)
         self._plain = problem.loss in (F.cross_entropy, binary_loss)
         self.leaves_out = True  # whether targets may be those that cross entropy ignores
@@ -80,8 +80,8 @@ class ModuleModel:
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each client, from inputs ``[c · B, ...]`` and targets ``[c, B, ...]``."""
         clients, loss = len(targets), self._problem.loss
-        self._model.train()
-        outputs = self._model(inputs)
+        self.model.train()
+        outputs = self.model(inputs)
         if self._plain and outputs.ndim <= 2:
             flat = targets.flatten(0, 1)
             each = (
