@@ -215,12 +215,26 @@ class LimitedByRule(Limited):
     kind = SlopesByRule
 
 
+@torch.library.custom_op("normec_tests::limited", mutates_args=())
+def limited(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+limited.register_autograd(LimitedSlopes.backward)
+limited.register_vmap(lambda _, in_dims, x: (limited(x), in_dims[0]))
+
+
+class LimitedByOperator(Head):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square() + limited(x @ self.fc.weight.T)
+
+
 def outlying(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets[:, None]).square().mean()
 
 
 @pytest.mark.parametrize("engine", ["auto", "shared", "batched"])
-@pytest.mark.parametrize(("model", "fast"), [(Limited, False), (LimitedByRule, True)])
+@pytest.mark.parametrize(("model", "fast"), [(Limited, False), (LimitedByOperator, False), (LimitedByRule, True)])
 def test_a_vmap_rule_of_the_users_own_does_not_see_several_clients(
     model: Callable[[], nn.Module], fast: bool, engine: str
 ) -> None:
