@@ -19,7 +19,7 @@ from pathlib import Path
 from .processes import Job, wait_for_end
 
 RANKS = 3
-RUN = ["train", "--batch-size", "16", "--set", "checkpoint_seconds=0.0", "--quiet", "--seed", "0"]
+RUN = ["train", "--batch-size", "12", "--set", "checkpoint_seconds=0.0", "--quiet", "--seed", "0"]
 RUN += ["--rounds", "1000000", "--set", "log_every=1", "--processes", str(RANKS), "--max-restarts", "100000"]
 
 

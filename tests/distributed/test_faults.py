@@ -17,11 +17,11 @@ from .processes import Job, wait_for_end
 from .torchrun import ENVIRONMENT, command
 
 RUN = [
-    *("train", "--rounds", "150", "--batch-size", "16", "--seed", "0", "--diagnostics"),
+    *("train", "--rounds", "150", "--batch-size", "12", "--seed", "0", "--diagnostics"),
     *("--set", "checkpoint_seconds=0.0", "--quiet"),
 ]
 TWO = [*RUN, "--processes", "2"]
-ENDLESS = ["train", "--rounds", "1000000", "--batch-size", "16", "--quiet", "--processes", "2"]
+ENDLESS = ["train", "--rounds", "1000000", "--batch-size", "12", "--quiet", "--processes", "2"]
 
 pytestmark = pytest.mark.slow
 
