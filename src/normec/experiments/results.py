@@ -223,8 +223,9 @@ def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[
 
 
 def _key(record: Record, names: Iterable[str]) -> Key:
-    """Return the values of some settings, for grouping."""
-    return tuple(record.settings.get(name) for name in names)
+    """Return the values of some settings, for grouping; a value of the wrong kind becomes text."""
+    values = (record.settings.get(name) for name in names)
+    return tuple(str(value) if isinstance(value, dict | list) else value for value in values)
 
 
 def _shown(records: Sequence[Record]) -> list[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..settings import config
 from ..storage.history import NOT_COVERED, UNNOISED
 from ..system.files import read_json
 from . import formatting, runs_page, schema
@@ -147,6 +146,8 @@ def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict
 
     Settings of methods are shared by those methods that have them. So are those of local steps, but for their number.
     """
+    from ..settings import config  # it needs pydantic, which pages of single runs do without
+
     own = {label: {part.partition("=")[0].strip() for part in label.partition(":")[2].split(",")} for label in labels}
     held: dict[str, list[Any]] = {}
     of_methods = set(config.in_groups("method", "local")) - {"local_steps", "local_epochs"}

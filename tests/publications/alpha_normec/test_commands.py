@@ -24,7 +24,7 @@ from .conftest import ROOT
 pytestmark = pytest.mark.slow  # nothing of the library depends on it
 
 BARRED = ("matplotlib", "sklearn", "PIL", "pyarrow", "flwr", "mlflow", "cryptography", "opendp")
-TINY = ["--set", "records=40", "--set", "test_records=12", "--set", "rounds=1", "--set", "short_rounds=1"]
+TINY = ["--set", "records=120", "--set", "test_records=12", "--set", "rounds=1", "--set", "short_rounds=1"]
 TINY += ["--set", "clients=3", "--set", "precision=float32", "--set", "device=cpu"]
 CELLS = ["readings-sn-in-place-normec-sn-beta-0.1-seed-42", "private-total-norm-normec-beta-0.1-lr-0.1-seed-42"]
 
@@ -33,7 +33,7 @@ CELLS = ["readings-sn-in-place-normec-sn-beta-0.1-seed-42", "private-total-norm-
 def images(tmp_path: Path) -> Path:
     draw = np.random.default_rng(0)
     (tmp_path / "data" / "cifar10").mkdir(parents=True)
-    for part, count in (("train", 50), ("test", 20)):
+    for part, count in (("train", 150), ("test", 20)):
         images = draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
         np.save(tmp_path / "data" / "cifar10" / f"{part}_x.npy", images)
         np.save(tmp_path / "data" / "cifar10" / f"{part}_y.npy", (np.arange(count) % 10).astype(np.uint8))
