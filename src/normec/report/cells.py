@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..settings import config
 from ..storage.history import NOT_COVERED
 from . import formatting
 from .run_view import RunView
@@ -93,6 +92,8 @@ def _value(run: RunView, metric: Metric) -> float | None:
 
 def varied(views: Sequence[RunView]) -> list[str]:
     """The settings other than the seed that differ between runs; the method comes first."""
+    from ..settings import config  # it needs pydantic, which pages of single runs do without
+
     found = [name for name in config.varied([view.settings for view in views]) if name not in ("seed", "diagnostics")]
     return sorted(found, key=lambda name: name != "method")
 
