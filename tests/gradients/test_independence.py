@@ -364,7 +364,7 @@ class Mixing(nn.Module):
 
 def test_records_that_are_mixed_are_refused_where_records_are_clipped() -> None:
     of = Problem(Mixing(), F.cross_entropy, parts())
-    with pytest.raises(UsageError, match="the gradient of a record changes"):
+    with pytest.raises(UsageError, match="the vmap rule of MixesRecords would see several"):
         train(of, DPSGD(Clip(1.0)), lr=0.1, rounds=3, privacy=RECORD)
 
 
