@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import Problem
+from normec.errors import UsageError
 from normec.gradients.linear import LinearEngine
 from normec.gradients.loop import RECORD_BLOCKS, clipped_gradient, record_blocks, record_shares
 from normec.gradients.record_clip import RecordClip
@@ -167,12 +168,11 @@ class Place(nn.Module):
         return found
 
 
-def test_records_are_computed_one_by_one_if_their_place_matters() -> None:
+def test_a_function_that_sees_the_places_of_records_is_refused() -> None:
     inputs, targets = torch.randn(20, 5), torch.arange(20) % 4
     given = Problem(nn.Sequential(nn.Linear(5, 4), Place()), F.cross_entropy, [TensorDataset(inputs, targets)])
-    assert record_blocks(given) == (1,)
-    everyone = bits(given, given.x0, list(range(20)), (1,))
-    assert bits(given, given.x0, list(range(1, 20)), (1,)) == {row: everyone[row] for row in range(1, 20)}
+    with pytest.raises(UsageError, match="the vmap rule of Placed would see several"):
+        record_blocks(given)
 
 
 def test_a_model_with_dropout_is_compared_with_equal_masks() -> None:
