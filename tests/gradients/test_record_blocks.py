@@ -172,7 +172,7 @@ def test_a_function_that_sees_the_places_of_records_is_refused() -> None:
     inputs, targets = torch.randn(20, 5), torch.arange(20) % 4
     given = Problem(nn.Sequential(nn.Linear(5, 4), Place()), F.cross_entropy, [TensorDataset(inputs, targets)])
     with pytest.raises(UsageError, match="the vmap rule of Placed would see several"):
-        record_blocks(given)
+        bits(given, given.x0, list(range(20)), (1,))
 
 
 def test_a_model_with_dropout_is_compared_with_equal_masks() -> None:
