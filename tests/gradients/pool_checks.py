@@ -185,12 +185,14 @@ def check_what_is_looked_at_is_pooled_alone(device: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return -super().forward(-x)
 
-    def used(model: Two) -> bool:
+    def used(model: Two, seen: list[Tensor] | None = None) -> bool:
         x, labels = torch.randn(4, 4, 6, 4), torch.arange(4)
         of = Problem(model, F.cross_entropy, [TensorDataset(x, labels)]).to(torch.device(device), torch.float32)
         made = ModuleModel(of)
         shared, sink = made.model, made.sink
         sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
+        if seen is not None:
+            seen.clear()  # of what the problem tried on the model
         with mock.patch.object(group_norm_pool, "forward", wraps=group_norm_pool.forward) as told:
             found = shared(x.to(device))
         sink.clear()
@@ -201,9 +203,10 @@ def check_what_is_looked_at_is_pooled_alone(device: str) -> None:
     for pool in (nn.MaxPool2d(3), nn.MaxPool2d(2, 1), nn.AvgPool2d(2), Other(2)):
         assert not used(Two(pool))
     for name in ("norm", "pool"):
-        model, seen = Two(nn.MaxPool2d(2)), []
+        model = Two(nn.MaxPool2d(2))
+        seen: list[Tensor] = []
         getattr(model, name).register_forward_hook(lambda *call, seen=seen: seen.append(call[2].detach()))
-        assert not used(model)
+        assert not used(model, seen)
         assert len(seen) == 2  # and of the plain model
 
 

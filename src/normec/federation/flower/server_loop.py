@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from .correspondence import Correspondence
 from .mailbox import Incoming, Mailbox
 from .presence import WAIT, Clock, Presence, Say, Timeouts
 from .roster import Roster
@@ -38,7 +39,7 @@ def run_rounds(
         _Round(coordinator, mailbox, presence, suspensions, timeouts, say, clock).run()
 
 
-class _Round:
+class _Round(Correspondence):
     def __init__(
         self,
         coordinator: Coordinator,
@@ -49,12 +50,8 @@ class _Round:
         say: Say,
         clock: Clock,
     ) -> None:
-        self._coordinator, self._mailbox, self._presence = coordinator, mailbox, presence
-        self._suspensions = suspensions
-        self._timeouts, self._say, self._clock = timeouts, say, clock
-        self._asked: dict[str, str] = {}  # the parties that were asked, and since when they were online
-        self._since: dict[str, float] = {}  # when each party was last asked
-        self._silent: set[str] = set()
+        super().__init__(coordinator, mailbox, presence, suspensions, timeouts, say, clock)
+        self._coordinator = coordinator
         self._asks: Counter[str] = Counter()
 
     def run(self) -> None:
@@ -75,11 +72,8 @@ class _Round:
                 self._ask(now)
             late = now > deadline
             if late:
-                for name in sorted(self._silent & self._presence.online.keys()):
-                    self._suspend(name, "it was silent until the time limit of the round", now)
-            if coordinator.ready and not any(
-                map(self._suspensions.trusted, self._silent & self._presence.online.keys())
-            ):
+                self._suspend_silent("the round", now)
+            if coordinator.ready and not self._waits():
                 self._say(f"round {k}: {coordinator.answered} of {len(coordinator.parties)} parties")
                 coordinator.close_round()
             elif self._hopeless():
@@ -115,43 +109,23 @@ class _Round:
             due[here.node] = request
         self._mailbox.post(due, ttl=2 * self._timeouts.round + 60)
 
-    def _take(self, incoming: Incoming, k: int) -> None:
-        name, now = self._presence.roster.name(incoming.node), self._clock()
-        if incoming.lost:
-            if incoming.round == k:
-                self._silent.discard(name)
-                self._asked.pop(name, None)
-            return
-        if incoming.fields is None:
-            outcome = self._coordinator.fault(name, incoming.fault)
-        else:
-            outcome = self._coordinator.receive(name, incoming.fields)
-        if incoming.round == k or outcome == "taken":
+    def _take(self, incoming: Incoming, number: int) -> str:
+        outcome = super()._take(incoming, number)
+        name = self._presence.roster.name(incoming.node)
+        if outcome == "taken":  # also of an earlier round
             self._silent.discard(name)
-        if outcome == "taken":
-            self._suspensions.clean(name)
-        elif outcome == "dropped":
-            self._suspend(name, "its message was dropped", now)
         elif outcome == "handshake" and self._suspensions.handshake(name):
-            self._suspend(name, "it starts one handshake after another", now)
+            self._suspend(name, "it starts one handshake after another", self._clock())
+        return outcome
 
     def _suspend(self, name: str, why: str, now: float) -> None:
-        """Suspend a party: it is neither asked nor waited for during some time, and asked again afterwards."""
-        seconds = self._suspensions.strike(name, now - self._since.get(name, now), now)
-        self._silent.discard(name)
-        self._asked.pop(name, None)
+        super()._suspend(name, why, now)
         self._asks[name] = 0
-        self._coordinator.note_suspension(name, seconds, why)
-        self._say(f"{name} is suspended for {seconds:.0f} s: {why}")
 
     def _hopeless(self) -> bool:
         """Stop the run if so many parties have refused that the round can never close. Returns whether it stopped."""
         coordinator, refusals = self._coordinator, self._coordinator.refusals
         if coordinator.ready or len(coordinator.parties) - len(refusals) >= coordinator.minimum:
             return False
-        reasons = ", ".join(f"{word}: {count}" for word, count in sorted(Counter(refusals.values()).items()))
-        coordinator.stop(
-            f"round {coordinator.round}: {len(refusals)} of {len(coordinator.parties)} parties refuse ({reasons}), "
-            f"{coordinator.minimum} are needed"
-        )
+        coordinator.stop(f"{self._refused()}, {coordinator.minimum} are needed")
         return True

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from ..protocol.introduction import agreed, introduced
 from ..protocol.sum_terms import FOLDER
 from ..protocol.wire import Refusal, SumReply, SumRequest, WireError, from_fields, most_octets, octets
 from ..secure_sum.roster import Roster as SumRoster
+from .correspondence import Correspondence
 from .download import Allowance
 from .mailbox import Incoming, Mailbox
 from .presence import WAIT, Clock, Presence, Say, Timeouts
@@ -77,7 +77,7 @@ def introductions(
             missing = ", ".join(node for node in roster.names if node not in found)
             raise UsageError(f"{missing} did not show a roster within start_seconds = {seconds:g}; start it again")
     members, nodes = agreed(found)
-    (kept).mkdir(parents=True, exist_ok=True)
+    kept.mkdir(parents=True, exist_ok=True)
     members.save(kept / ROSTER)
     write_atomic(kept / NODES, json.dumps({"nodes": nodes}) + "\n")
     say(f"all {len(nodes)} parties have the same roster")
@@ -115,7 +115,7 @@ def run_sums(
         loop.exchange()
 
 
-class _Sums:
+class _Sums(Correspondence):
     def __init__(
         self,
         coordinator: SumCoordinator,
@@ -125,13 +125,8 @@ class _Sums:
         say: Say,
         clock: Clock,
     ) -> None:
-        self._coordinator, self._mailbox, self._timeouts, self._say = coordinator, mailbox, timeouts, say
-        self._clock, self._presence, self._suspensions = clock, Presence(roster), Suspensions()
-        self._asked: dict[
-            str, str
-        ] = {}  # the parties that were asked in this exchange, and since when they were online
-        self._since: dict[str, float] = {}
-        self._silent: set[str] = set()
+        super().__init__(coordinator, mailbox, Presence(roster), Suspensions(), timeouts, say, clock)
+        self._coordinator = coordinator
         self._round, self._round_began, self._failures = -1, 0.0, 0
 
     def exchange(self) -> None:
@@ -153,8 +148,7 @@ class _Sums:
                 continue  # process all answers that are there before anything is decided
             late = now > deadline
             if late:
-                for name in sorted(self._silent & self._presence.online.keys()):
-                    self._suspend(name, "it was silent until the time limit of an exchange", now)
+                self._suspend_silent("an exchange", now)
             if self._hopeless():
                 return
             if self._complete() or (late and coordinator.stage != "keys"):
@@ -174,7 +168,7 @@ class _Sums:
     def _complete(self) -> bool:
         """Whether nobody is left to wait for: everybody has answered or refused, or is offline, or is not trusted."""
         coordinator = self._coordinator
-        if any(map(self._suspensions.trusted, self._silent & self._presence.online.keys())):
+        if self._waits():
             return False
         return coordinator.left >= coordinator.needed or (coordinator.ready and coordinator.stage != "keys")
 
@@ -202,40 +196,10 @@ class _Sums:
             due[here.node] = self._coordinator.request(name)
         self._mailbox.post(due, ttl=2 * self._timeouts.round + 60)
 
-    def _take(self, incoming: Incoming, number: int) -> None:
-        name, now = self._presence.roster.name(incoming.node), self._clock()
-        if incoming.lost:
-            if incoming.round == number:
-                self._silent.discard(name)
-                self._asked.pop(name, None)
-            return
-        if incoming.fields is None:
-            outcome = self._coordinator.fault(name, incoming.fault)
-        else:
-            outcome = self._coordinator.receive(name, incoming.fields)
-        if incoming.round == number:
-            self._silent.discard(name)
-        if outcome == "taken":
-            self._suspensions.clean(name)
-        elif outcome == "dropped":
-            self._suspend(name, "its message was dropped", now)
-
-    def _suspend(self, name: str, why: str, now: float) -> None:
-        """Suspend a party: it is neither asked nor waited for during some time, and asked again afterwards."""
-        seconds = self._suspensions.strike(name, now - self._since.get(name, now), now)
-        self._silent.discard(name)
-        self._asked.pop(name, None)
-        self._coordinator.note_suspension(name, seconds, why)
-        self._say(f"{name} is suspended for {seconds:.0f} s: {why}")
-
     def _hopeless(self) -> bool:
         """Stop the run if so many parties refuse that no sum can be opened. Returns whether it stopped."""
         coordinator, refusals = self._coordinator, self._coordinator.refusals
         if len(coordinator.parties) - len(refusals) >= coordinator.minimum:
             return False
-        reasons = ", ".join(f"{word}: {count}" for word, count in sorted(Counter(refusals.values()).items()))
-        coordinator.stop(
-            f"round {coordinator.round}: {len(refusals)} of {len(coordinator.parties)} parties refuse ({reasons}), "
-            f"{coordinator.minimum} are needed; their logs name what they refuse"
-        )
+        coordinator.stop(f"{self._refused()}, {coordinator.minimum} are needed; their logs name what they refuse")
         return True
