@@ -154,13 +154,43 @@ class SignedTerms:
                 Signatory(one["name"], one["key"], AgreedTerms.from_facts(one["agreed"])) for one in terms["parties"]
             )
             found = cls(terms["run"], terms["app"], terms["settings"], terms["versions"], parties, signatures)
+            texts = (found.run, found.app, *(text for one in parties for text in (one.name, one.key)))
+            tables = (found.settings, found.versions, signatures)
+            if not all(isinstance(text, str) for text in (*texts, *signatures.values())):
+                raise TypeError("a name, a key, a digest or a signature is no text")
+            if not all(isinstance(table, dict) for table in tables):
+                raise TypeError("the settings, versions or signatures are no table")
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path} is no file of terms: {type(error).__name__} {error}") from None
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
         if found._facts() != terms:
             raise UsageError(f"{path} contains entries that no terms have; do not sign it")
+        try:
+            found._check()
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}; do not sign it") from None
         return found
+
+    def _check(self) -> None:
+        """Raise `UsageError` unless the parties have names and keys of their own, and terms of one and the same run.
+
+        A person reads the terms once for all parties, and signatures are found by the names.
+        """
+        settings_of_run.read(self.settings)
+        names = [one.name for one in self.parties]
+        if not all(map(_NAME.fullmatch, [*names, self.run])):
+            raise UsageError("a name must be at most 64 letters, digits, '.', '-' and '_'")
+        if not names or len({*names}) < len(names) or len({raw_key(one.public) for one in self.parties}) < len(names):
+            raise UsageError("every party needs a name and a key of its own")
+        first = self.parties[0].agreed
+        for position, one in enumerate(self.parties):
+            node, own = name_of(raw_key(one.public)), one.agreed
+            if (own.run, own.node, own.index, own.parties) != (self.run, node, position, len(names)):
+                raise UsageError(f"the terms of {one.name} are not those of party {position} with its key in this run")
+            difference = first.differs_from(own)
+            if difference is not None:
+                raise UsageError(f"the terms of {names[0]} and {one.name} differ: {difference}")
 
 
 def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -> SignedTerms:
