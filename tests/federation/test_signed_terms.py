@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,14 @@ def test_another_copy_of_the_app_is_refused(folder: Path) -> None:
         table.write("# another range\n")
     with pytest.raises(UsageError, match="differs from that of the terms"):
         agreed_by_all(folder / "terms.json", folder / "north", folder / "app")
+
+
+def test_compiled_files_are_part_of_the_app(folder: Path) -> None:
+    before = digest_of_app(folder / "app")
+    for name in (f"task{EXTENSION_SUFFIXES[0]}", "more.pyc"):
+        (folder / "app" / "learning" / name).write_bytes(b"code")
+        assert digest_of_app(folder / "app") != before
+        (folder / "app" / "learning" / name).unlink()
 
 
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

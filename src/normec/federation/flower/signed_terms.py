@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import UsageError
+from ...system.code_files import CODE_SUFFIXES
 from ...system.files import read_bytes, read_json, read_toml, write_atomic
 from ..protocol.agreed_terms import AgreedTerms
 from . import settings as settings_of_run
@@ -37,6 +38,7 @@ FORMAT = 1
 _LARGEST = 16 * 2**20  # bytes of a file of terms
 _PURPOSE = b"normec run terms 1\n"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CODE = (*{Path(f"a{suffix}").suffix for suffix in CODE_SUFFIXES}, ".toml")
 _NOT_CODE = ("pyproject.toml", "policy.toml", "party.toml")  # settings are in the terms, rules belong to a party
 
 
@@ -247,12 +249,15 @@ def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -
 
 
 def digest_of_app(app: Path) -> str:
-    """SHA-256 of the names and contents of an app's code: its Python files and the schema of tables."""
+    """SHA-256 of the names and contents of an app's code: all files that Python imports, and the schema of tables.
+
+    Compiled copies of sources (`__pycache__`) are left out, because a party does not use them (`import_from_source`).
+    """
     found = hashlib.sha256()
     for path in sorted(app.rglob("*")):
         inside = path.relative_to(app)
         hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
-        if hidden or path.suffix not in (".py", ".toml") or inside.name in _NOT_CODE or not path.is_file():
+        if hidden or path.suffix not in _CODE or inside.name in _NOT_CODE or not path.is_file():
             continue
         content = read_bytes(path)
         found.update(f"{inside.as_posix()}\0{len(content)}\0".encode() + content)
