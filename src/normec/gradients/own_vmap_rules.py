@@ -47,8 +47,6 @@ class RefuseOwnVmapRules(TorchFunctionMode):
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        if self._error is not _Noticed and not _rules_are_noticed():
-            raise self._error(_UNKNOWN)
         if torch._C._len_torch_dispatch_stack():
             raise self._error(_MODES)
         with ExitStack() as stack:
@@ -56,6 +54,8 @@ class RefuseOwnVmapRules(TorchFunctionMode):
                 stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_HOOKS))
             except RuntimeError:  # some are active
                 raise self._error(_HOOKS) from None
+            if self._error is not _Noticed and not _rules_are_noticed():
+                raise self._error(_UNKNOWN)
             _begin(self)
             stack.callback(_end, self)
             super().__enter__()
