@@ -38,7 +38,7 @@ from .callbacks import Callback
 from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
 from .extension import Extension, extension_of, logging_of, refuse_hidden_growth, with_noise_before
-from .independence import refuse_coupled_clients, refuse_mixing_methods
+from .independence import refuse_coupled_clients, refuse_mixing_methods, refuse_modes
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
 from .observer import COLUMNS
@@ -341,6 +341,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
             refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):
             _refuse_shared_records(problem, privacy, plan.diagnostics)
+        refuse_modes()
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
