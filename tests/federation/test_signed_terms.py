@@ -175,6 +175,12 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a huge model": (lambda terms: terms["parties"][0]["agreed"].update(parameters=10**15), "a model has 1 to"),
     "a word as noise": (lambda terms: terms["parties"][0]["agreed"]["privacy"].update(sigma="1"), "cannot be read"),
     "negative noise": (lambda terms: terms["parties"][0]["agreed"]["privacy"].update(sigma=-1.0), "cannot be read"),
+    "no number as noise": (
+        lambda terms: terms["parties"][0]["agreed"].update(sigmas=[float("nan")] * 10),
+        "noise that changes by round",
+    ),
+    "no number in a setting": (lambda terms: terms["settings"].update(lr=float("nan")), "is no file of terms"),
+    "a word as precision": (lambda terms: terms["parties"][0]["agreed"].update(dtype="9" * 5000), "a model has 1 to"),
     "a word as target": (lambda terms: terms["settings"].update(epsilon="small"), "epsilon"),
 }
 

@@ -295,7 +295,7 @@ def _show_terms(found: SignedTerms) -> None:
         ]
         if least:
             rows.append(("smallest σ of a round", ", ".join(f"{name}: {sigma}" for name, sigma in least.items())))
-        if "epsilon" in found.settings:
+        if found.settings.get("epsilon") is not None:
             rows.append(("target", f"ε = {found.settings['epsilon']:g} at δ = {privacy.delta:g}"))
     rows += [
         ("code of the app", found.app[:32]),

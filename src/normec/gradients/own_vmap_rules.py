@@ -58,12 +58,12 @@ class RefuseOwnVmapRules(TorchFunctionMode):
                 raise self._error(_UNKNOWN)
             _begin(self)
             stack.callback(_end, self)
-            super().__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._stack.close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -148,7 +148,7 @@ class _Probe(torch.autograd.Function):
     """A function with a vmap rule of its own."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
@@ -156,7 +156,7 @@ class _Probe(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, Any]:  # type: ignore[override]  # noqa: ARG004
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, Any]:  # noqa: ARG004
         return x, in_dims[0]
 
 

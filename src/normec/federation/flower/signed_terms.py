@@ -162,7 +162,8 @@ class SignedTerms:
                 raise TypeError("a name, a key, a digest or a signature is no text")
             if not all(isinstance(table, dict) for table in tables):
                 raise TypeError("the settings, versions or signatures are no table")
-        except (KeyError, TypeError, AttributeError) as error:
+            _ = found.canonical
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{path} is no file of terms: {type(error).__name__} {error}") from None
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None

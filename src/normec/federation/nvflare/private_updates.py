@@ -146,8 +146,8 @@ def _reply(task: Shareable | None, data: dict[str, Any]) -> Shareable:
     FLARE adds the server's cookies after the filters.
     """
     reply = make_reply(ReturnCode.OK)
-    for name in _ROUNDS if task is not None else ():
-        value = task.get_header(name)
+    for name in _ROUNDS:
+        value = task.get_header(name) if task is not None else None
         if type(value) is int:
             reply.set_header(name, value)
     return DXO(DataKind.WEIGHT_DIFF, data, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}).update_shareable(reply)

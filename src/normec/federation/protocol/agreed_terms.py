@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import UsageError
 from .policy import Verdict
 from .terms import MethodTerms, PlanTerms, PrivacyTerms
-from .wire import FLOATS, LARGEST, Record, Request, WireError, from_fields, run_name, to_fields
+from .wire import FLOATS, LARGEST, LIMITS, Record, Request, WireError, from_fields, run_name, to_fields
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,13 @@ class AgreedTerms:
             found = msgspec.convert(facts, type=cls)
             if found.to_facts() != facts:
                 raise WireError("it has entries that no terms have")
-            if not 1 <= found.parameters <= LARGEST or np.dtype(found.dtype) not in FLOATS:
+            if not 1 <= found.parameters <= LARGEST or found.dtype not in {known.name for known in FLOATS}:
                 raise WireError(f"a model has 1 to {LARGEST} parameters in float32 or float64")
+            least, most = found.privacy.least_sigma, LIMITS["privacy.sigma"][1]
+            if (least is None) != (not found.sigmas) or len(found.sigmas) not in (0, found.plan.rounds):
+                raise WireError("noise that changes by round needs a number for each round, and the smallest of them")
+            if not all(least <= sigma <= most for sigma in found.sigmas if least is not None):
+                raise WireError(f"the noise of a round must lie between the smallest of the run and {most:g}")
             _ = from_fields(to_fields(dataclasses.replace(found, parameters=1).first_request()))
         except (msgspec.ValidationError, WireError, TypeError) as error:
             raise UsageError(f"the terms of a party cannot be read: {error}") from None
