@@ -20,7 +20,7 @@ from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms
 from normec.report import page
 from normec.report.run_view import read_run
-from normec.settings.config import RunConfig
+from normec.settings import RunConfig
 
 from .faulty_network import Quadratic
 from .in_process import NODES, InProcessFederation, plan, shares, softmax

@@ -17,8 +17,8 @@ from typing import Any
 
 from ..algorithms.catalogue import PAPER_METHODS, PRIVATE_METHODS
 from ..errors import Diverged, Interrupted, UsageError
-from ..settings import config as configs
 from ..settings.config import RunConfig
+from ..settings.validation import make
 from ..storage.history import History
 from ..system.files import write_atomic
 from ..training.callbacks import Callback
@@ -64,8 +64,7 @@ def candidates(
         merged = {**shared, **given, "method": name}
         sizes: Sequence[float | None] = (merged["lr"],) if "lr" in merged else step_sizes or (None,)
         cells = tuple(
-            configs.make({**merged, "lr": size if size is not None else methods.step_size(configs.make(merged))})
-            for size in sizes
+            make({**merged, "lr": size if size is not None else methods.step_size(make(merged))}) for size in sizes
         )
         for cell in cells:
             # Refuse invalid settings before the first run.

@@ -20,7 +20,8 @@ from ..algorithms.lr_schedule import ScheduledLR
 from ..data.table import is_table
 from ..errors import Diverged, UsageError
 from ..problems.problem import Problem
-from ..settings.config import IDENTITY, RunConfig, load
+from ..settings.config import IDENTITY, RunConfig
+from ..settings.validation import load
 from ..storage.checkpoint import EXTENDED, LATEST
 from ..storage.history import NOT_COVERED, STARTED_BY, History
 from ..storage.run_folder import CONFIG

@@ -14,7 +14,7 @@ from normec.errors import UsageError
 from normec.experiments import runs
 from normec.experiments.grid import Cell
 from normec.experiments.sweep import Event, run_cells
-from normec.settings import config
+from normec.settings import make
 from publications.alpha_normec import plan, records, runner
 from publications.alpha_normec.protocol import Protocol
 from publications.alpha_normec.records import collect
@@ -92,7 +92,7 @@ def test_at_the_time_limit_the_running_cell_is_saved_and_continues_later(
 
 def test_a_cell_that_diverges_has_a_record_without_a_final_accuracy(smoke: Protocol, folders: Folders) -> None:
     cell = plan.plan(smoke)[0]
-    wild = replace(cell, config=config.make({**cell.config.model_dump(exclude_none=True), **WILD}))
+    wild = replace(cell, config=make({**cell.config.model_dump(exclude_none=True), **WILD}))
     (outcome,) = run_cells([Cell(wild.config, {"name": wild.name})], folders.runs, jobs=1)
     record = records.make(wild, outcome, smoke)
     assert record["status"] == "diverged"

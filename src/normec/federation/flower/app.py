@@ -31,7 +31,8 @@ from ...experiments import build, methods, runs, server
 from ...experiments.resolve import Measured, resolved
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
-from ...settings.config import RunConfig, to_toml
+from ...settings.config import RunConfig
+from ...settings.validation import to_toml
 from ...system.files import write_atomic
 from ...training.client_weights import checked_weights
 from ...training.run import Plan, default_evaluate_every

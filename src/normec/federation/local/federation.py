@@ -19,11 +19,13 @@ from typing import Any, Literal, NamedTuple
 import tomli_w
 
 from ...algorithms import registry
+from ...algorithms.catalogue import is_own
 from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
 from ...report import page
 from ...report.run_view import STATEMENTS, is_run
-from ...settings.config import RunConfig, is_own, load
+from ...settings.config import RunConfig
+from ...settings.validation import load
 from ...storage.history import History
 from ...system.files import private_folder, read_if_present, read_toml, write_atomic
 from ...training.callbacks import Callback
