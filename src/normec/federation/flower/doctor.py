@@ -236,13 +236,13 @@ def _registration(party: PartyFile, about: dict[str, Any]) -> str:
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     from .channel_clients import about_server
-    from .download import Allowance
+    from .limits import MessageLimits
     from .supernode import limited_client
 
     private = read_private_key(party.key)
     signed = NodeAuthHttpInterceptor(private, private.public_key())
     interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
-    client = limited_client(Allowance.of(1, 1))
+    client = limited_client(MessageLimits.of(1, 1))
     trusted = party.root_certificates.read_bytes()
     try:
         with client.from_server_address(party.superlink, False, trusted, interceptors=interceptors) as fleet:
