@@ -27,7 +27,7 @@ from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..sampling.batches import BatchSource
 from ..sampling.random_streams import Stream, derive_seed, seed_generators
-from .engine import Block
+from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
 from .record_clip import RecordClip
@@ -40,7 +40,7 @@ _TRIED_FLOATS = 2**19  # numbers in the gradients of the made-up records that si
 _ONE_THREAD_FLOPS = 1e7
 
 
-class LoopEngine:
+class LoopEngine(BlockEngine):
     """Computes client by client anything that autograd can differentiate."""
 
     name = "loop"
@@ -67,11 +67,6 @@ class LoopEngine:
     def of(self, problem: Objective, precision: Precision = "tf32") -> LoopEngine:
         """Return the same engine for another problem, to compare engines; by default without autocast."""
         return LoopEngine(problem, self._batches, self._seed, self._clip, precision, RECORD_BLOCKS[-1:])
-
-    @property
-    def variant(self) -> str:
-        """The engine, with everything else that the bits of its sums depend on."""
-        return f"{self.name}, blocks of {self._block}"
 
     @property
     def threads(self) -> int:

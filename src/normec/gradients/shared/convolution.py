@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ... import kernels
 from ...kernels import tiles
 from .layers import channels_last, precision, sum_channels
-from .slots import GradientSink, ParameterSlot
+from .slots import GradientSink, Maybe, ParameterSlot, SlotPair
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
@@ -47,14 +47,7 @@ class ConvRows(Function):
     """Convolution over 1, 2 or 3 dimensions, transposed ones, groups and dilation included."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        geometry: Geometry,
-    ):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, geometry: Geometry):
         x = x.to(precision(x))
         weight = weight.to(x.dtype)
         if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
@@ -123,7 +116,7 @@ class TiledConvRows(Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,  # noqa: ARG004
-        bias: Tensor | None,
+        bias: Maybe,
         slots: tuple[ParameterSlot, ParameterSlot | None],
         stride: int,
         moments: Moments | None,

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ... import kernels
 from .record_sums import product_squares
-from .slots import ParameterSlot
+from .slots import Maybe, ParameterSlot, SlotPair
 
 if TYPE_CHECKING:
     from ...models.resnet import Shortcut
@@ -33,14 +33,7 @@ class LinearRows(Function):
     """y = x Wᵀ + b on [..., in]; `flipped`, y = x W + b."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        flipped: bool = False,
-    ):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, flipped: bool = False):
         x, weight = x.to(precision(x)), weight.to(precision(x))
         weight = weight.mT if flipped else weight
         ctx.save_for_backward(x, weight)
@@ -108,14 +101,7 @@ class AffineRows(Function):
     """y = x·w + b after a normalisation within one record."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        first: bool,
-    ):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, first: bool):
         """`first`: w belongs to the first dimension after the batch (channels), otherwise to the last dimensions."""
         ctx.save_for_backward(x, weight)
         ctx.slots, ctx.first = slots, first
@@ -141,14 +127,7 @@ class LayerNormRows(Function):
     """LayerNorm with weight, with the fused kernels of PyTorch for the output and the data gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        eps: float,
-    ):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, eps: float):
         x = x.to(weight.dtype)  # autocast computes norms in full precision
         y, mean, inverse = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, bias, mean, inverse)

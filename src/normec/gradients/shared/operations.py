@@ -36,9 +36,7 @@ from ..own_vmap_rules import reason, with_own_rule
 from .convolution import ConvRows, Geometry
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
 from .norms import BatchNormRows
-from .slots import GradientSink, NoRule, ParameterSlot, parameter_slots
-
-Maybe = Tensor | None
+from .slots import GradientSink, Maybe, NoRule, ParameterSlot, parameter_slots, values_of
 
 
 class OperationModel:
@@ -313,8 +311,7 @@ class OperationRules(TorchFunctionMode):
 
     def _convolved(self, x: Tensor, slots: tuple[ParameterSlot, ParameterSlot | None], geometry: Geometry) -> Tensor:
         def apply(clients: int, batched: Sequence[bool], x: Tensor) -> Tensor:
-            values = [slot.value if slot is not None else None for slot in slots]
-            found = ConvRows.apply(_expanded(clients, batched[0], x).flatten(0, 1), *values, slots, geometry)
+            found = ConvRows.apply(_expanded(clients, batched[0], x).flatten(0, 1), *values_of(slots), slots, geometry)
             return found.unflatten(0, (clients, -1))
 
         return self._across(apply, x)
@@ -333,8 +330,7 @@ class OperationRules(TorchFunctionMode):
             return NotImplemented
 
         def apply(clients: int, batched: Sequence[bool], x: Tensor) -> Tensor:
-            values = [slot.value if slot is not None else None for slot in slots]
-            return LayerNormRows.apply(_expanded(clients, batched[0], x), *values, slots, eps)
+            return LayerNormRows.apply(_expanded(clients, batched[0], x), *values_of(slots), slots, eps)
 
         return self._across(apply, x)
 
@@ -356,9 +352,8 @@ class OperationRules(TorchFunctionMode):
             given = _expanded(clients, batched[0], x).flatten(0, 1)
             if slots is None:  # the norm is frozen, or has no parameters
                 return func(given, num_groups, weight, bias, eps).unflatten(0, (clients, -1))
-            values = [slot.value if slot is not None else None for slot in slots]
             normed = func(given, num_groups, None, None, eps)
-            return AffineRows.apply(normed, *values, slots, True).unflatten(0, (clients, -1))
+            return AffineRows.apply(normed, *values_of(slots), slots, True).unflatten(0, (clients, -1))
 
         return self._across(apply, x)
 
@@ -385,10 +380,9 @@ class OperationRules(TorchFunctionMode):
             given = _expanded(clients, batched[0], x).flatten(0, 1)
             if given.numel() < 2 * clients * given.shape[1]:
                 raise NoRule("BatchNorm needs more than one value per channel for a variance")
-            values = [slot.value if slot is not None else None for slot in pair]
             tables = running if running[0] is not None and running[1] is not None else None
             shared = (clients, momentum, eps, False)
-            found, _ = BatchNormRows.apply(given, None, *values, pair, tables, *shared)
+            found, _ = BatchNormRows.apply(given, None, *values_of(pair), pair, tables, *shared)
             return found.unflatten(0, (clients, -1))
 
         return self._across(apply, x, running_mean, running_var)

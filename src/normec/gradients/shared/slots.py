@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ...kernels.convolution import Moments
     from .record_sums import Products, Squares, Use, Write
 
+Maybe = Tensor | None
+
 
 class NoRule(Exception):  # noqa: N818  # not an error: another engine is used
     """The shared pass has no rule for a part of the model; the message names it."""
@@ -165,6 +167,14 @@ class ParameterSlot:
         else:
             write(self.rows, *tensors)
             self.written = True
+
+
+SlotPair = tuple[ParameterSlot | None, ParameterSlot | None]  # of weight and bias; None if there is no gradient
+
+
+def values_of(slots: Sequence[ParameterSlot | None]) -> list[Maybe]:
+    """Return the values of parameters for the forward pass."""
+    return [slot.value if slot is not None else None for slot in slots]
 
 
 @contextmanager
