@@ -40,10 +40,11 @@ from .limits import BODY_BYTES, BODY_SECONDS, LIST_BYTES, REQUESTS_AT_ONCE
 
 FLEET = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
 PUSH = FLEET + "push-messages"
-PARTY, SERVER = "/v1/normec/party/", "/v1/normec/server/"  # the calls of `channel`
+PARTY, SERVER = "/v1/normec/party/", "/v1/normec/server/"  # the two interfaces of `channel`, and their calls:
+RECEIVE, SEND, ABOUT = "receive", "send", "about"
 NODE = "normec.node"  # the key of an ASGI scope at which the number of the party that signed a request is kept
 HEALTH = "/health"
-LISTS = (PUSH, PARTY + "receive")  # requests of parties that contain the list of an answer's objects, or less
+LISTS = (PUSH, PARTY + RECEIVE)  # requests of parties that contain the list of an answer's objects, or less
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LOOKS = 3  # readings of the kernel's table, which may skip a line while connections open and close
 INSECURE = "--insecure-for-tests"  # instead of Flower's --insecure

@@ -33,7 +33,21 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .access_control import FLEET, NODE, PARTY, PUSH, SERVER, App, Receive, Scope, Send, own_answers
+from .access_control import (
+    ABOUT,
+    FLEET,
+    NODE,
+    PARTY,
+    PUSH,
+    RECEIVE,
+    SEND,
+    SERVER,
+    App,
+    Receive,
+    Scope,
+    Send,
+    own_answers,
+)
 from .download import object_names
 from .limits import CALL_PARTS, LIST_BYTES, RESPONSE_BYTES
 from .versions import versions
@@ -41,7 +55,6 @@ from .versions import versions
 if TYPE_CHECKING:
     from flwr.proto.fleet_pb2 import PullMessagesResponse
 
-RECEIVE, SEND, ABOUT = "receive", "send", "about"
 HOLD = 20.0  # seconds; Flower's clients give up after 30
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
 ENDED = (PUSH, FLEET + "push-object")  # Flower's own calls after which an answer may be complete

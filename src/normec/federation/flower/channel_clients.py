@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.wire import WireError
-from .access_control import PARTY, SERVER
-from .channel import ABOUT, RECEIVE, SEND
+from .access_control import ABOUT, PARTY, RECEIVE, SEND, SERVER
 from .download import PartsMissing, limit_responses, object_names, pull_message
 from .limits import ANSWER_BYTES, LIST_BYTES, REQUESTS_BYTES, MessageLimits
 

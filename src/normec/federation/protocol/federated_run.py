@@ -22,7 +22,7 @@ from ...algorithms.registry import identity_of
 from ...errors import Diverged, UsageError
 from ...privacy.mechanism import Mechanism, Spent
 from ...privacy.statement import Privacy
-from ...problems.client_data import checksum
+from ...problems.objective import checksum
 from ...storage.history import UNNOISED, Row
 from ...storage.run_folder import RunStorage
 from ...training.model_step import ModelStep

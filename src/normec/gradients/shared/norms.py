@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ... import kernels
-from .layers import MaxPoolByKernel, channels_last
+from ...kernels import channels_last
+from .pooling import MaxPoolByKernel
 from .slots import Maybe, SlotPair, filled
 
 if TYPE_CHECKING:

@@ -202,3 +202,14 @@ def parameter_slots(model: nn.Module, sink: GradientSink) -> dict[nn.Parameter, 
             position += parameter.numel()
     sink.slots = list(slots.values())
     return slots
+
+
+def sum_positions(rows: Tensor, values: Tensor) -> None:
+    """rows[i] = the sum of part i of the values over all dimensions but the last ones, which are those of a row."""
+    rows.copy_(values.reshape(len(rows), -1, *rows.shape[1:]).sum(1, dtype=rows.dtype))
+
+
+def sum_channels(rows: Tensor, values: Tensor) -> None:
+    """rows[i] = the sum of part i of the values ``[records, channels, ...]`` for each channel."""
+    per_part = values.reshape(len(rows), -1, values.shape[1], values[0, 0].numel())
+    rows.copy_(per_part.sum((1, 3), dtype=rows.dtype))
