@@ -152,10 +152,10 @@ class RecordedEngine(BlockEngine):
         with _side_by_side(self._streams):
             for i, seed in enumerate(seeds):
                 lane = i % len(self._copies)
-                place = torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()
+                stream = torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()
                 rows = {name: table[i] for name, table in own.items()}
                 drawn = work.uniforms[i] if work.uniforms is not None else None
-                with place, self._generators.standing_in(i, seed):
+                with stream, self._generators.standing_in(i, seed):
                     self._copies[lane].set(work.x)  # for every client, because a model may write to its parameters
                     losses[i] = self._copies[lane].gradient(rows, work.numbers[i], drawn, work.grads[i])
         if not isinstance(work.rows, slice):

@@ -61,8 +61,10 @@ def test_settings_are_spread_evenly_over_their_ranges(name: str) -> None:
         memory = "beta" if one.method == "normec" else "tau"
         ranges[memory] = (0.001, 0.002) if one.error_feedback else (3.0, 4.0)
     for key, (low, high) in ranges.items():
-        places = sorted(math.log(setting[key] / low) / math.log(high / low) * 12 for setting in found)
-        assert all(part - 0.1 <= place <= part + 1.1 for part, place in enumerate(places))  # three digits are kept
+        positions = sorted(math.log(setting[key] / low) / math.log(high / low) * 12 for setting in found)
+        assert all(
+            part - 0.1 <= position <= part + 1.1 for part, position in enumerate(positions)
+        )  # three digits are kept
     assert Counter(setting["rounds"] for setting in found) == {10: 4, 20: 4, 40: 4}
     if name == "NormEC, forgetting":
         assert Counter(setting["decay"] for setting in found) == {0.05: 3, 0.1: 3, 0.2: 3, 0.4: 3}
@@ -76,9 +78,9 @@ def test_long_runs_meet_short_and_long_steps(name: str, count: int) -> None:
     one = search_space(name)
     found = settings(one, count)
     for rounds in ROUNDS:
-        places = [rank(one, setting, count) for setting in found if setting["rounds"] == rounds]
-        assert len(places) == count // len(ROUNDS)
-        assert [place // len(ROUNDS) for place in sorted(places)] == list(range(len(places)))
+        positions = [rank(one, setting, count) for setting in found if setting["rounds"] == rounds]
+        assert len(positions) == count // len(ROUNDS)
+        assert [position // len(ROUNDS) for position in sorted(positions)] == list(range(len(positions)))
 
 
 def rank(one: SearchSpace, setting: dict[str, Any], count: int) -> int:
@@ -313,9 +315,9 @@ def test_a_record_that_does_not_fit_refuses_all(tmp_path: Path) -> None:
 def test_other_numbers_need_replace(tmp_path: Path) -> None:
     study, folder, other = STUDIES["a9a-100"], tmp_path / "records", tmp_path / "other"
     record = line(study.cells()[0])
-    for place, accuracy in ((folder, 0.8), (other, 0.9)):
-        place.mkdir()
-        records.write(study, place, [record | {"accuracy": accuracy}])
+    for position, accuracy in ((folder, 0.8), (other, 0.9)):
+        position.mkdir()
+        records.write(study, position, [record | {"accuracy": accuracy}])
     with pytest.raises(UsageError, match="already with other numbers"):
         records.collect(other, folder)
     assert records.collect(other, folder, replace=True) == ["a9a-100/iid/8/NormEC"]

@@ -351,7 +351,7 @@ def _names(word: str, option: str) -> bool:
 
 
 def _listening(arguments: list[str]) -> set[str]:
-    """Return the addresses of the host at which Flower's program is told to listen."""
+    """Return the addresses of the host at which Flower's program listens."""
     host = _value(arguments, "--host")
     with suppress(OSError):  # Flower reports what is wrong with it
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)} if host else set()

@@ -121,13 +121,15 @@ def _folder(path: Path) -> str:
 
 
 def _disk(party: PartyFile) -> str:
-    place = next(path for path in (party.folder, *party.folder.parents) if path.exists())
-    free, needed = shutil.disk_usage(place).free, LEAST_DISK
+    present = next(path for path in (party.folder, *party.folder.parents) if path.exists())
+    free, needed = shutil.disk_usage(present).free, LEAST_DISK
     if party.terms is not None and party.terms.is_file():
         needed += max((one.agreed.parameters for one in SignedTerms.load(party.terms).parties), default=0) * 4 * _STATES
     if free < needed:
-        raise _Problem(f"{place} has {free / 2**20:.0f} MiB left, {needed / 2**20:.0f} MiB are needed; free some space")
-    return f"{free / 2**30:.1f} GiB are free at {place}"
+        raise _Problem(
+            f"{present} has {free / 2**20:.0f} MiB left, {needed / 2**20:.0f} MiB are needed; free some space"
+        )
+    return f"{free / 2**30:.1f} GiB are free at {present}"
 
 
 def _policy(path: Path) -> str:

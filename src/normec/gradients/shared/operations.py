@@ -50,7 +50,9 @@ class OperationModel:
         self._problem, self._model, self.sink = problem, copy.deepcopy(problem.model), GradientSink()
         slots = parameter_slots(self._model, self.sink)
         numbers = {parameter: number for number, parameter in enumerate(slots)}
-        self._places: list[tuple[nn.Module, str, int]] = []
+        self._owners: list[
+            tuple[nn.Module, str, int]
+        ] = []  # of each use of a parameter: module, name in it, number of the slot
         if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
             raise NoRule("a global backward hook would see the gradients of several clients together")
         for module in self._model.modules():
@@ -62,7 +64,7 @@ class OperationModel:
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise NoRule(f"{kind} draws random numbers client by client")
             held = module._parameters.items()
-            self._places += [(module, key, numbers[p]) for key, p in held if p is not None and p in numbers]
+            self._owners += [(module, key, numbers[p]) for key, p in held if p is not None and p in numbers]
         self._buffers = {
             name: (self._model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
             for name, _ in self._model.named_buffers()
@@ -104,11 +106,11 @@ class OperationModel:
         self, parameters: Sequence[Tensor], buffers: Mapping[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, Buffers]:
         """Return the loss of one client, and the buffers that the model has assigned instead of changed in place."""
-        before = [module._parameters[key] for module, key, _ in self._places]
+        before = [module._parameters[key] for module, key, _ in self._owners]
         own = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
         known = {id(tensor): (tensor, slot) for tensor, slot in zip(parameters, self.sink.slots, strict=True)}
         try:
-            for module, key, number in self._places:
+            for module, key, number in self._owners:
                 module._parameters[key] = parameters[number]  # type: ignore[assignment]
             for name, value in buffers.items():
                 module, key = self._buffers[name]
@@ -118,7 +120,7 @@ class OperationModel:
             after = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
             return loss, {n: value for n, value in after.items() if value is not None and value is not buffers[n]}
         finally:
-            for (module, key, _), parameter in zip(self._places, before, strict=True):
+            for (module, key, _), parameter in zip(self._owners, before, strict=True):
                 module._parameters[key] = parameter
             for name, buffer in own.items():
                 module, key = self._buffers[name]
@@ -146,7 +148,7 @@ def _sum_parts(rows: Tensor, grads: Tensor) -> None:
 class _AcrossClients(Function):
     """Calls a function with the tensors of all clients at once: `function(clients, batched, *tensors)`.
 
-    A tensor that differs from client to client, as `batched` tells, has the clients in its first dimension. Autograd
+    A tensor that differs from client to client, as `batched` says, has the clients in its first dimension. Autograd
     differentiates what the function does. `marker` is any tensor under vmap, so that this is true of the whole call.
     """
 
