@@ -10,6 +10,7 @@ import torch
 
 from normec.experiments import build, runs, tasks
 from normec.settings import RunConfig, make
+from normec.training import saved_run
 from normec.training.interleaved import run_interleaved
 
 
@@ -42,7 +43,7 @@ def test_cells_in_turns_leave_what_they_leave_alone(tmp_path: Path) -> None:
     }
     for i, of in enumerate(configs[:4]):
         alone = runs.execute(of, tmp_path / f"alone-{i}")
-        assert runs.read(given[i].folder).history.rows == alone.history.rows
+        assert saved_run.read(given[i].folder).history.rows == alone.history.rows
 
 
 def test_cells_in_turns_stop_when_asked_and_go_on_later(tmp_path: Path) -> None:

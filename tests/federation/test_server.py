@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import GD, Diverged, NormEC, Privacy, Problem, UsageError
-from normec.experiments.runs import summarise
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.policy import Policy
@@ -21,6 +20,7 @@ from normec.federation.protocol.terms import PlanTerms
 from normec.report import page
 from normec.report.run_view import read_run
 from normec.settings import RunConfig
+from normec.training.summary import summarise
 
 from .faulty_network import Quadratic
 from .in_process import NODES, InProcessFederation, plan, shares, softmax

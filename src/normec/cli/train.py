@@ -16,9 +16,9 @@ from . import options as o
 from .output import printable
 
 if TYPE_CHECKING:
-    from ..experiments.runs import Result
     from ..settings.config import RunConfig
     from ..trackers import Tracker
+    from ..training.saved_run import Result
 
 
 def train(

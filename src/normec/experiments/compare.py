@@ -22,6 +22,7 @@ from ..settings.validation import make
 from ..storage.history import History
 from ..system.files import write_atomic
 from ..training.callbacks import Callback
+from ..training.saved_run import Result
 from . import methods, runs, server, tuning
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
@@ -43,7 +44,7 @@ class Outcome:
     """
 
     label: str
-    best: runs.Result | None
+    best: Result | None
     tried: dict[float, float | None]
 
 
@@ -96,7 +97,7 @@ def run(
     outcomes = []
     for entry in entries:
         tried: dict[float, float | None] = {}
-        found: dict[float, runs.Result] = {}
+        found: dict[float, Result] = {}
         for cell in entry.cells:
             size = methods.step_size(cell)
             if isinstance(size, str):

@@ -22,7 +22,8 @@ from ..settings.config import IDENTITY, RunConfig
 from ..settings.validation import make
 from ..storage.history import STARTED_BY, UNNOISED, History
 from ..system.files import read_toml
-from . import runs, tuning
+from ..training import saved_run
+from . import tuning
 from .resolve import Measured, resolved
 
 Row = dict[str, Any]
@@ -247,7 +248,7 @@ def _folders(path: Path) -> Iterator[Path]:
 def _read(folder: Path) -> Record:
     """Read a run; a run without a summary is unfinished, and its last row is its result."""
     if (folder / "summary.json").exists():
-        summary = runs.read(folder).summary
+        summary = saved_run.read(folder).summary
         if not isinstance(summary.get("config"), dict) or not isinstance(summary.get("final"), dict):
             raise UsageError(f"{folder / 'summary.json'} is damaged: it lacks the run's settings or its final row")
         wrong = schema.fitting(summary, schema.SUMMARY, None)[1]

@@ -37,7 +37,7 @@ from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
 from .observer import COLUMNS
-from .options import Compute, Logging, Memory, Options, Storage
+from .options import Compute, Logging, Memory, Options, Storage, device_of
 from .run import (
     InitialMemory,
     Plan,
@@ -238,7 +238,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         raise UsageError(
             f"{method.name} corrects local steps; give local=LocalSteps(steps=…, lr=…) with scale='gradient'"
         )
-    device = _device(options.device) if options.device is not None else problem.x0.device
+    device = device_of(options.device) if options.device is not None else problem.x0.device
     problem = _moved(problem, device, compute.dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
     if privacy is not None and counted:
@@ -379,16 +379,6 @@ def _check_metric_names(problem: Objective) -> None:
     for name in names:
         if name in COLUMNS or f"validation_{name}" in COLUMNS:
             raise UsageError(f"every run has a column {name!r} already; give the metric or test set another name")
-
-
-def _device(name: str | torch.device) -> torch.device:
-    """Return the device of that name, if this machine has it."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise UsageError(f"there is no device {str(name)!r} here; use cpu, or cuda where there is a GPU") from None
-    return device
 
 
 def _plain(number: Any) -> Any:

@@ -50,9 +50,8 @@ class OperationModel:
         self._problem, self._model, self.sink = problem, copy.deepcopy(problem.model), GradientSink()
         slots = parameter_slots(self._model, self.sink)
         numbers = {parameter: number for number, parameter in enumerate(slots)}
-        self._owners: list[
-            tuple[nn.Module, str, int]
-        ] = []  # of each use of a parameter: module, name in it, number of the slot
+        # Of each use of a parameter: the module, the name in it and the number of the slot.
+        self._owners: list[tuple[nn.Module, str, int]] = []
         if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
             raise NoRule("a global backward hook would see the gradients of several clients together")
         for module in self._model.modules():
