@@ -119,11 +119,11 @@ class Channel:
         return Response(content, media_type="application/x-protobuf")
 
     async def _party_receives(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
-        node, (most, process, confirmed) = request.scope[NODE], given
+        node, (room, process, confirmed) = request.scope[NODE], given
 
         def look() -> list[bytes] | None:
             with self._confirming:
-                return self._next_request(node, process, confirmed.decode("ascii"), min(int(most), RESPONSE_BYTES))
+                return self._next_request(node, process, confirmed.decode("ascii"), min(int(room), RESPONSE_BYTES))
 
         for older in self._waiting:  # of a connection that broke
             if older.topic == (PARTY, node):
@@ -184,7 +184,7 @@ class Channel:
         from flwr.superlink.servicer.runtime import runtime_handlers
         from starlette.concurrency import run_in_threadpool
 
-        wanted, most = PullAppMessagesRequest.FromString(given[0]), int(given[1])
+        wanted, room = PullAppMessagesRequest.FromString(given[0]), int(given[1])
         task = await run_in_threadpool(self._task, request)
 
         def look() -> list[bytes] | None:
@@ -196,7 +196,7 @@ class Channel:
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                 if tree.ByteSize() > LIST_BYTES:  # a list that repeats itself; without its parts, it is no message
                     tree.ClearField("children")
-                contents = _contents(state, task.run_id, tree, min(most, left))
+                contents = _contents(state, task.run_id, tree, min(room, left))
                 left -= sum(map(len, contents))
                 packed.append(_packed(contents))
                 if contents:
@@ -205,7 +205,7 @@ class Channel:
 
         return await self._held((SERVER, task.run_id), request, look) or []
 
-    def _next_request(self, node: int, process: bytes, confirmed: str, most: int) -> list[bytes] | None:
+    def _next_request(self, node: int, process: bytes, confirmed: str, room: int) -> list[bytes] | None:
         """The next request to a party with its objects; None if there is none."""
         from flwr.proto.fleet_pb2 import PullMessagesRequest
         from flwr.proto.node_pb2 import Node
@@ -225,7 +225,7 @@ class Channel:
             return None
         self._unconfirmed[node] = process, kept
         run = kept.messages_list[0].metadata.run_id
-        return [kept.SerializeToString(), *_contents(state, run, kept.message_object_trees[0], most)]
+        return [kept.SerializeToString(), *_contents(state, run, kept.message_object_trees[0], room)]
 
     def _task(self, request: Any) -> Any:
         """The task of Flower, that is the server of a run, in whose name a call is made."""
@@ -285,13 +285,13 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _contents(state: Any, run: int, tree: Any, most: int) -> list[bytes]:
-    """The objects of a message in the order of `object_names`; none if one is missing or they exceed `most` bytes."""
-    contents, left = [], most
+def _contents(state: Any, run: int, tree: Any, room: int) -> list[bytes]:
+    """The objects of a message in the order of `object_names`; none of them if one is missing or they lack room."""
+    contents = []
     for name in object_names(tree, LIST_BYTES):
         content = state.get_object(run, name)
-        left -= len(content or b"")
-        if not content or left < 0:
+        room -= len(content or b"")
+        if not content or room < 0:
             return []
         contents.append(content)
     return contents

@@ -52,8 +52,8 @@ class PartyChannel:
         from flwr.proto.fleet_pb2 import PullMessagesResponse
         from flwr.proto.message_pb2 import PullObjectRequest
 
-        most = str(self._allowed.object_bytes).encode()
-        found = self._attempt(_call, self._client, PARTY + RECEIVE, [most, self._process, self._received])
+        room = str(self._allowed.object_bytes).encode()
+        found = self._attempt(_call, self._client, PARTY + RECEIVE, [room, self._process, self._received])
         if not found:
             return None
         announced = PullMessagesResponse.FromString(found[0])
@@ -216,12 +216,12 @@ def _taken_apart(message: Message) -> tuple[Any, Any, dict[str, bytes]]:
         return message_to_proto(bare), get_object_tree(message), contents
 
 
-def _fitting(parts: Mapping[str, Any], most: int) -> list[bytes]:
-    """The objects that fit into `most` bytes together."""
-    found, left = [], most
+def _fitting(parts: Mapping[str, Any], room: int) -> list[bytes]:
+    """As many of the objects as have room."""
+    found = []
     for part in parts.values():
-        if (size := part.ByteSize()) <= left:
-            left -= size
+        if (size := part.ByteSize()) <= room:
+            room -= size
             found.append(part.SerializeToString())
     return found
 
