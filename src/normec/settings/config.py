@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -25,6 +26,8 @@ from .declaration import Group, Setting, declared, setting
 _METHOD = ("method", "private")
 _LOCAL = (*_METHOD, "local_steps", "local_epochs")
 _LENGTH = ("rounds", "epochs", "batch_size", "data", "records", "clients", "validation")
+
+_of_method = partial(setting, None, group="method", unset="the method's own", federated=True, follows=_METHOD)
 
 
 class RunConfig(BaseModel):
@@ -99,93 +102,21 @@ class RunConfig(BaseModel):
         federated=True,
         values=tuple(CATALOGUE),
     )
-    alpha: float | None = setting(
-        None,
-        "Smoothing α of the normalisation",
-        "method",
-        unset="the method's own",
-        flag=True,
-        federated=True,
-        follows=_METHOD,
+    alpha: float | None = _of_method("Smoothing α of the normalisation", flag=True)
+    beta: float | None = _of_method("Step size β of the memories, or scale of the messages", flag=True)
+    server_norm: bool | Literal["by-tensor", "in-place"] | None = _of_method(
+        "Normalise the server's step: true, false, {values}", flag="--server-norm/--no-server-norm"
     )
-    beta: float | None = setting(
-        None,
-        "Step size β of the memories, or scale of the messages",
-        "method",
-        unset="the method's own",
-        flag=True,
-        federated=True,
-        follows=_METHOD,
+    decay: float | None = _of_method("Share λ of the memories that is forgotten in each round")
+    momentum: float | None = _of_method("Momentum of the server's step")
+    client_momentum: float | None = _of_method(
+        "Share of its old average that a client with momentum keeps in each round"
     )
-    server_norm: bool | Literal["by-tensor", "in-place"] | None = setting(
-        None,
-        "Normalise the server's step: true, false, {values}",
-        "method",
-        unset="the method's own",
-        flag="--server-norm/--no-server-norm",
-        federated=True,
-        follows=_METHOD,
-    )
-    decay: float | None = setting(
-        None,
-        "Share λ of the memories that is forgotten in each round",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    momentum: float | None = setting(
-        None, "Momentum of the server's step", "method", unset="the method's own", federated=True, follows=_METHOD
-    )
-    client_momentum: float | None = setting(
-        None,
-        "Share of its old average that a client with momentum keeps in each round",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    tau: float | None = setting(
-        None,
-        "Clipping threshold τ of a message",
-        "method",
-        unset="the method's own",
-        flag=True,
-        federated=True,
-        follows=_METHOD,
-    )
-    quantile: float | None = setting(
-        None,
-        "Share of the lengths below the threshold of adaptive clipping",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    threshold_lr: float | None = setting(
-        None,
-        "Step size of the threshold of adaptive clipping",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    bit_weight: float | None = setting(
-        None,
-        "Weight in a message of the number that adaptive clipping adds",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    compressor: Literal["topk", "randk"] | None = setting(
-        None,
-        "Compressor of EF21 and EF21-SGDM: {values}",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
+    tau: float | None = _of_method("Clipping threshold τ of a message", flag=True)
+    quantile: float | None = _of_method("Share of the lengths below the threshold of adaptive clipping")
+    threshold_lr: float | None = _of_method("Step size of the threshold of adaptive clipping")
+    bit_weight: float | None = _of_method("Weight in a message of the number that adaptive clipping adds")
+    compressor: Literal["topk", "randk"] | None = _of_method("Compressor of EF21 and EF21-SGDM: {values}")
     k: int | None = setting(
         None,
         "Coordinates that the compressor keeps",
