@@ -47,7 +47,6 @@ LARGEST_BODY = 8 * 2**20  # bytes of a party's request; Flower sends arrays in c
 LARGEST_LIST = 2**16  # bytes of the list of an answer's objects: about a thousand of them
 BODY_SECONDS = 120.0  # time in which the body of a party's request must arrive: 8 MiB at half a megabit per second
 MOST_AT_ONCE = 32  # requests of one party at the same time; Flower's SuperNode sends a few objects in parallel
-LISTS = (PUSH, PARTY + "receive")  # requests of parties that contain such a list, or less
 INSECURE = "--insecure-for-tests"  # instead of Flower's --insecure
 
 # Proxies, which forward the requests of others, add the first three headers; with x-forwarded-for, the web server would
@@ -121,7 +120,7 @@ class OwnerAndParties(OwnerOnly):
                 self._open[node] -= 1
 
     async def _of_party(self, node: int, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        most = LARGEST_LIST if path in LISTS else LARGEST_BODY
+        most = LARGEST_LIST if path == PUSH else LARGEST_BODY
         try:
             async with asyncio.timeout(self._body_seconds):
                 body = await _body(receive, most)
