@@ -21,7 +21,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from normec.experiments import build, methods
 from normec.privacy.accounting import Account, Event
-from normec.settings.config import make
+from normec.settings import make
 from normec.system.files import write_atomic
 from normec.training.train import prepare, ready
 
@@ -263,7 +263,7 @@ Repository, doi 10.24432/C52P4X, licence CC BY 4.0.
 ## Results
 
 The table shows the mean over the hospitals of the test accuracy in percent, as mean ± standard deviation over {seeds}
-seeds, at δ = 1e-4. `python -m benchmarks.privacy heart` computes everything on this page.
+seeds, at δ = 1e-4. `python -m benchmarks.privacy run heart-disease` computes everything on this page.
 
 {results}
 

@@ -10,11 +10,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 Settings = Mapping[str, Any]
 StepSize = float | Callable[[Settings], float]
 
+GROUP = "normec.methods"  # the entry points by which installed packages offer methods of their own
 ROUNDS = 300  # of a run, unless an entry or the user says otherwise
 
 
@@ -86,8 +88,8 @@ _ADAPTIVE = {"quantile": 0.5, "threshold_lr": 0.2, "bit_weight": 0.2}
 
 # Without noise, alpha is the paper's choice after its first experiment and beta its best value; the step sizes suit
 # the digits, about 1/L for the methods that follow the gradient.
-# Private settings, step sizes and rounds won on validation data at ε = 8, IID, with 16 trials each
-# (`python -m benchmarks.privacy table`), rounded; the memory forgets, so that the noise in ĝ does not pile up.
+# Private settings, step sizes and rounds won on validation data of the digits at ε = 8, IID, with 16 trials each,
+# rounded; the memory forgets, so that the noise in ĝ does not pile up.
 CATALOGUE: Mapping[str, Entry] = {
     "normec": Entry(
         title="NormEC",
@@ -213,3 +215,13 @@ CATALOGUE: Mapping[str, Entry] = {
 METHODS = tuple(CATALOGUE)
 PRIVATE_METHODS = tuple(name for name, entry in CATALOGUE.items() if entry.private is not None)
 PAPER_METHODS = ("normec", "clip21", "ef21", "dpsgd-norm", "dpsgd-clip", "gd")
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Return the methods that installed packages offer, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def is_own(name: str) -> bool:
+    """Whether a method comes from a user's file or from another installed package."""
+    return ":" in name or name in installed()

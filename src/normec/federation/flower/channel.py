@@ -38,20 +38,32 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .access_control import FLEET, LARGEST_LIST, NODE, PARTY, PUSH, SERVER, App, Receive, Scope, Send, own_answers
-from .download import PART_SECONDS, object_names
+from .access_control import (
+    ABOUT,
+    FLEET,
+    NODE,
+    PARTY,
+    PUSH,
+    RECEIVE,
+    SEND,
+    SERVER,
+    App,
+    Receive,
+    Scope,
+    Send,
+    own_answers,
+)
+from .download import object_names
+from .limits import CALL_PARTS, LIST_BYTES, PART_SECONDS, RESPONSE_BYTES
 from .versions import versions
 
 if TYPE_CHECKING:
     from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
 
-RECEIVE, SEND, ABOUT = "receive", "send", "about"
 HOLD = 20.0  # seconds; Flower's clients give up after 30
 LINGER = 0.1  # seconds
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
-INLINE = 2**26  # the most bytes of objects in one response
 FEW = 2**16  # bytes that are read or written in less time than another thread takes to begin
-PARTS = 2**10  # the most parts of a party's call
 ENDED = (PUSH, FLEET + "push-object")  # Flower's own calls after which an answer may be complete
 
 Found = TypeVar("Found")
@@ -106,8 +118,8 @@ class Channel:
             return Response(status_code=404)
         try:
             given = (await _computed(BytesList.FromString, body := await request.body(), len(body))).vals
-            if request.url.path.startswith(PARTY) and len(given) > PARTS:
-                raise ValueError(f"a party's call has at most {PARTS} parts")
+            if request.url.path.startswith(PARTY) and len(given) > CALL_PARTS:
+                raise ValueError(f"a party's call has at most {CALL_PARTS} parts")
             found = await call(request, list(given))
         except (DecodeError, ValueError, IndexError) as error:
             return Response(f"{type(error).__name__}\n", 400)
@@ -121,7 +133,7 @@ class Channel:
 
         def look() -> list[bytes] | None:
             with self._confirming:
-                return self._next_request(node, process, confirmed.decode("ascii"), min(int(room), INLINE))
+                return self._next_request(node, process, confirmed.decode("ascii"), min(int(room), RESPONSE_BYTES))
 
         for older in self._waiting:  # of a connection that broke
             if older.topic == (PARTY, node):
@@ -138,7 +150,7 @@ class Channel:
         from flwr.superlink.servicer.fleet import fleet_handlers
         from starlette.concurrency import run_in_threadpool
 
-        if len(given[0]) > LARGEST_LIST or not own_answers(given[0], node):
+        if len(given[0]) > LIST_BYTES or not own_answers(given[0], node):
             raise ValueError("a party may only push answers of its own, with a limited number of objects")
         pushed = PushMessagesRequest.FromString(given[0])
         (message,) = pushed.messages_list
@@ -204,7 +216,7 @@ class Channel:
         wanted, room = PullAppMessagesRequest.FromString(given[0]), int(given[1])
         task = await run_in_threadpool(self._task, request)
         whole, packed = PullAppMessagesResponse(), list[bytes]()
-        left, until, linger = INLINE, math.inf, min(LINGER, HOLD)
+        left, until, linger = RESPONSE_BYTES, math.inf, min(LINGER, HOLD)
 
         def look() -> bool | None:
             nonlocal left, until
@@ -215,7 +227,7 @@ class Channel:
                 runtime_handlers.pull_messages(asked, state, task) if asked.message_ids else PullAppMessagesResponse()
             )
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-                if tree.ByteSize() > LARGEST_LIST:  # a list that repeats itself; without its parts, it is no message
+                if tree.ByteSize() > LIST_BYTES:  # a list that repeats itself; without its parts, it is no message
                     tree.ClearField("children")
                 contents = _contents(state, task.run_id, tree, min(room, left))
                 left -= sum(map(len, contents))
@@ -351,7 +363,7 @@ async def _computed(function: Callable[[Given], Found], given: Given, size: int)
 def _contents(state: Any, run: int, tree: Any, room: int) -> list[bytes]:
     """The objects of a message in the order of `object_names`; none of them if one is missing or they lack room."""
     contents = []
-    for name in object_names(tree, LARGEST_LIST):
+    for name in object_names(tree, LIST_BYTES):
         content = state.get_object(run, name)
         room -= len(content or b"")
         if not content or room < 0:
