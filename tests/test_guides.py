@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,13 @@ def runnable(page: Path) -> bool:
     return any(language == "python" or COMMAND.search(text) for language, _, text in blocks(page))
 
 
-# The examples of the theory are run one by one, in tests/theory/test_command.py.
-PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "theory.md" and runnable(page))
+def elsewhere(page: Path) -> bool:
+    """Whether other tests run the page: examples of the theory one by one, notebooks in a kernel if there is one."""
+    kernel = all(map(find_spec, ("nbformat", "nbclient", "ipykernel")))
+    return page.name == "theory.md" or (kernel and (ROOT / "docs" / "notebooks" / f"{page.stem}.ipynb").exists())
+
+
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if runnable(page) and not elsewhere(page))
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -69,7 +75,7 @@ def test_the_readme_reaches_the_accuracy_of_the_command_line(tmp_path: Path) -> 
 
 def test_pages_that_run_are_found() -> None:
     names = {str(page.relative_to(ROOT / "docs")) for page in PAGES}
-    assert {"index.md", "tutorials/first-model.md", "tutorials/own-method.md", "guides/server-step.md"} <= names
+    assert {"index.md", "tutorials/lora.md", "tutorials/from-flower.md", "guides/server-step.md"} <= names
 
 
 def test_titles_commands_and_fragments(tmp_path: Path) -> None:

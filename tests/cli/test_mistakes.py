@@ -199,7 +199,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["train", "compare", "sweep", "results", "report", "ui"])
+@pytest.mark.parametrize("command", ["train", "compare", "sweep", "results", "report", "tag", "ui"])
 def test_help_is_plain_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert "\\" not in capsys.readouterr().out

@@ -11,6 +11,7 @@ import pytest
 
 from normec.report import page as pages
 from normec.storage.history import History
+from normec.system.files import parse_toml
 
 PAGES = ("private", "plain", "diverged", "comparison", "sweep")
 TRACES = "plot => plot.data.filter(trace => trace.name !== undefined).map(trace => trace.name)"
@@ -140,7 +141,7 @@ def test_a_cell_of_the_heat_map_opens_its_run(library: Path, look: Any) -> None:
     area.scroll_into_view_if_needed()
     box = area.bounding_box()
     held = page.locator("#heat-map").evaluate("p => [p.data[0].x, p.data[0].y, p.layout.annotations.length]")
-    assert held[0] == ["0.05", "0.5", "100000000000000000000"]
+    assert held[0] == ["0.05", "0.5", "1e+20"]
     assert held[1] == ["default", "0.01", "0.1"]
     assert held[2] == 5  # four cells with a value in them, and the broken one with its word
     with page.expect_navigation():
@@ -184,12 +185,40 @@ def test_tables_sort_by_their_heads(library: Path, look: Any) -> None:
     page = look().drawn(library / "comparison" / "report.html")
     table = page.get_by_role("table", name="Results")
     head = table.get_by_role("button", name="loss")
-    values = "rows => rows.map(row => parseFloat(row.cells[5].textContent))"
+    column = table.locator("th").all_text_contents().index("loss (not covered by the guarantee)")
+    values = f"rows => rows.map(row => parseFloat(row.cells[{column}].textContent))"
     for order in (sorted, lambda one: sorted(one, reverse=True)):
         head.click()
         found = table.locator("tbody tr").evaluate_all(values)
         assert found == order(found)
         assert len(set(found)) == 3
+
+
+def test_the_settings_of_the_method_stand_at_the_top(library: Path, look: Any) -> None:
+    page = look().drawn(library / "private" / "report.html")
+    settings = parse_toml((library / "private" / "config.toml").read_text(), "config.toml")
+    top = page.locator("dl.settings")
+    shown = dict(zip(top.locator("dt").all_text_contents(), top.locator("dd").all_text_contents(), strict=True))
+    for symbol, name in (("α", "alpha"), ("β", "beta"), ("decay", "decay"), ("lr", "lr")):
+        assert float(shown[symbol]) == settings[name]
+    assert top.bounding_box()["y"] < page.locator("#curves").bounding_box()["y"]
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_cells_of_a_sweep_are_a_table_that_is_not_cut(width: int, library: Path, look: Any) -> None:
+    page = look(viewport={"width": width, "height": 900}).drawn(library / "sweep" / "report.html")
+    table = page.get_by_role("table", name="Cells")
+    box = page.locator(".scroll", has=table)
+    hidden = "box => box.scrollWidth - box.clientWidth"
+    few = table.locator("th:visible").all_text_contents()
+    assert {"status", "runs", "test accuracy", "validation accuracy"} <= set(few)
+    if width == 1400:
+        assert box.evaluate(hidden) == 0
+    page.get_by_label("all numbers").check()
+    assert set(few) < set(table.locator("th:visible").all_text_contents())
+    box.evaluate("box => box.scrollTo(box.scrollWidth, 0)")  # whatever is wider than the screen can be reached
+    last, frame = table.locator("th").last.bounding_box(), box.bounding_box()
+    assert last["x"] + last["width"] <= frame["x"] + frame["width"] + 1
 
 
 def test_copying_gives_the_command(library: Path, look: Any) -> None:

@@ -205,8 +205,24 @@ def test_defaults_log_about_500_rows_and_evaluate_about_20_times() -> None:
     one = Problem.from_functions([lambda x: (x**2).sum()], torch.ones(1))
     assert 500 <= len(train(one, GD(), lr=0.01, rounds=1600).history) <= 560
     run = train(problem(), GD(), lr=LR, rounds=100)
-    assert run.history.rounds("test_loss") == list(range(0, 101, 5))
+    assert run.history.rounds("test_loss") == [0, 1, 2, 4, *range(5, 101, 5)]
     assert len(run.history) == 101
+
+
+def test_at_every_row_the_last_evaluation_is_at_most_half_of_the_rounds_old() -> None:
+    for rounds in (50, 100, 1100):
+        history = train(problem(), GD(), lr=LR, rounds=rounds).history
+        evaluated = set(history.rounds("test_loss"))
+        assert len(evaluated) <= 35
+        last = 0
+        for row in history:
+            last = row["round"] if row["round"] in evaluated else last
+            assert last >= row["round"] / 2
+
+
+def test_evaluations_that_were_asked_for_are_the_only_ones() -> None:
+    run = train(problem(), GD(), lr=LR, rounds=100, logging=Logging(evaluate_every=40))
+    assert run.history.rounds("test_loss") == [0, 40, 80, 100]
 
 
 def test_timings_have_parts_within_the_total() -> None:

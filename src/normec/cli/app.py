@@ -13,7 +13,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError
-from . import compare, data, federation, privacy, report, results, sweep, theory, train, ui
+from . import compare, data, federation, privacy, report, results, sweep, tag, theory, train, ui
 from . import options as o
 from .output import printable
 
@@ -31,6 +31,7 @@ o.command(app, "compare", without=("method", "lr"))(compare.compare)
 app.command("sweep")(sweep.sweep)
 app.command("results")(results.results)
 app.command("report")(report.report)
+app.command("tag")(tag.tag)
 app.command("ui")(ui.ui)
 app.add_typer(data.app, name="data")
 app.add_typer(federation.app, name="federation")

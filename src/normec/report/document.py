@@ -58,6 +58,10 @@ def pill(status: str) -> Html:
     return e("span", status, class_=f"pill {status}")
 
 
+def tag_mark(tag: str) -> Html:
+    return join(" ", e("span", tag, class_="tag", title="tag"))
+
+
 def document(
     title: str,
     lead: Html,

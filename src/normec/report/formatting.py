@@ -55,6 +55,14 @@ def size(count: Any) -> str:
     return f"{count:.0f} B"
 
 
+SYMBOLS = {"alpha": "α", "beta": "β", "tau": "τ", "eta": "η"}  # the paper's names of settings
+
+
+def setting(name: str) -> str:
+    """The name of a setting for readers: the symbol of the paper, or words."""
+    return SYMBOLS.get(name, name.replace("_", " "))
+
+
 def method(name: str) -> str:
     return CATALOGUE[name].title if name in CATALOGUE else name
 

@@ -6,7 +6,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
@@ -75,22 +75,23 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def table(columns: Iterable[Child], rows: Iterable[Iterable[Child]], **attributes: object) -> Html:
-    """A table in a box that scrolls by itself; a column named with a leading '>' holds numbers."""
+def table(
+    columns: Iterable[Child], rows: Iterable[Iterable[Child]], more: Collection[int] = (), **attributes: object
+) -> Html:
+    """A table in a box that scrolls by itself; a column named with a leading '>' holds numbers.
+
+    The columns at the positions `more` have the class "more".
+    """
     names = list(columns)
     numeric = [isinstance(name, str) and not isinstance(name, Html) and name.startswith(">") for name in names]
+    classes = [
+        " ".join(filter(None, ("number" if number else "", "more" if position in more else ""))) or None
+        for position, number in enumerate(numeric)
+    ]
     head = [
-        e(
-            "th",
-            name[1:] if number and isinstance(name, str) else name,
-            scope="col",
-            class_="number" if number else None,
-        )
-        for name, number in zip(names, numeric, strict=True)
+        e("th", name[1:] if number and isinstance(name, str) else name, scope="col", class_=kind)
+        for name, number, kind in zip(names, numeric, classes, strict=True)
     ]
-    body = [
-        e("tr", [e("td", cell, class_="number" if number else None) for cell, number in zip(row, numeric, strict=True)])
-        for row in rows
-    ]
+    body = [e("tr", [e("td", cell, class_=kind) for cell, kind in zip(row, classes, strict=True)]) for row in rows]
     inner = e("table", e("thead", e("tr", head)), e("tbody", body), **attributes)
     return e("div", inner, class_="scroll", tabindex="0", role="region", aria_label=attributes.get("aria_label"))

@@ -11,12 +11,16 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import UsageError
+from ..storage.history import STARTED_BY
+from ..storage.tags import FILE as TAGS
 from .charts import thinned
 from .html import plain
 from .page import kind_of
+from .run_page import NOT_SHOWN
 from .run_view import PARTS, RunView, being_written, read_run
 
 SPARK_POINTS = 60
+OF_THE_MACHINE = (*NOT_SHOWN, STARTED_BY, "witness", "device", "engine", "log_every", "evaluate_every")
 Signature = tuple[Any, ...]
 
 
@@ -93,7 +97,7 @@ def _parsed(token: str) -> tuple[str, int]:
 def _signature(folder: Path) -> Signature:
     """Changes whenever an entry would."""
     marks: list[Any] = [being_written(folder)]
-    for part in (*PARTS, "comparison.json", "sweep.toml", "theory.json"):
+    for part in (*PARTS, TAGS, "comparison.json", "sweep.toml", "theory.json"):
         try:
             state = (folder / part).stat()
             marks.append((state.st_mtime_ns, state.st_size))
@@ -127,6 +131,10 @@ def _facts(view: RunView) -> dict[str, Any]:
         "status": view.status,
         "method": view.method,
         "data": view.settings.get("data"),
+        "tags": view.tags,
+        "started": _started(view.folder),
+        "own": list(view.method_settings),
+        "settings": _settings(view),
         "round": view.round,
         "rounds": view.rounds,
         "epsilon": view.epsilon if view.private else None,
@@ -137,6 +145,22 @@ def _facts(view: RunView) -> dict[str, Any]:
         "error": view.summary.get("error") if view.status != "training" else None,
         "spark": _spark(view),
     }
+
+
+def _settings(view: RunView) -> dict[str, Any]:
+    """The settings by which runs are told apart, without those of this machine."""
+    known = {name: value for name, value in view.settings.items() if name not in OF_THE_MACHINE}
+    return known | ({"lr": view.lr} if view.lr is not None else {})
+
+
+def _started(folder: Path) -> int | None:
+    """When the settings of a run were written, in milliseconds since 1970."""
+    for part in PARTS:
+        try:
+            return (folder / part).stat().st_mtime_ns // 10**6
+        except OSError:
+            continue
+    return None
 
 
 def _spark(view: RunView) -> dict[str, Any] | None:

@@ -10,11 +10,17 @@ from typing import Any
 
 from ..storage.history import NOT_COVERED, STARTED_BY
 from . import charts, formatting, guarantee
-from .document import Section, cards, copyable, document, notes_of, pill
+from .document import Section, cards, copyable, document, notes_of, pill, tag_mark
 from .html import Html, e, join, table
 from .run_view import STATUS, RunView
 
 NOT_SHOWN = ("data_dir", "checkpoint_seconds")
+RESULTS = ("accuracy", "validation_accuracy", "grad_norm", "loss")  # what the first sentence tells, by preference
+# Settings besides the method's own that are shown at the top of the page where they are used.
+TUNED = (
+    *("lr_schedule", "server_optimizer", "averaging", "warmup", "batch_size", "batch_rate", "sample_rate"),
+    *("sample_count", "local_steps", "local_epochs", "local_lr", "local_optimizer", "local_momentum", "prox"),
+)
 OF_THE_RECORDS = ("data", "value at the start")  # of a checkpoint's identity: functions of the clients' records
 PARTS = {
     "gradients": "gradients",
@@ -56,8 +62,8 @@ def render(view: RunView, served: str | None = None, live: str | None = None) ->
         Section("configuration", "Configuration", _configuration(view)),
         Section("rerun", "Run it again", _rerun(view)),
     ]
-    kicker = e("p", f"{view.name} ", pill(view.status), class_="kicker")
-    lead = e("div", kicker, guarantee.badge([view]), heading(view), _cards(view), class_="lead")
+    kicker = e("p", f"{view.name} ", pill(view.status), [tag_mark(tag) for tag in view.tags], class_="kicker")
+    lead = e("div", kicker, guarantee.badge([view]), heading(view), _settings(view), _cards(view), class_="lead")
     scripts = ("live.js",) if live else ()
     return document(
         f"{view.name} · normec", join(lead, notes_of(view.notes)), parts, data, scripts=scripts, served=served
@@ -77,7 +83,7 @@ def headline(view: RunView) -> str:
         return formatting.sentence(f"{method} {STATUS[view.status]}: {why}")
     reached = _reached(final, view.uncovered)
     if view.status == "training":
-        there = f"{reached} so far" if reached else "nothing measured yet"
+        there = _when(view, reached) if reached else "nothing measured yet"
         return formatting.sentence(f"{method} is training: round {k}{f' of {of}' if of else ''}, {there}, {protected}")
     if not reached:
         return formatting.sentence(f"{method} {STATUS.get(view.status, view.status)} with nothing measured")
@@ -88,15 +94,23 @@ def headline(view: RunView) -> str:
 
 
 def _reached(final: dict[str, Any], uncovered: Sequence[str]) -> str:
-    for column, text in (
-        ("accuracy", f"{formatting.percent(final.get('accuracy'))} test accuracy"),
-        ("validation_accuracy", f"{formatting.percent(final.get('validation_accuracy'))} validation accuracy"),
-        ("grad_norm", f"a gradient norm of {formatting.number(final.get('grad_norm'))}"),
-        ("loss", f"a training loss of {formatting.number(final.get('loss'))}"),
-    ):
-        if final.get(column) is not None:
-            return f"{text} ({NOT_COVERED})" if column in uncovered else text
-    return ""
+    texts = {
+        "accuracy": f"{formatting.percent(final.get('accuracy'))} test accuracy",
+        "validation_accuracy": f"{formatting.percent(final.get('validation_accuracy'))} validation accuracy",
+        "grad_norm": f"a gradient norm of {formatting.number(final.get('grad_norm'))}",
+        "loss": f"a training loss of {formatting.number(final.get('loss'))}",
+    }
+    column = next((column for column in RESULTS if final.get(column) is not None), None)
+    if column is None:
+        return ""
+    return f"{texts[column]} ({NOT_COVERED})" if column in uncovered else texts[column]
+
+
+def _when(view: RunView, reached: str) -> str:
+    """A result of a run that trains, with the round of its measurement where later rounds are known."""
+    column = next(column for column in RESULTS if view.final.get(column) is not None)
+    measured = view.history.rounds(column)[-1:]
+    return f"{reached} in round {measured[0]}" if measured and measured[0] < view.round else f"{reached} so far"
 
 
 def what(view: RunView) -> str:
@@ -108,15 +122,21 @@ def what(view: RunView) -> str:
         f"{s['data']}, {s.get('model')}" if "data" in s else "",
         f"{formatting.number(clients)} clients ({s['split']})" if clients and "split" in s else "",
         f"{formatting.number(size)} parameters" if size else "",
-        f"lr {_lr(view)}",
         f"seed {s['seed']}" if "seed" in s else "",
     ]
     return " · ".join(filter(None, parts))
 
 
-def _lr(view: RunView) -> str:
-    lr = view.identity.get("lr", view.settings.get("lr"))
-    return "of the method" if lr is None else formatting.number(lr)
+def _settings(view: RunView) -> Html:
+    """The settings that one tunes: the method's own, the step size, and how much a client computes."""
+    tuned = {**view.method_settings, "lr": view.lr if view.lr is not None else "of the method"}
+    tuned |= {name: view.settings[name] for name in TUNED if view.settings.get(name) not in (None, 0, False)}
+    pairs = [e("div", e("dt", formatting.setting(name)), e("dd", _value(value))) for name, value in tuned.items()]
+    return e("dl", pairs, class_="settings", aria_label="Settings")
+
+
+def _value(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else formatting.number(value)
 
 
 def card_facts(view: RunView) -> list[tuple[str, str, str]]:
@@ -269,7 +289,7 @@ def _rerun(view: RunView) -> Html:
     if view.identity.get("parties"):
         return _rerun_federation(where, view.status)
     again = shlex.join(["normec", "train", f"{where}/config.toml", "--out", f"{where}-again"])
-    lr = view.identity.get("lr", view.settings.get("lr"))
+    lr = view.lr
     on = ["normec", "train", f"{where}/config.toml", "--out", where]
     smaller = (
         ["normec", "train", f"{where}/config.toml", "--lr", f"{lr / 10:g}", "--out", f"{where}-smaller-lr"]

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..algorithms.catalogue import CATALOGUE
 from ..errors import UsageError
 from ..storage.history import UNNOISED, History
+from ..storage.tags import read_tags
 from ..system.files import parse_toml, read_bytes, read_json, read_text
 from . import schema
 
@@ -48,7 +50,9 @@ class RunView:
     status: str = "unfinished"
     summary: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    tags: list[str] = field(default_factory=list)
     toml: str = ""
+    own_names: tuple[str, ...] = ()  # of the settings in the table of the method, if config.toml has one
     history: History = field(default_factory=History)
     identity: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +71,18 @@ class RunView:
     def method(self) -> str:
         named = re.match(r"Method\(name='([^']+)'", str(self.identity.get("method", "")))
         return str(self.settings.get("method") or (named[1] if named else "a method"))
+
+    @property
+    def method_settings(self) -> dict[str, Any]:
+        """The settings of the method itself, such as alpha and beta."""
+        names = self.own_names or (CATALOGUE[self.method].settings if self.method in CATALOGUE else ())
+        return {name: self.settings[name] for name in names if self.settings.get(name) is not None}
+
+    @property
+    def lr(self) -> float | str | None:
+        """The step size that was used, in words if it changes; None if nothing says it."""
+        found = self.identity.get("lr", self.settings.get("lr"))
+        return found if isinstance(found, int | float | str) else None
 
     @property
     def final(self) -> dict[str, Any]:
@@ -164,18 +180,21 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     view.summary = summary or _kept(view, "summary.json", _json(view, "summary.json"), schema.SUMMARY, None)
     try:
         view.toml = read_text(folder / "config.toml", MOST_BYTES)
-        settings = _flat(parse_toml(view.toml, "config.toml"))
-        view.settings = _kept(view, "config.toml", settings, schema.SETTINGS, schema.scalar)
+        held = parse_toml(view.toml, "config.toml")
+        view.settings = _kept(view, "config.toml", _flat(held), schema.SETTINGS, schema.scalar)
+        view.own_names = _own_names(held)
     except FileNotFoundError:
         pass
     except UsageError as error:
         view.notes.append(_within(view, error))
     if not view.settings:
-        held = _flat(view.summary.get("config", {}))
-        view.settings = _kept(view, "summary.json", held, schema.SETTINGS, schema.optional(schema.scalar))
+        held = view.summary.get("config", {})
+        view.settings = _kept(view, "summary.json", _flat(held), schema.SETTINGS, schema.optional(schema.scalar))
+        view.own_names = _own_names(held)
     latest = "checkpoint/latest.json"
     view.checkpoint = _kept(view, latest, _json(view, latest), schema.CHECKPOINT, None)
     view.identity = _kept(view, latest, view.checkpoint.get("identity", {}), schema.IDENTITY, schema.anything)
+    view.tags = _tags(view)
     view.paid = _paid(folder / "ledger.jsonl")
     view.clients = _clients(view)
     view.parties = _parties(view)
@@ -249,6 +268,14 @@ def being_written(folder: Path) -> bool:
     return any(part.rpartition(":")[2] == str(lock.st_ino) for line in lines for part in line if part.count(":") == 2)
 
 
+def _tags(view: RunView) -> list[str]:
+    try:
+        return read_tags(view.folder)
+    except UsageError as error:
+        view.notes.append(_within(view, error))
+        return []
+
+
 def _paid(path: Path) -> float:
     """ε of the last whole line of a ledger, unchecked; 0 where there is none."""
     try:
@@ -318,6 +345,11 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
         rest = {**own, **{name: value for name, value in settings.items() if name != "method_settings"}}
     nested = {name: json.dumps(value, default=str) for name, value in rest.items() if isinstance(value, list | dict)}
     return {**rest, **nested}
+
+
+def _own_names(settings: dict[str, Any]) -> tuple[str, ...]:
+    own = settings.get("method_settings")
+    return tuple(own) if isinstance(own, dict) else ()
 
 
 def _within(view: RunView, error: UsageError) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..storage.history import NOT_COVERED
 from . import charts, formatting, guarantee
-from .document import Section, copyable, document, notes_of, pill
+from .document import Section, copyable, document, notes_of, pill, tag_mark
 from .html import Html, e, join, table
 from .run_page import axis_choice, references_of, shown
 from .run_view import RunView
@@ -102,15 +102,16 @@ def uncovered_of(views: Iterable[RunView]) -> list[str]:
 
 
 def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
-    rows = []
+    rows, tuned = [], _tuned(views.values())
     for name, view in views.items():
         final, good = view.final, _whole(view)
         rows.append(
             [
-                e("a", name, href=links[name]) if name in links else name,
+                [e("a", name, href=links[name]) if name in links else name, [tag_mark(tag) for tag in view.tags]],
                 pill(view.status),
                 formatting.epsilon(view.epsilon) if view.private else "∞",
-                formatting.number(view.identity.get("lr", view.settings.get("lr"))),
+                formatting.number(view.lr),
+                *(formatting.number(view.method_settings.get(one)) for one in tuned),
                 formatting.percent(final.get("accuracy")) if good else "",
                 *(formatting.number(final.get(column), 3) if good else "" for column in ("loss", "grad_norm")),
                 formatting.size(final.get("bytes")),
@@ -122,9 +123,17 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
         f">{head} ({NOT_COVERED})" if column in uncovered else f">{head}"
         for column, head in (("loss", "loss"), ("grad_norm", "‖∇f‖"))
     )
-    columns = ("run", "status", ">ε", ">lr", ">test accuracy", loss, norm, ">sent by a client", ">rounds")
+    settings = (">lr", *(f">{formatting.setting(one)}" for one in tuned))
+    columns = ("run", "status", ">ε", *settings, ">test accuracy", loss, norm, ">sent by a client", ">rounds")
     errors = [f"{name}: {view.summary['error']}." for name, view in views.items() if view.summary.get("error")]
     return join(table(columns, rows, class_="sortable", aria_label="Results"), notes_of(errors))
+
+
+def _tuned(views: Iterable[RunView]) -> list[str]:
+    """The settings of methods that some of the runs do not share."""
+    held = [view.method_settings for view in views]
+    names = dict.fromkeys(name for one in held for name in one)
+    return [name for name in names if any(one.get(name) != held[0].get(name) for one in held)]
 
 
 def privacy(named: Sequence[tuple[str, RunView]]) -> Html:

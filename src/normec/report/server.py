@@ -198,37 +198,28 @@ def _whole(name: str, text: str) -> int:
 
 def index(root: Path) -> str:
     """The list of runs, which a script fills and updates."""
+    sort = e("select", e("option", "by folder", value=""), id="sort")
     tools = e(
         "div",
-        e("label", "Find ", e("input", type="search", id="find", autocomplete="off")),
-        e("button", "Side by side", type="button", class_="small", id="together", disabled=True),
-        e("span", "", id="state", class_="quiet", role="status"),
+        e("label", "Find ", e("input", type="search", id="find", autocomplete="off", placeholder="mlp beta=0.1 tag:x")),
+        e("label", "Sort ", sort),
+        e("button", "Choose all", type="button", class_="small", id="all"),
+        e("button", "Compare", type="button", class_="small", id="together", disabled=True),
+        e("span", "Reading the runs …", id="state", class_="quiet", role="status"),
         class_="tools",
     )
+    columns = e("details", e("summary", "Columns"), e("div", id="columns", class_="tools"), id="choice")
     empty = e(
         "p",
         "No runs here yet. Start one, such as ",
         e("code", "normec train"),
         "; it will appear by itself.",
         id="empty",
+        hidden=True,
     )
-    heads = ("", "run", "status", "progress", "ε", "accuracy", "loss", "curve")
-    table = e(
-        "table",
-        e(
-            "thead",
-            e(
-                "tr",
-                [
-                    e("th", name, scope="col", class_="number" if name in ("ε", "accuracy", "loss") else None)
-                    for name in heads
-                ],
-            ),
-        ),
-        e("tbody", id="runs"),
-        class_="runs",
-    )
+    table = e("table", e("thead", e("tr", id="heads")), e("tbody", id="runs"), class_="runs")
     lead = e("div", e("h1", f"Runs in {root.name}"), class_="lead")
-    body = e("div", tools, empty, e("div", table, class_="scroll list", hidden=True, id="list"))
+    listed = e("div", columns, e("div", table, class_="scroll list"), hidden=True, id="list")
+    body = e("div", tools, empty, listed)
     scripts = ("list.js",)
     return document.document("Runs · normec", e("div", lead, body), [], {}, scripts=scripts, served=SERVED)

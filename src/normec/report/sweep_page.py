@@ -20,6 +20,7 @@ from .run_view import MOST_BYTES, RunView, is_run, read_runs
 
 DRAWN = 4
 ROWS_A_CELL = 160
+MAIN = ("accuracy", "validation_accuracy", "loss", "epsilon")  # shown in the table of cells without being asked for
 
 
 def render(folder: Path, served: str | None = None, link: Callable[[Path], str] | None = None) -> str:
@@ -46,7 +47,7 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
     }
     parts = [
         Section("map", "Heat map", _map(names, metrics)),
-        Section("cells", "Cells", _cells(cells, names, metrics, winner, to)),
+        Section("cells", "Cells", _cells(cells, names, metrics, by, winner, to)),
         Section("curves", "Curves", _curves(views, drawn)),
         Section("privacy", "Privacy", runs_page.privacy([(view.name, view) for view in views])),
         Section("ledgers", "Ledgers", _ledgers(views)),
@@ -158,6 +159,7 @@ def _cells(
     cells: Sequence[Cell],
     names: Sequence[str],
     metrics: Sequence[Metric],
+    by: Metric | None,
     winner: Cell | None,
     to: Callable[[Path], str],
 ) -> Html:
@@ -168,15 +170,20 @@ def _cells(
         status = [pill(cell.status)] + ([" best"] if cell is winner else [])
         values = (shown(cell, metric) for metric in metrics)
         settings = ("default" if (v := cell.settings.get(name)) is None else formatting.number(v) for name in names)
-        rows.append([box, *settings, status, *values, pages])
-    heads = ("draw", *names, "status", *(f">{metric.label.split(',')[0]}" for metric in metrics), "runs")
+        rows.append([box, *settings, status, pages, *values])
+    fixed = ("draw", *map(formatting.setting, names), "status", "runs")
+    heads = (*fixed, *(f">{metric.label.removesuffix(', %')}" for metric in metrics))
+    main = [by, *(metric for metric in metrics if metric.column in MAIN)]
+    more = [len(fixed) + position for position, metric in enumerate(metrics) if metric not in main]
+    tick = e("label", e("input", type="checkbox", id="all-numbers"), " all numbers", class_="tick")
     said = "Mean ± one standard deviation over the seeds, once all have come to an end. Ticked cells are drawn below."
     errors = [
         f"{view.name}: {view.summary['error']}." for cell in cells for view in cell.runs if view.summary.get("error")
     ]
     return join(
         e("p", said, class_="quiet"),
-        table(heads, rows, class_="sortable", aria_label="Cells"),
+        e("p", tick, class_="tools") if more else None,
+        table(heads, rows, more, class_="sortable cells", aria_label="Cells"),
         e("details", e("summary", f"What broke ({len(errors)})"), notes_of(errors)) if errors else None,
     )
 

@@ -63,7 +63,7 @@ class Observer:
 
     def due(self, k: int) -> bool:
         """Whether round k adds a row."""
-        return (k % self._plan.log_every == 0 or k % self._plan.evaluate_every == 0) and not self.observed(k)
+        return self._plan.adds_row(k) and not self.observed(k)
 
     def observed(self, k: int) -> bool:
         """Whether the history ends with the row of x^k, as that of a run that ended there and now goes on."""
@@ -90,7 +90,7 @@ class Observer:
                     meter.add_distances(block, distances(block, state.memory))
             meter.merge(self._communicator)
             row |= meter.read(exact=True, feedback=feedback)
-        if state.round % self._plan.evaluate_every == 0 or last:
+        if self._plan.evaluates(state.round) or last:
             # For models that draw random numbers during evaluation.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
             buffers = gather_buffers(state.buffers, self._communicator)

@@ -34,7 +34,8 @@ class Logging:
 
     Args:
         every: Rounds between two rows of history (default: about 500 rows in all).
-        evaluate_every: Rounds between two evaluations on the test and validation sets (default: about 20 in all).
+        evaluate_every: Rounds between two evaluations on the test and validation sets (default: about 20 in all, and
+            the rows 1, 2, 4, 8, … of the history before the first of them).
         full_gradient: Record the exact f, ‖∇f‖ and memory error even if training uses batches or samples clients.
             Every row then costs a pass over all data.
         diagnostics: In a private run, also record the clients' losses, gradient norms, memory errors and message

@@ -247,6 +247,20 @@ class Plan:
             return self.lr(k)
         return self.lr[k] if isinstance(self.lr, tuple) else self.lr
 
+    def evaluates(self, k: int) -> bool:
+        """Return whether x^k is evaluated: every `evaluate_every` rounds.
+
+        With the default number, also in the rows 1, 2, 4, 8, … of the history before the first of these, because a
+        model changes most at the start. At the last row, the last evaluation is then at most half of its rounds old.
+        """
+        row, rest = divmod(k, self.log_every)
+        early = rest == 0 and row & (row - 1) == 0 and k < self.evaluate_every == default_evaluate_every(self.rounds)
+        return k % self.evaluate_every == 0 or early
+
+    def adds_row(self, k: int) -> bool:
+        """Return whether the history has a row of x^k."""
+        return k % self.log_every == 0 or self.evaluates(k)
+
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
         apart = ("secret", "mask_secret", "diagnostics", "local", "weights")
@@ -281,7 +295,7 @@ def default_log_every(rounds: int) -> int:
 
 
 def default_evaluate_every(rounds: int) -> int:
-    """Return the default number of rounds between two evaluations, for about 20 evaluations."""
+    """Return the default number of rounds between two evaluations, for about 20 evaluations after the first rounds."""
     return max(1, rounds // 20)
 
 

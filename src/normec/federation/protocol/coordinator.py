@@ -35,7 +35,6 @@ from .federated_run import FederatedRun, writes
 from .method_checks import public_vector, restorable
 from .screening import Limits
 from .server_mechanism import noise_ratios
-from .server_metrics import due
 from .wire import Array, Refusal, Reply, Request
 
 
@@ -150,7 +149,7 @@ class Coordinator(FederatedRun):
         k, taken, state = self.round, self.collector.taken, self.state.run
         if not self.ready:
             raise UsageError(f"round {k} has {len(taken)} answers and needs {self.needed}; wait for more or ask again")
-        row = self._observed(taken.values(), noisy=self._local) if due(self.plan, k) else None
+        row = self._observed(taken.values(), noisy=self._local) if self.plan.adds_row(k) else None
         numbers = [i for i, node in enumerate(self.parties) if node in taken]
         messages = state.x.new_zeros(len(numbers), self.message_length)
         for own, i in zip(messages, numbers, strict=True):

@@ -265,7 +265,7 @@ class FederatedRun:
         row = observed(self.method, self.state.run, taken, weights, noisy=noisy)
         if parties:
             row["parties"] = parties
-        evaluates = self.round % self.plan.evaluate_every == 0 or self.round == self.plan.rounds
+        evaluates = self.plan.evaluates(self.round) or self.round == self.plan.rounds
         if self._evaluate is not None and evaluates:
             row |= self._evaluate(self.state.run.result)
         if self.plan.diagnostics:

@@ -9,12 +9,8 @@ import numpy as np
 
 from ...algorithms.method import Method
 from ...storage.history import Row
-from ...training.run import Plan, State
+from ...training.run import State
 from .wire import Reply
-
-
-def due(plan: Plan, k: int) -> bool:
-    return k % plan.log_every == 0 or k % plan.evaluate_every == 0
 
 
 def observed(

@@ -43,7 +43,6 @@ from ..secure_sum.wire import Refusal as SumRefusal
 from .federated_run import Evaluate, FederatedRun, writes
 from .method_checks import public_vector
 from .screening import Limits
-from .server_metrics import due
 from .sum_terms import FOLDER, SumPlan, grid_of, made_terms
 from .wire import Refusal, SumReply, SumRequest, WireError, from_fields, octets
 
@@ -346,7 +345,7 @@ class SumCoordinator(FederatedRun):
         if broken is not None:
             self.stop(f"the sum of round {self.round} is not one of honest messages: {broken}; a party sent garbage")
             return
-        row = self._observed((), len(numbers)) if due(self.plan, self.round) else None
+        row = self._observed((), len(numbers)) if self.plan.adds_row(self.round) else None
         moved, server = self._moved(total, numbers)
         if row is not None:
             self._record(row)

@@ -3,7 +3,10 @@
 (() => {
   const sweep = Page.data.sweep;
   const byId = (name) => document.getElementById(name);
-  const name = (value) => (value === null || value === undefined ? "default" : String(value));
+  const name = (value) => {
+    if (value === null || value === undefined) return "default";
+    return typeof value === "number" && Math.abs(value) >= 1e6 ? value.toExponential() : String(value);
+  };
   const metric = () => sweep.metrics.find((one) => one.column === byId("map-metric").value);
 
   const text = (value, percent) => {
@@ -81,6 +84,7 @@
       }
     }));
     const layout = Charts.layout(chart);
+    trace.showscale = byId("heat-map").clientWidth > 500; // on a phone the numbers in the cells have to do
     Object.assign(layout, { hovermode: "closest", dragmode: false, annotations, shapes, uirevision: undefined });
     Object.assign(layout.xaxis, { title: { text: x }, type: "category", showline: false, rangemode: "normal", fixedrange: true });
     Object.assign(layout.yaxis, { title: { text: y ?? "" }, type: "category", showgrid: false, autorange: "reversed", fixedrange: true, showticklabels: y !== null });
@@ -170,6 +174,9 @@
   }
 
   Page.ready.then(() => {
+    byId("all-numbers")?.addEventListener("change", (event) => {
+      document.querySelector("table.cells").classList.toggle("all", event.target.checked);
+    });
     for (const box of document.querySelectorAll("input.draw")) {
       box.checked = sweep.drawn.includes(Number(box.value));
       box.addEventListener("change", drawCurves);
