@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from normec import Poisson, Privacy, Problem, PublicFacts, Suggestion, UsageError, suggest, train
+from normec import Privacy, Problem, PublicFacts, Suggestion, UsageError, suggest, train
 from normec.training import suggestion as rule
 
 FACTS = PublicFacts(clients=100, dimension=650)
@@ -87,7 +87,7 @@ def test_the_distance_is_the_best_compromise(noise: float) -> None:
     reach = rule.REACH * math.sqrt(650)
     lengths = np.linspace(0, 1.2 * reach, 200_001)
     left = (reach - lengths) ** 2 + (rule.NOISE_WEIGHT * noise * lengths) ** 2
-    assert rule.distance(650, noise) == pytest.approx(lengths[left.argmin()], rel=1e-3, abs=1e-3)
+    assert rule.distance(650, noise, rule.REACH) == pytest.approx(lengths[left.argmin()], rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("rounds", [60, 200])
@@ -189,8 +189,17 @@ def test_a_suggestion_trains(method: str) -> None:
     assert run.privacy is not None
     assert run.privacy.epsilon == pytest.approx(8, rel=1e-3)
     assert {one.name for one in found.chosen} <= {"rounds", "lr", "alpha", "beta", "tau", "decay", "server_norm"}
-    with pytest.raises(UsageError):
-        train(problem, **found.settings, participation=Poisson(2.0))  # its arguments are those of train
+
+
+@pytest.mark.parametrize("method", rule.RULED)
+def test_other_parts_of_the_statement_are_kept(method: str) -> None:
+    privacy = Privacy(epsilon=8, noise_schedule="linear:0.5", honest=50, trust="secure-sum")
+    found = suggest(FACTS, method, privacy=privacy)
+    assert found.privacy == privacy
+    constant = dataclasses.replace(privacy, noise_schedule="constant")
+    assert found.noise == suggest(FACTS, method, privacy=constant).noise
+    alone = suggest(FACTS, method, privacy=Privacy(epsilon=8, trust="secure-sum"))
+    assert found.noise == pytest.approx(alone.noise * math.sqrt(2))  # half of the clients hide the sum
 
 
 def test_every_reason_is_a_sentence() -> None:

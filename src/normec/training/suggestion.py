@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 ROUNDS = 200  # of a private run
 REACH_NORMALISED = 1.0  # r of a method whose steps are normalised
 REACH = 2.0  # r of the others: the mean of messages of norm 1 is shorter than 1, because clients disagree
+REACH_RECORDS = 4.0  # r where records are clipped one by one, whose mean is still shorter
 NOISE_WEIGHT = 2.0  # w
 FORGETTINGS = 10.0  # κ: the memories forget so many times during a run
 ESTIMATE_NOISE = 0.05  # the norm of the noise in ĝ
@@ -209,8 +210,8 @@ def suggest(
     records are protected, also on how many records each client holds. No record is read, so that following the
     suggestion costs no privacy. Tuning on the protected data would.
 
-    Every client takes part in every round with all of its records. At a given ε, sampling clients takes as much from
-    the signal as from the noise, and small batches add noise of their own; both only save computation.
+    Every client takes part in every round with all of its records. At a given ε, sampling clients takes about as
+    much from the signal as from the noise, and small batches add noise of their own; both only save computation.
 
     Args:
         problem: What will be minimised, of which only the sizes are used; or the sizes themselves, as `PublicFacts`.
@@ -288,12 +289,13 @@ def _refuse_uncovered(name: str, privacy: Privacy) -> None:
 
 
 def _noise(name: str, facts: PublicFacts, privacy: Privacy, rounds: int, relative: tuple[float, ...]) -> float:
-    """ρ; `relative` holds the numbers n·w_i, and is empty for equal weights."""
+    """ρ at constant noise; `relative` holds the numbers n·w_i, and is empty for equal weights."""
     from ..privacy.facts import Setting
     from ..privacy.mechanism import facts_of
     from ..privacy.release import calibrate
     from ..privacy.rules import release
 
+    privacy = dataclasses.replace(privacy, noise_schedule="constant")
     entry = CATALOGUE[name]
     settings = entry.defaults(private=True)
     if privacy.record_bound is not None:
@@ -311,21 +313,23 @@ def _noise(name: str, facts: PublicFacts, privacy: Privacy, rounds: int, relativ
     return of_sum / facts.clients * math.sqrt(facts.dimension / rounds) / method.bound
 
 
-def distance(dimension: int, noise: float, forgettings: float | None = None) -> float:
+def distance(dimension: int, noise: float, reach: float, forgettings: float = 0.0) -> float:
     """The length D of all steps together.
 
     Args:
         dimension: The number of parameters, d.
         noise: ρ.
-        forgettings: κ, if the steps are normalised; None if they are not.
+        reach: r.
+        forgettings: κ, if the steps are normalised.
 
     Example:
-        >>> round(distance(650, 0.0)), round(distance(650, 0.5)), round(distance(650, 0.5, forgettings=10))
-        (51, 25, 19)
+        >>> round(distance(650, 0.0, reach=2)), round(distance(650, 0.5, reach=2))
+        (51, 25)
+        >>> round(distance(650, 0.5, reach=2, forgettings=10))
+        38
     """
-    reach = REACH if forgettings is None else REACH_NORMALISED
     length = reach * math.sqrt(dimension) / (1 + (NOISE_WEIGHT * noise) ** 2)
-    return length if forgettings is None else length * math.sqrt(1 + forgettings * noise**2 / 2)
+    return length * math.sqrt(1 + forgettings * noise**2 / 2)
 
 
 def _settings(
@@ -333,7 +337,7 @@ def _settings(
 ) -> Iterator[SuggestedSetting]:
     """The settings of a private run, one by one."""
     yield SuggestedSetting("rounds", rounds, _rounds_reason(rounds, given))
-    direction, windows = 1.0, None  # the largest norm of the server's direction; κ of a normalised method
+    direction, reach, forgettings = 1.0, REACH, 0.0  # the first is the largest norm of the server's direction
     if name in LONGEST_MEMORY:
         decay = _rounded(min(0.5, FORGETTINGS / rounds))
         spread = math.sqrt(rounds / (decay * (2 - decay)))  # of noise in ĝ, relative to that of β times a mean message
@@ -354,15 +358,16 @@ def _settings(
         yield SuggestedSetting("alpha", ALPHA, f"Messages are normalised as long as they are well above {ALPHA:g}.")
     if name == "normec":
         yield SuggestedSetting("server_norm", True, "A step has the length lr, whatever the size of the gradients.")
-        direction, windows = 1.0, decay * rounds
+        direction, reach, forgettings = 1.0, REACH_NORMALISED, decay * rounds
     if name == "dpsgd-clip":
         bound = privacy.record_bound
         direction = THRESHOLD if bound is None else bound
         reason = "The noise scales with it, and so does a step: its exact value matters little."
         if bound is not None:
             reason = "Records are clipped already, so that their mean is never clipped."
+            reach = REACH_RECORDS
         yield SuggestedSetting("tau", direction, reason)
-    length, free = (distance(facts.dimension, size, windows) for size in (noise, 0.0))
+    length, free = (distance(facts.dimension, size, reach, forgettings) for size in (noise, 0.0))
     reason = f"All steps together are {length:.2g} long, which suits a model of {facts.dimension} parameters."
     if length < 0.9 * free:
         reason = (
