@@ -19,7 +19,7 @@ TRITON := triton==3.8.0
 
 run: .venv/.ready-run
 	@echo "1. Private: 100 clients, (8, 1e-5) for each client against a server that sees sums; non-private for comparison;"
-	@echo "   private settings chosen on validation data, 16 trials a method (python -m benchmarks.privacy table)"
+	@echo "   private settings chosen on validation data (benchmarks/privacy)"
 	$(BIN)/normec compare --quiet --seed 0 --out runs/private \
 		normec normec:decay=0.0,lr=0.028 clip21 dpsgd-norm dpsgd-clip normec:private=false gd:private=false
 	@echo "2. Why error feedback: ten clients, one digit each, no noise; every method with its best step size"

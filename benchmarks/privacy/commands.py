@@ -1,4 +1,4 @@
-"""The commands: study, table, heart, collect, pages."""
+"""The commands: list, run, page, collect."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normec.cli import options as o
 
+if TYPE_CHECKING:
+    from .studies import Study
+
 FOLDER = Path(__file__).parent
+HEART = "heart-disease"  # four hospitals, with a protocol and a page of its own
 app = typer.Typer(
     name="python -m benchmarks.privacy",
     help="Compare methods under the same privacy guarantee.",
@@ -24,76 +28,78 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Option("--out", help="Folder of README.md and records/.")]
 
 
-@app.command("table")
-def table(
-    epsilons: Annotated[str, typer.Option("--epsilon", metavar="E[,E…]", help="Targets.")] = "1,2,4,8",
-    splits: Annotated[str, typer.Option("--split", metavar="S[,S…]", help="iid, label or dirichlet.")] = "iid,label",
-    data: Annotated[str, typer.Option(help="Data set.")] = "digits",
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
-    trials: Annotated[int, typer.Option(help="Settings per method.")] = 15,
-    processes: Annotated[int, typer.Option(help="Number of processes.")] = 2,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/private-table"),
-    as_json: o.Json = False,
-) -> None:
-    """Make a table of all methods, each tuned with the same budget on validation data."""
-    from normec.errors import at_least
+@app.command("list")
+def list_studies(out: Folder = FOLDER, as_json: o.Json = False) -> None:
+    """List the studies, how many of their cells have run, and how long the others take."""
+    from . import page, records, runner
+    from .studies import STUDIES
 
-    from . import method_table
-
-    at_least(1, trials=trials, processes=processes)
-    path = method_table.table(
-        out,
-        _numbers(epsilons),
-        splits.split(","),
-        trials,
-        data,
-        clients,
-        processes,
-        lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    print(json.dumps({"table": str(path)}) if as_json else path.read_text())
+    rows: list[dict[str, Any]] = []
+    for name, study in STUDIES.items():
+        done = {records.cell_of(one) for one in records.read(study, out / page.RECORDS)}
+        left = sum(runner.estimate(study, cell) for cell in study.cells() if cell not in done)
+        rows.append(
+            {"study": name, "shows": study.shows, "cells": len(study.cells()), "run": len(done), "seconds_left": left}
+        )
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        minutes = f"about {row['seconds_left'] / 60:.0f} minutes left" if row["seconds_left"] else "finished"
+        print(f"{row['study']:24} {row['run']:4} of {row['cells']:4} cells   {minutes:26} {row['shows']}")
+    print(f"{HEART:24} {'':16}   {'':26} four hospitals at patient level, beside FLamby's results")
 
 
-@app.command("study")
-def study(
-    names: Annotated[list[str], typer.Argument(metavar="STUDY…", help="a9a-100, w8a-1000, cifar10-10000 … or all.")],
+@app.command("run")
+def run(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONDITION…",
+            help=f"STUDY, STUDY/SPLIT, STUDY/SPLIT/EPSILON or STUDY/SPLIT/EPSILON/METHOD; FILE.py:NAME for a study of "
+            f"your own; {HEART}; or all.",
+        ),
+    ],
     out: Folder = FOLDER,
     limit_seconds: Annotated[
         float | None, typer.Option(help="Start no run after this time.", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     together: Annotated[int, typer.Option(help="Runs that take turns on a GPU, round by round.")] = 1,
-    cell: Annotated[
-        list[str] | None, typer.Option(metavar="SPLIT/EPSILON/METHOD", help="Run only this cell; may be repeated.")
-    ] = None,
+    processes: Annotated[int, typer.Option(help="Cells that run at the same time, one process each.")] = 1,
 ) -> None:
-    """Run studies; the same command continues after an interruption."""
+    """Run conditions; the same command continues after an interruption."""
+    from normec.errors import at_least
+    from normec.system.code_files import in_a_file
+
     from . import page, runner, studies
 
-    chosen = studies.named(names)
+    at_least(1, processes=processes, together=together)
     report = partial(print, file=sys.stderr, flush=True)
-    done = runner.run(chosen, out / page.RECORDS, limit_seconds, device, report, together, cell or ())
-    print("\n".join(map(str, page.write(out, pictures=find_spec("matplotlib") is not None))))
+    if HEART in names:
+        _heart(processes, report, out)
+    own = {one.name: one for name in names if in_a_file(name) for one in [_study_in_file(name)]}
+    cells = studies.chosen(name for name in names if name != HEART and not in_a_file(name))
+    cells |= {name: study.cells() for name, study in own.items()}
+    if not cells:
+        return
+    known = {**studies.STUDIES, **own}
+    seconds = sum(runner.estimate(known[name], cell) for name, held in cells.items() for cell in held)
+    report(f"{sum(map(len, cells.values()))} cells, about {seconds / 60:.0f} minutes of one process or GPU in all")
+    done = runner.run(cells, out / page.RECORDS, limit_seconds, device, report, together, processes, known)
+    for name in own:
+        print("\n".join(page.of_study(own[name], out / page.RECORDS)))
     print("done" if done else "time limit reached; the same command continues")
 
 
-@app.command("heart")
-def heart(
-    processes: Annotated[int, typer.Option(help="Number of processes.")] = 2,
-    record: Annotated[Path | None, typer.Option(help="File of the record.", show_default=False)] = None,
-    page: Annotated[Path | None, typer.Option(help="File of the page.", show_default=False)] = None,
+@app.command("page")
+def page_command(
+    out: Folder = FOLDER, picture: Annotated[bool, typer.Option(help="Draw the picture as well.")] = True
 ) -> None:
-    """Train the four hospitals of heart-disease at patient level, beside FLamby's published results."""
-    from normec.errors import at_least
-    from normec.system.files import write_atomic
+    """Write README.md, results.csv and the picture from the records."""
+    from . import page
 
-    from . import heart as hospitals
-
-    at_least(1, processes=processes)
-    path, target = record or hospitals.RECORD, page or hospitals.PAGE
-    hospitals.run(processes, partial(print, file=sys.stderr, flush=True), path)
-    write_atomic(target, hospitals.page(json.loads(path.read_text(encoding="utf-8"))))
-    print(target)
+    print("\n".join(map(str, page.write(out, picture and find_spec("matplotlib") is not None))))
 
 
 @app.command("collect")
@@ -109,24 +115,26 @@ def collect(
     print(f"{len(new)} new records" + "".join(f"\n  {name}" for name in new))
 
 
-@app.command("pages")
-def pages(
-    out: Folder = FOLDER, pictures: Annotated[bool, typer.Option(help="Draw the pictures as well.")] = True
-) -> None:
-    """Write README.md, the CSV files and the pictures from the records."""
-    from . import page
+def _heart(processes: int, report: Any, out: Path) -> None:
+    """Train the four hospitals and write their page; it is part of the documentation unless --out is given."""
+    from normec.system.files import write_atomic
 
-    print("\n".join(map(str, page.write(out, pictures))))
+    from . import heart, page
+
+    record = out / page.RECORDS / heart.RECORD.name
+    target = heart.PAGE if out == FOLDER else out / heart.PAGE.name
+    heart.run(processes, report, record)
+    write_atomic(target, heart.page(json.loads(record.read_text(encoding="utf-8"))))
+    print(target)
 
 
-def _numbers(text: str) -> list[float]:
+def _study_in_file(name: str) -> Study:
     from normec import UsageError
-    from normec.errors import positive
+    from normec.system.code_files import object_in_file
 
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"epsilon must be numbers separated by commas, got {text!r}") from None
-    for value in found:
-        positive(epsilon=value)
+    from .studies import Study
+
+    found = object_in_file(name, "study of your own as FILE.py:NAME")
+    if not isinstance(found, Study):
+        raise UsageError(f"{name} must be a benchmarks.privacy.studies.Study, got {type(found).__name__}")
     return found

@@ -263,7 +263,7 @@ Repository, doi 10.24432/C52P4X, licence CC BY 4.0.
 ## Results
 
 The table shows the mean over the hospitals of the test accuracy in percent, as mean ± standard deviation over {seeds}
-seeds, at δ = 1e-4. `python -m benchmarks.privacy heart` computes everything on this page.
+seeds, at δ = 1e-4. `python -m benchmarks.privacy run heart-disease` computes everything on this page.
 
 {results}
 

@@ -1,7 +1,9 @@
-"""The pages of the studies: README.md, accuracies.csv, tried.csv and pictures, made from the records."""
+"""The page of the benchmark, made from the records: README.md, results.csv and the picture."""
 
 from __future__ import annotations
 
+import math
+import statistics as plain_statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,57 +11,63 @@ from pathlib import Path
 from normec.experiments.export import Row, to_csv, to_markdown
 from normec.system.files import write_atomic
 
-from . import diagnostics, leads
-from .leads import NOT_RUN, Conditions, by_condition, targets
-from .records import Record, cell_of, percent, read
-from .search_space import SEARCH_SPACES, Setting, range_ends
+from .conditions import Conditions, Held, by_condition, noise
+from .contenders import ALL, CONTENDERS, Family
+from .records import Record, percent, read
+from .statistics import Comparison, compare, expected_best, rank
 from .studies import STUDIES, Condition, Study
-from .trial import DIAGNOSTICS
-from .tuning import TuningBudget
 
-RECORDS = "records"  # the folder of the records, CSV files and pictures, next to README.md
-OFTEN = 0.75  # the share of choices at an end of a range from which on a method is named
-INTRODUCTION = (
-    "Which method is best under a true guarantee? Every client is protected against a server that sees only sums "
-    "(client level, zero-out, secure sum), with exact ε at δ = 1e-5; all clients take part in every round. For each ε "
-    "and split every method gets the same number of settings, spread evenly over its search space (rounds, step size, "
-    "β or τ, forgetting), and is evaluated on a fifth of the training records. The best setting is trained again on "
-    "all training records with other seeds, and the tables show its result on the test set: mean ± standard deviation, "
-    "in percent. The guarantee does not cover the tuning itself. Every record belongs to exactly one client. The "
-    "number of settings is small: a method with more parameters has a disadvantage, and with a single tuning seed "
-    "chance plays a part. DP-SGD has no momentum; where it oscillates (see below) momentum may gain more than error "
-    "feedback, as [a first trial](records/momentum.md) suggests."
-)
+RECORDS = "records"  # the folder of the records and the picture, next to README.md
+PICTURE = "winners.png"
+FAMILIES: Mapping[Family, str] = {
+    "plain": "DP-SGD",
+    "momentum": "with momentum or Adam",
+    "local": "local steps",
+    "error feedback": "error feedback",
+}
+QUESTION = "cifar10-10000"
+INTRODUCTION = """# Private distributed methods at a true ε
+
+Which method should be used under a true guarantee? {contenders} methods are compared under the same exact ε at
+δ = 1e-5, with the same number of settings tried for each of them. Unless a study says otherwise, every client is
+protected against a server that sees only sums, and all clients take part in every round. Not every method has run in
+every study yet; the tables say which ones have not.
+
+![The best method by noise and split]({picture})
+
+## Use
+
+{advice}
+
+Ranks are means over conditions; they are those of the {ranked} methods that ran in most conditions. A method is "not
+significantly worse" if its mean rank is within Nemenyi's critical difference.
+
+    python -m benchmarks.privacy list                  # studies, what has run, and how long the rest takes
+    python -m benchmarks.privacy run a9a-100/label/8   # a study, split, ε or method; continues after an interruption
+    python -m benchmarks.privacy page                  # writes this page from the records
+"""
+PROTOCOL = """## How it is measured
+
+For each ε and split every method gets the same number of settings from a seeded Latin hypercube over its ranges
+(rounds, step size, β or τ, and so on), and each is trained on four fifths of the training records and evaluated on the
+last fifth. The best setting is trained again on all training records with other seeds, which are the same for all
+methods. The tables show the mean on the test set in percent, and half of its 95 % confidence interval. A value is bold
+if all others are significantly worse: two methods differ significantly if they are further apart than Tukey's honestly
+significant difference, with seeds as blocks. Over conditions, mean ranks are compared by Friedman's and Nemenyi's
+tests, which take conditions to be independent; those that share a data set are not quite.
+
+The guarantee covers the training, not the choice of settings. Every record belongs to exactly one client.
+[contenders.py](contenders.py) has the methods and their ranges, [studies.py](studies.py) the studies; a new method or
+study is one entry there.
+"""
 
 
-def grids(records: Sequence[Record], splits: Iterable[str] = (), epsilons: Iterable[float] = ()) -> list[str]:
-    """One table per split, with a row per method and a column per ε; by default for all splits and ε in the records.
-
-    The best method is bold if all methods have run.
-    """
-    lines = []
-    for split in splits or sorted({one["split"] for one in records}):
-        held = {(one["method"], one["epsilon"]): one for one in records if one["split"] == split}
-        across = sorted(epsilons or {epsilon for _, epsilon in held})
-        ran = {e: [one["accuracy"] for (_, at), one in held.items() if at == e] for e in across}
-        best = {e: max(values) if len(values) == len(SEARCH_SPACES) else None for e, values in ran.items()}
-        rows = [[name, *(_shown(held.get((name, e)), best[e]) for e in across)] for name in SEARCH_SPACES]
-        lines += [*to_markdown((split, *targets(across)), rows), ""]
-    return lines
-
-
-def _shown(record: Record | None, best: float | None) -> str:
-    if record is None:
-        return NOT_RUN
-    return f"**{percent(record)}**" if record["accuracy"] == best else percent(record)
-
-
-def write(folder: Path, pictures: bool = True) -> list[Path]:
-    """Write the pages of the records in `folder`/records.
+def write(folder: Path, picture: bool = True) -> list[Path]:
+    """Write the page of the records in `folder`/records.
 
     Args:
         folder: The folder of README.md.
-        pictures: Draw the pictures as well.
+        picture: Draw the picture as well.
 
     Returns:
         The files that were written.
@@ -67,45 +75,262 @@ def write(folder: Path, pictures: bool = True) -> list[Path]:
     inner = folder / RECORDS
     held = {name: read(study, inner) for name, study in STUDIES.items()}
     inner.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    if pictures:
-        from . import picture
+    paths = [folder / "README.md", inner / "results.csv"]
+    write_atomic(paths[0], text(held))
+    write_atomic(paths[1], to_csv([_row(one) for records in held.values() for one in records]))
+    if picture:
+        from .picture import draw
 
-        drawn = picture.draw(held, inner)
-        for old in set(inner.glob("accuracy-*.png")) - set(drawn):
-            old.unlink()
-    every = [one for records in held.values() for one in records]
-    paths = [folder / "README.md", inner / "accuracies.csv", inner / "tried.csv"]
-    shown = [f"{RECORDS}/{path.name}" for path in sorted(inner.glob("accuracy-*.png"))]
-    write_atomic(paths[0], "\n".join(lines(held, shown)).rstrip() + "\n")
-    write_atomic(paths[1], to_csv([_result_row(one) for one in every]))
-    write_atomic(paths[2], to_csv([row for one in every for row in _tried_rows(one)]))
-    return [*paths, *drawn]
+        paths.append(draw(by_condition(held), inner / PICTURE))
+    return paths
 
 
-def lines(held: Mapping[str, Sequence[Record]], shown: Sequence[str] = ()) -> list[str]:
-    """README.md, with the pictures in `shown`."""
-    found = ["# The privacy benchmark", "", INTRODUCTION, ""]
-    for name in shown:
-        found += [f"![Test accuracy over ε, one panel per study and split]({name})", ""]
-    first, conditions = next(iter(STUDIES.values())), _by_condition(held)
-    found += [
-        f"    python -m benchmarks.privacy study {first.name}     # continues after an interruption",
-        f"    python -m benchmarks.privacy study {first.name} --cell '{first.cells()[1].key}' --out runs/again",
-        "    python -m benchmarks.privacy table --data digits --clients 100     # your own data, clients and ε",
-        "    python -m benchmarks.privacy collect FILE.tgz     # add records from another machine",
-        "    python -m benchmarks.privacy pages",
+def values(records: Mapping[str, Record]) -> dict[str, list[float]]:
+    """The test values of each contender of a condition."""
+    return {name: one["accuracies"] for name, one in records.items()}
+
+
+def of_study(study: Study, folder: Path) -> list[str]:
+    """The section of one study, whose records are in `folder`."""
+    return _study(study, read(study, folder))
+
+
+def text(held: Held) -> str:
+    """README.md."""
+    conditions = by_condition(held)
+    compared = {
+        one: compare({name: record["accuracies"] for name, record in own.items()}) for one, own in conditions.items()
+    }
+    ranked = common(conditions)
+    start = INTRODUCTION.format(
+        contenders=len(CONTENDERS),
+        ranked=len(ranked),
+        picture=f"{RECORDS}/{PICTURE}",
+        advice="\n".join([*advice(conditions), *_verdicts(conditions, compared)]) or "Not run.",
+    )
+    parts = [start, *_question(conditions, compared), *_conditions(conditions, compared)]
+    parts += [*_ranks(conditions), *_published(held), *_costs(held), *_tuning(held), PROTOCOL]
+    for name, study in STUDIES.items():
+        parts += _study(study, held[name])
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def common(conditions: Conditions) -> list[str]:
+    """The contenders that are ranked: those that ran in more than half of the conditions."""
+    ran = Counter(name for own in conditions.values() for name in own)
+    return [name for name in CONTENDERS if 2 * ran[name] > len(conditions)]
+
+
+def _means(conditions: Conditions, which: Iterable[Condition]) -> list[dict[str, float]]:
+    """The mean values of the ranked contenders, for those of the conditions in which all of them ran."""
+    ranked = common(conditions)
+    held = [conditions[one] for one in which if set(ranked) <= set(conditions[one])]
+    return [{name: float(own[name]["accuracy"]) for name in ranked} for own in held]
+
+
+def advice(conditions: Conditions) -> list[str]:
+    """The best methods by split and amount of noise, as lines of advice."""
+    found = []
+    for split, alike in (("iid", "Clients are alike"), ("label", "Clients differ")):
+        for low, high, amount in ((0.0, 0.1, "little noise"), (0.1, math.inf, "much noise")):
+            own = [one for one in conditions if one.split == split and low <= noise(conditions[one]) < high]
+            means = _means(conditions, own)
+            if len(means) < 2:
+                continue
+            ranking = rank(means)
+            best, *others = ranking.ranks
+            near = [name for name in others if ranking.ranks[name] - ranking.ranks[best] <= ranking.difference]
+            also = f"; not significantly worse: {_listed(near)}" if near else ""
+            found.append(
+                f"- **{alike}, {amount}** ({len(means)} conditions): {best}, mean rank {ranking.ranks[best]:.1f}{also}."
+            )
+    return found
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    shown = "; ".join(names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _verdicts(conditions: Conditions, compared: Mapping[Condition, Comparison]) -> list[str]:
+    """Whether error feedback leads a step that remembers, on CIFAR-10 with 10,000 clients; a line of advice."""
+    own = [one for one in conditions if one.study == QUESTION]
+    leads = []
+    for one in own:
+        comparison = compared[one]
+        feedback, remembering = _best(comparison, "error feedback"), _best(comparison, "momentum")
+        if feedback is not None and remembering is not None:
+            lead = 100 * (comparison.means[feedback] - comparison.means[remembering])
+            sure = "" if comparison.apart(feedback, remembering) else ", not significant"
+            leads.append(f"{lead:+.1f} points ({one.split}, ε = {one.epsilon:g}{sure})")
+    if not leads:
+        return []
+    return [
+        "- **Many small clients, a CNN** (CIFAR-10, 10,000 clients): the best error feedback compared with the best "
+        f"DP-SGD with momentum or Adam, which keeps no state at the clients: {'; '.join(leads)}."
+    ]
+
+
+def _best(comparison: Comparison, family: Family) -> str | None:
+    own = [name for name in comparison.means if ALL[name].family == family]
+    return max(own, key=lambda name: comparison.means[name], default=None)
+
+
+def _question(conditions: Conditions, compared: Mapping[Condition, Comparison]) -> list[str]:
+    """All contenders on CIFAR-10 with 10,000 clients."""
+    own = [one for one in conditions if one.study == QUESTION]
+    if not own:
+        return []
+    heads = [f"{one.split}, ε = {one.epsilon:g}" for one in own]
+    rows = [
+        [name, *(_value(compared[one], name) if name in conditions[one] else "not run" for one in own)]
+        for name in STUDIES[QUESTION].contenders
+    ]
+    return [
+        "## Error feedback, or a step that remembers?",
         "",
-        "[studies.py](studies.py) defines the studies, [search_space.py](search_space.py) the search spaces.",
+        "On CIFAR-10 with 10,000 clients error feedback with forgetting leads plain DP-SGD by far. ĝ then changes "
+        "little from round to round, as it does with momentum, which keeps no state at the clients. Tuned alike and "
+        "tested with three seeds:",
+        "",
+        *to_markdown(("test accuracy", *heads), rows),
         "",
     ]
-    found += ["## The best method", "", *_winners(conditions), "", *leads.lines(conditions), ""]
-    found += ["## Why", "", *diagnostics.lines(conditions), ""]
+
+
+def _value(comparison: Comparison, name: str) -> str:
+    """A mean with its confidence interval, in bold if it is significantly better than all other contenders."""
+    alone = comparison.tied() == [name] and len(comparison.means) > 1
+    shown = f"{100 * comparison.means[name]:.1f} ± {100 * comparison.half_width:.1f}"
+    return f"**{shown}**" if alone else shown
+
+
+def _conditions(conditions: Conditions, compared: Mapping[Condition, Comparison]) -> list[str]:
+    """One line for each condition: the best method of each family, and who is not significantly worse than the best."""
+    rows = []
+    for one, comparison in compared.items():
+        cells = []
+        for family in FAMILIES:
+            own = [name for name in comparison.means if ALL[name].family == family]
+            best = max(own, key=lambda name: comparison.means[name], default=None)
+            top = (
+                best is not None and best == comparison.best and all(ALL[n].family == family for n in comparison.tied())
+            )
+            shown = f"{100 * comparison.means[best]:.1f}" if best is not None else "–"
+            cells.append(f"**{shown}**" if top else shown)
+        tied = len(comparison.tied()) - 1
+        name = f"{one.study}, {one.split}, ε = {one.epsilon:g}"
+        rows.append(
+            [name, f"{noise(conditions[one]):.2g}", *cells, comparison.best, f"{tied} of {len(comparison.means) - 1}"]
+        )
+    if not rows:
+        return []
+    return [
+        "## By condition",
+        "",
+        "The best test value in percent of each family (accuracy; on w8a the area under the ROC curve). A value is "
+        "bold if no method of another family is within the honestly significant difference. The noise is √d/(μn): its "
+        "norm in the mean of all directions of a run, relative to the largest possible signal.",
+        "",
+        *to_markdown(("condition", "noise", *FAMILIES.values(), "best", "not significantly worse"), rows),
+        "",
+    ]
+
+
+def _ranks(conditions: Conditions) -> list[str]:
+    means = _means(conditions, conditions)
+    if len(means) < 2:
+        return []
+    ranking = rank(means)
+    rows = [[name, f"{value:.1f}"] for name, value in ranking.ranks.items()]
+    return [
+        "## Mean ranks",
+        "",
+        f"Over the {ranking.conditions} conditions in which these methods ran. Two mean ranks differ significantly if "
+        f"they are more than {ranking.difference:.1f} apart (Nemenyi, level 0.05; Friedman's test: p = "
+        f"{ranking.chance:.1g}).",
+        "",
+        *to_markdown(("method", "mean rank"), rows),
+        "",
+    ]
+
+
+def _published(held: Held) -> list[str]:
+    """Results at record level beside those that others have published."""
+    rows = []
     for name, study in STUDIES.items():
-        found += _study(study, held[name])
+        records = held[name]
+        if study.published is not None and len(records) == len(study.cells()):
+            best = max(records, key=lambda one: float(one["accuracy"]))
+            rows.append([study.shows, best["method"], percent(best), f"{study.published:.1f}"])
+    found = [
+        "## Beside published results",
+        "",
+        "Patient level, beside FLamby's results: [Four hospitals](../../docs/results/heart-disease.md).",
+        "",
+    ]
+    if not rows:
+        return found
     return [
         *found,
-        f"Results: [accuracies.csv]({RECORDS}/accuracies.csv). Settings tried: [tried.csv]({RECORDS}/tried.csv).",
+        "Record level at (3, 1e-5), beside Tramèr and Boneh (2021). They train on batches of shuffled epochs and "
+        "account for Poisson samples; these runs use full gradients, whose ε is exact.",
+        "",
+        *to_markdown(("study", "method", "test accuracy", "published"), rows),
+        "",
+    ]
+
+
+def _costs(held: Held) -> list[str]:
+    """What a method costs: rounds, numbers sent, vectors kept, and seconds, as medians over its chosen settings."""
+    rows = []
+    for name, contender in CONTENDERS.items():
+        own = [one for records in held.values() for one in records if one["method"] == name]
+        if own:
+            rounds = plain_statistics.median(one["chosen"]["rounds"] for one in own)
+            longer = [one["seconds"] / STUDIES[one["study"]].budget.run_rounds(contender) for one in own]
+            shortest = [_seconds(held, one["study"]) for one in own]
+            slower = plain_statistics.median(a / b for a, b in zip(longer, shortest, strict=True) if b)
+            rows.append(
+                [name, f"{rounds:g}", str(contender.vectors_sent), str(contender.client_state), f"{slower:.1f}"]
+            )
+    if not rows:
+        return []
+    return [
+        "## Costs",
+        "",
+        "Medians over the conditions. A client sends that many vectors of the model's length per round (4 bytes a "
+        "number) and keeps that many between rounds. The time of a round is relative to the fastest method of the same "
+        "study.",
+        "",
+        *to_markdown(("method", "rounds chosen", "vectors sent", "vectors kept", "time of a round"), rows),
+        "",
+    ]
+
+
+def _seconds(held: Held, study: str) -> float:
+    """The seconds per round of the fastest method of a study."""
+    return min(float(one["seconds"]) / STUDIES[study].budget.run_rounds(ALL[one["method"]]) for one in held[study])
+
+
+def _tuning(held: Held) -> list[str]:
+    """How much accuracy each method loses if fewer settings are tried."""
+    tries = (1, 3, 6)
+    rows = []
+    for name in CONTENDERS:
+        own = [one["tried"] for records in held.values() for one in records if one["method"] == name]
+        if own:
+            lost = [100 * plain_statistics.fmean(max(one) - expected_best(one, k) for one in own) for k in tries]
+            rows.append([name, *(f"{value:.1f}" for value in lost)])
+    if not rows:
+        return []
+    return [
+        "## How much tuning each method needs",
+        "",
+        "The validation points that are lost if only 1, 3 or 6 of the settings are tried, as a mean over conditions.",
+        "",
+        *to_markdown(("method", *(f"{k} tried" for k in tries)), rows),
+        "",
     ]
 
 
@@ -113,16 +338,32 @@ def _study(study: Study, records: Sequence[Record]) -> list[str]:
     what = "area under the ROC curve" if study.budget.by == "area" else "accuracy"
     budget = study.budget
     seeds = f"{len(budget.tuning_seeds)} seed{'s' if len(budget.tuning_seeds) > 1 else ''} each"
-    found = [f"## {study.name}", "", f"{study.shows[0].upper()}{study.shows[1:]}; test {what}."]
-    found[-1] += f" {budget.trials} settings per method, {seeds}; tested with {len(budget.test_seeds)} seeds."
-    found[-1] += "".join(f" {note}." for note in study.notes)
+    line = f"{study.shows[0].upper()}{study.shows[1:]}; test {what}."
+    line += f" {budget.trials} settings per method, {seeds}; tested with {len(budget.test_seeds)} seeds."
+    line += "".join(f" {note}." for note in study.notes)
     if not records:
-        return [*found, "", "Not run.", ""]
-    found[-1] += f" {_range_ends_sentence(study, records)} {_ran(records)}"
-    return [*found, "", *grids(records, study.splits, study.epsilons)]
+        return [f"## {study.name}", "", line, "", "Not run.", ""]
+    return [f"## {study.name}", "", f"{line} {_ran(records)}", "", *_grids(study, records)]
 
 
-def _ran(records: Sequence[Record]) -> str:
+def _grids(study: Study, records: Sequence[Record]) -> list[str]:
+    """One table per split, with a row per method and a column per ε."""
+    lines: list[str] = []
+    across = sorted(study.epsilons)
+    for split in study.splits:
+        held = {
+            e: {one["method"]: one for one in records if (one["split"], one["epsilon"]) == (split, e)} for e in across
+        }
+        compared = {e: compare({n: one["accuracies"] for n, one in own.items()}) for e, own in held.items() if own}
+        rows = [
+            [name, *(_value(compared[e], name) if name in held[e] else "not run" for e in across)]
+            for name in study.contenders
+        ]
+        lines += [*to_markdown((split, *(f"ε = {e:g}" for e in across)), rows), ""]
+    return lines
+
+
+def _ran(records: Iterable[Record]) -> str:
     """The devices and the computing time of the records."""
     machines: dict[str, list[float]] = {}
     for one in records:
@@ -131,91 +372,19 @@ def _ran(records: Sequence[Record]) -> str:
     return f"Computed: {'; '.join(shares)}."
 
 
-def _by_condition(held: Mapping[str, Sequence[Record]]) -> dict[Condition, dict[str, Record]]:
-    """The records by condition and method, for conditions in which all methods have run."""
-    found: dict[Condition, dict[str, Record]] = {}
-    for records in held.values():
-        for one in records:
-            found.setdefault(cell_of(one).condition, {})[one["method"]] = one
-    return {condition: methods for condition, methods in found.items() if len(methods) == len(SEARCH_SPACES)}
-
-
-def _winners(conditions: Conditions) -> list[str]:
-    """The best method in each condition, and its lead over the second."""
-    return by_condition(conditions, lambda one: _lead(conditions[one])) if conditions else ["Not run."]
-
-
-def _lead(methods: Mapping[str, Record]) -> str:
-    first, second = sorted(methods.values(), key=lambda one: -one["accuracy"])[:2]
-    return f"{first['method']} (+{100 * (first['accuracy'] - second['accuracy']):.1f})"
-
-
-def _range_ends_sentence(study: Study, records: Sequence[Record]) -> str:
-    """How often a better setting may lie outside the search space: choices from an end of their range."""
-    step, moved, length = (
-        _count_range_ends(study.budget, records, names) for names in (("lr",), ("beta", "tau"), ("rounds",))
-    )
-    return (
-        "Choices from the lowest or highest part of a range (in brackets the expected count if all settings were "
-        f"equally good, and the methods with at least three quarters of such choices): step size {step}; β or τ "
-        f"{moved}; longest run {length}."
-    )
-
-
-def _count_range_ends(budget: TuningBudget, records: Sequence[Record], names: Sequence[str]) -> str:
-    """The choices of one of `names` at an end of the range: how many, how many by chance, and of which methods."""
-    found, of, by_chance, often = 0, 0, 0.0, []
-    for method in SEARCH_SPACES:
-        chosen = [one["chosen"] for one in records if one["method"] == method and set(names) & set(one["chosen"])]
-        ends = Counter(end for one in chosen for end in _ends(budget, method, one, names))
-        tried = [bool(_ends(budget, method, one, names)) for one in budget.settings(method)]
-        found, of = found + ends.total(), of + len(chosen)
-        by_chance += len(chosen) * sum(tried) / len(tried)
-        if chosen and ends.total() >= OFTEN * len(chosen):
-            often.append(f"{method} {' and '.join(f'{count} {end}' for end, count in ends.items())}")
-    whose = f"; {', '.join(often)}" if often else ""
-    return f"{found} of {of} ({by_chance:.0f}{whose})"
-
-
-def _ends(budget: TuningBudget, method: str, setting: Setting, names: Sequence[str]) -> list[str]:
-    """The ends at which the settings in `names` lie; a method has β or τ, not both."""
-    ends = range_ends(budget.search_space(method), setting, budget.trials)
-    ends |= {"rounds": "longest"} if setting["rounds"] == max(budget.rounds) else {}
-    return [ends[name] for name in names if name in ends]
-
-
-def _tried_rows(record: Record) -> list[Row]:
-    """Rows of tried.csv: the validation result of each setting of a cell."""
-    settings = STUDIES[record["study"]].budget.settings(record["method"])
-    return [
-        {
-            **_key_columns(record),
-            **_setting_columns(setting),
-            "validation": value,
-            "chosen": int(setting == record["chosen"]),
-        }
-        for setting, value in zip(settings, record["tried"], strict=True)
-    ]
-
-
-def _key_columns(record: Record) -> Row:
-    return {name: record[name] for name in ("study", "split", "epsilon", "method", "by")}
-
-
-def _setting_columns(setting: Setting) -> Row:
-    return {"rounds": setting["rounds"], "lr": setting["lr"]} | {n: setting.get(n) for n in ("beta", "tau", "decay")}
-
-
-def _result_row(record: Record) -> Row:
-    """A row of accuracies.csv: the test result of a cell and its chosen setting."""
+def _row(record: Record) -> Row:
+    """A row of results.csv: the test result of a method in a condition, and its chosen setting."""
+    chosen = {name: value for name, value in record["chosen"].items() if name != "method"}
     return {
-        **_key_columns(record),
+        **{name: record[name] for name in ("study", "split", "epsilon", "method", "by")},
         "value": round(record["accuracy"], 6),
         "spread": round(record["spread"], 6),
-        "loss": _rounded(record.get("loss")),
+        "seeds": len(record["accuracies"]),
         "trials": record["trials"],
-        **_setting_columns(record["chosen"]),
-        **{column: _rounded(record.get(column)) for column in ("exact_epsilon", "sigma", *DIAGNOSTICS)},
+        "exact_epsilon": _rounded(record.get("exact_epsilon")),
+        "sigma": _rounded(record.get("sigma")),
+        "seconds": record["seconds"],
+        "chosen": " ".join(f"{name}={value}" for name, value in chosen.items()),
     }
 
 

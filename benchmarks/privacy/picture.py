@@ -1,54 +1,47 @@
-"""Accuracy over ε, one panel per study and split: error feedback with solid lines, DP-SGD with dashed ones."""
+"""Who wins where: conditions by their noise and their split, in the colour of the best method's family."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from normec.report import pictures
 
-from .records import Record
-from .search_space import SEARCH_SPACES
-from .studies import EPSILONS, SPLITS, STUDIES
+from .conditions import Conditions, noise
+from .contenders import ALL
+from .page import FAMILIES, values
+from .statistics import compare
 
-ACROSS = 4  # studies per picture, at most
-WIDTH, HEIGHT = 2.5, 2.3  # of a panel, inches
-LEGEND = {1: 1, 2: 3, 3: 3, 4: 6}  # columns of the legend, by the number of studies
-MARKS = "os^Dvx"
-
-
-def draw(held: Mapping[str, Sequence[Record]], folder: Path) -> list[Path]:
-    """Draw the studies that have run in as few pictures as possible, with about the same number in each."""
-    ran = [name for name in STUDIES if held[name]]
-    across = math.ceil(len(ran) / max(1, math.ceil(len(ran) / ACROSS)))
-    found = []
-    for number, begin in enumerate(range(0, len(ran), max(1, across)), 1):
-        names, path = ran[begin : begin + across], folder / f"accuracy-{number}.png"
-        panels = [(name, split) for split in SPLITS for name in names]
-        with pictures.figure(path, len(names), HEIGHT * len(SPLITS) + 0.5, WIDTH, len(SPLITS)) as (sheet, axes):
-            for axis, (name, split) in zip(axes, panels, strict=True):
-                _panel(axis, [one for one in held[name] if one["split"] == split], f"{name}, {split}")
-                axis.set_ylabel(f"test {'area' if STUDIES[name].budget.by == 'area' else 'accuracy'}, %", fontsize=8)
-            handles, labels = axes[0].get_legend_handles_labels()
-            sheet.legend(handles, labels, loc="outside lower center", ncols=LEGEND[len(names)], fontsize=8)
-        found.append(path)
-    return found
+WIDTH, HEIGHT = 7.5, 3.6  # inches
+SPLITS = {"iid": "clients alike", "label": "clients sorted by label"}
 
 
-def _panel(axis: Any, records: Sequence[Record], title: str) -> None:
-    axis.set_title(title, fontsize=9)
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(EPSILONS, [f"ε = {one:g}" for one in EPSILONS], fontsize=7)
-    axis.set_xlim(0.8 * min(EPSILONS), 1.25 * max(EPSILONS))
-    axis.minorticks_off()
-    for position, (name, space) in enumerate(SEARCH_SPACES.items()):
-        own = sorted((one for one in records if one["method"] == name), key=lambda one: float(one["epsilon"]))
-        axis.errorbar(
-            [one["epsilon"] * 2 ** (0.05 * (position - 2.5)) for one in own],  # side by side
-            [100 * one["accuracy"] for one in own],
-            [100 * one["spread"] for one in own],
-            color=pictures.COLOURS[position], linestyle="-" if space.error_feedback else "--", linewidth=1.2,
-            marker=MARKS[position], markersize=3.5, capsize=1.5, elinewidth=0.7, label=name,
-        )  # fmt: skip
+def draw(conditions: Conditions, path: Path) -> Path:
+    """Draw the picture; a mark is full if no method of another family is close to the best, and hollow otherwise."""
+    studies = list(dict.fromkeys(condition.study for condition in conditions))
+    colours = dict(zip(FAMILIES, pictures.COLOURS, strict=False))
+    with pictures.figure(path, 2, HEIGHT, WIDTH / 2, 1) as (sheet, axes):
+        for axis, (split, title) in zip(axes, SPLITS.items(), strict=True):
+            axis.set_title(title, fontsize=9)
+            axis.set_xscale("log")
+            axis.set_xlabel("noise √d / (μn)", fontsize=8)
+            axis.set_yticks(range(len(studies)), studies, fontsize=7)
+            axis.set_ylim(-0.6, len(studies) - 0.4)
+            axis.invert_yaxis()
+            for condition, own in conditions.items():
+                amount = noise(own)
+                if condition.split != split or math.isnan(amount):
+                    continue
+                comparison = compare(values(own))
+                family = ALL[comparison.best].family
+                sure = all(ALL[name].family == family for name in comparison.tied())
+                axis.plot(
+                    amount, studies.index(condition.study), "o", markersize=8, color=colours[family],
+                    markerfacecolor=colours[family] if sure else "white", markeredgewidth=1.5,
+                )  # fmt: skip
+        for family, shown in FAMILIES.items():
+            axes[0].plot([], [], "o", color=colours[family], label=shown)
+        axes[0].plot([], [], "o", color="grey", markerfacecolor="white", label="not significantly better than others")
+        handles, labels = axes[0].get_legend_handles_labels()
+        sheet.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)
+    return path

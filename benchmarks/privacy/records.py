@@ -47,7 +47,7 @@ def parse(study: Study, line: str, where: str) -> Record:
                 f"{study.name}, {cell.key}: {name} is {record.get(name)!r} in the record, {value!r} in the study; "
                 "run the cell again"
             )
-    if record.get("chosen") not in study.budget.settings(cell.method):
+    if record.get("chosen") not in study.budget.settings(study.contender(cell.method)):
         raise UsageError(f"{study.name}, {cell.key}: {record.get('chosen')} is no setting of the study; run it again")
     return record
 

@@ -1,107 +1,132 @@
-"""Run studies cell by cell until they are finished or a time limit is reached.
+"""Run cells of studies until they are finished or a time limit is reached.
 
-FOLDER/STUDY.jsonl         one line per finished cell
-FOLDER/STUDY.part.jsonl    the finished runs of unfinished cells; removed when the study is finished
+FOLDER/STUDY.jsonl            one line per finished cell
+FOLDER/parts/STUDY.HASH.part.jsonl the finished runs of an unfinished cell; removed when the cell is finished
 """
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-from normec import UsageError, __version__
-from normec.errors import at_least, nearest
+from normec import __version__
+from normec.errors import at_least
 from normec.experiments import build
 from normec.training.summary import device_name
 
 from . import tuning
 from .records import Record, cell_of, percent, read, write
-from .studies import Cell, Study
+from .studies import STUDIES, Cell, Study
 from .trial import Measurement
+
+_LOCAL_STEPS = 4  # how much longer a round with local steps takes, about
 
 
 def run(
-    studies: Sequence[Study],
+    cells: Mapping[str, Sequence[Cell]],
     out: Path,
     limit_seconds: float | None = None,
     device: str = "auto",
     report: Callable[[str], None] = lambda _: None,
     together: int = 1,
-    cells: Sequence[str] = (),
+    processes: int = 1,
+    studies: Mapping[str, Study] = STUDIES,
 ) -> bool:
-    """Run the cells of studies that have no record.
+    """Run the cells that have no record.
 
     Args:
-        studies: The studies.
+        cells: The cells, by study.
         out: The folder of the records.
         limit_seconds: Start no run after this time.
         device: The device of the runs.
         report: Called with a line for every finished cell.
         together: Runs that take turns on a GPU; the records do not depend on it.
-        cells: Keys of the cells to run (default: all).
+        processes: Cells that run at the same time, each in a process with one thread.
+        studies: The studies.
 
     Returns:
         Whether all cells are finished; False if the time limit was reached.
     """
-    at_least(1, together=together)
+    at_least(1, together=together, processes=processes)
     build.device(device)
-    for study, key in itertools.product(studies, cells):
-        keys = [cell.key for cell in study.cells()]
-        if key not in keys:
-            raise UsageError(f"{study.name} has no cell {key!r}{nearest(key, keys)}; they are like {keys[0]!r}")
-    out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + limit_seconds if limit_seconds is not None else None
-    return all(
-        _study(study, out, device, report, lambda: end is not None and time.monotonic() >= end, together, cells)
-        for study in studies
-    )
+    done = {name: {cell_of(one): one for one in read(studies[name], out)} for name in cells}
+    left = [(studies[name], cell) for name, held in cells.items() for cell in held if cell not in done[name]]
+    end = time.time() + limit_seconds if limit_seconds is not None else None
 
-
-def _study(
-    study: Study,
-    out: Path,
-    device: str,
-    report: Callable[[str], None],
-    time_is_over: Callable[[], bool],
-    together: int,
-    cells: Sequence[str],
-) -> bool:
-    done = {cell_of(one): one for one in read(study, out)}
-    part = out / f"{study.name}.part.jsonl"
-    kept = _parts(part)
-    for cell in study.cells():
-        if cell in done or (cells and cell.key not in cells):
-            continue
-        known: dict[str, Measurement] = {one["run"]: one["found"] for one in kept if one["cell"] == cell.key}
-
-        def keep(key: str, found: Measurement, cell: Cell = cell) -> None:
-            kept.append({"cell": cell.key, "run": key, "found": found})
-            with part.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(kept[-1]) + "\n")
-
-        started = time.monotonic()
-        shared = {**study.shared_settings(cell), "device": device}
-        try:
-            found = tuning.tune_and_test(cell.method, shared, study.budget, known, keep, time_is_over, together)
-        except tuning.Stopped:
+    def keep(study: Study, cell: Cell, record: Record | None) -> bool:
+        if record is None:
             return False
-        done[cell] = {**study.expected(cell), **found, **_origin(device, time.monotonic() - started)}
-        write(study, out, done.values())
-        report(f"{study.name}  {cell.split}  ε = {cell.epsilon:g}  {cell.method}: {percent(done[cell])}")
-    if len(done) == len(study.cells()):
-        part.unlink(missing_ok=True)
-    return True
+        done[study.name][cell] = record
+        write(study, out, done[study.name].values())
+        _part(out, cell).unlink(missing_ok=True)
+        report(f"{study.name}  {cell.split}  ε = {cell.epsilon:g}  {cell.method}: {percent(record)}")
+        return True
+
+    if processes == 1:
+        return all(keep(study, cell, _cell(study, cell, out, device, end, together)) for study, cell in left)
+    finished = True
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        futures = {
+            pool.submit(_cell, study, cell, out, device, end, together): (study, cell)
+            for study, cell in sorted(left, key=lambda one: -estimate(*one))
+        }
+        for future in as_completed(futures):
+            finished &= keep(*futures[future], future.result())
+    return finished
+
+
+def estimate(study: Study, cell: Cell) -> float:
+    """About how many seconds a cell takes."""
+    contender = study.contender(cell.method)
+    return study.budget.run_rounds(contender) * study.seconds_per_round * (_LOCAL_STEPS if contender.local else 1)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _cell(study: Study, cell: Cell, out: Path, device: str, end: float | None, together: int) -> Record | None:
+    """The record of a cell; None if the time limit was reached."""
+    part = _part(out, cell)
+    known: dict[str, Measurement] = {one["run"]: one["found"] for one in _parts(part)}
+
+    def keep(key: str, found: Measurement) -> None:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": key, "found": found}) + "\n")
+
+    started = time.monotonic()
+    shared = {**study.shared_settings(cell), "device": device}
+    try:
+        found = tuning.tune_and_test(
+            study.contender(cell.method),
+            shared,
+            study.budget,
+            known,
+            keep,
+            lambda: end is not None and time.time() >= end,
+            together,
+        )
+    except tuning.Stopped:
+        return None
+    return {**study.expected(cell), **found, **_origin(device, time.monotonic() - started)}
 
 
 def _origin(device: str, seconds: float) -> Record:
     """The computing time, the device and the versions of a record."""
     versions = {"normec": __version__, "torch": torch.__version__}
     return {"seconds": round(seconds, 1), "device": device_name(build.device(device)), "versions": versions}
+
+
+def _part(out: Path, cell: Cell) -> Path:
+    return out / "parts" / f"{cell.study}.{hashlib.sha256(cell.key.encode()).hexdigest()[:12]}.part.jsonl"
 
 
 def _parts(path: Path) -> list[Record]:

@@ -22,8 +22,11 @@ from normec.training.observer import copied
 from normec.training.run import Plan
 from normec.training.train import prepare, ready
 
+from .scattering import with_features
+
 Measurement = dict[str, Any]
-DIAGNOSTICS = ("gradient", "estimate", "noise", "cosine", "turn", "memory_error")
+DIAGNOSTICS = ("parameters", "gradient", "estimate", "noise", "cosine", "turn", "memory_error")
+CACHED = 8  # problems that are kept; the splits and seeds of one study
 DIVERGED = 0.0  # the accuracy or area of a run that diverged
 
 
@@ -32,7 +35,7 @@ class Trial:
     """A run to measure.
 
     Attributes:
-        settings: The settings of the run.
+        settings: The settings of the run; `features` = "scattering" trains on features of its images.
         seed: Its seed.
         validation: The share of the training records that is held out.
         by: "accuracy", or "area" under the ROC curve if one class is so frequent that accuracy is not informative.
@@ -68,8 +71,10 @@ class _Begun:
 
     @classmethod
     def of(cls, trial: Trial) -> _Begun:
-        config: RunConfig = make({**trial.settings, "seed": trial.seed, "validation": trial.validation})
-        problem = _problem(build.problem_key(config), config, str(build.device(config.device)))
+        settings = {**trial.settings, "seed": trial.seed, "validation": trial.validation}
+        features = settings.pop("features", None)
+        config: RunConfig = make(settings)
+        problem = _problem(config, features, str(build.device(config.device)))
         method = methods.build(config, len(problem.x0), problem.tensor_sizes)
         options = build.training(config)
         at_the_end = replace(options.logging, every=config.rounds, evaluate_every=config.rounds)
@@ -88,19 +93,23 @@ class _Begun:
         found["value"] = last[f"{prefix}accuracy"] if trial.by == "accuracy" else _area(problem, run, held)
         if run.privacy is not None:
             found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
-        return found | (_diagnostics(problem, self.method, run, self.rounds.plan) if trial.diagnose else {})
+        found["parameters"] = len(problem.x0)
+        plain = trial.settings.get("server_optimizer") is None and "estimate" in run.state.server
+        explained = trial.diagnose and plain and set(run.state.clients) <= {"memory"}
+        return found | (_diagnostics(problem, self.method, run, self.rounds.plan) if explained else {})
 
 
 _cache: dict[str, Problem] = {}
 
 
-def _problem(name: str, config: RunConfig, device: str) -> Problem:
+def _problem(config: RunConfig, features: str | None, device: str) -> Problem:
     """The problem of a configuration on its device; the last few are cached, since most trials share one."""
-    key = f"{device} {name}"
+    key = f"{device} {features} {build.problem_key(config)}"
     if key not in _cache:
-        if len(_cache) >= 4:
+        if len(_cache) >= CACHED:
             _cache.pop(next(iter(_cache)))
-        _cache[key] = build.problem(config).to(torch.device(device))
+        found = build.problem(config).to(torch.device(device))
+        _cache[key] = with_features(found) if features else found
     return _cache[key]
 
 
@@ -126,7 +135,7 @@ def _area(problem: Problem, run: Run, held: Records | None) -> float:
 
 
 def _diagnostics(problem: Problem, method: Method, run: Run, plan: Plan) -> Measurement:
-    """Diagnostics at the end of a run.
+    """Diagnostics at the end of a run whose server steps along ĝ, and whose clients keep at most a memory.
 
     These are the norms of ∇f, of ĝ, of the noise in ĝ and of the clients' memory error; the cosine of ĝ and ∇f; and
     `turn`, the cosine of ∇f before and after the last step, which is far below zero if steps are too long.

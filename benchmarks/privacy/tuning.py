@@ -1,6 +1,6 @@
-"""Tune a method for one ε and split on validation data, then test it with other seeds.
+"""Tune a contender for one ε and split on validation data, then test it with other seeds.
 
-Every method gets the same number of settings, spread evenly over its search space. The setting that is best on
+Every contender gets the same number of settings, spread evenly over its ranges. The setting that is best on
 validation data is trained again on all training records with seeds that were not used for tuning, and its test value
 is reported.
 """
@@ -11,48 +11,52 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from .search_space import (
-    MEMORY,
-    PLAIN_STEPS,
-    ROUNDS,
-    STEPS,
-    THRESHOLD,
-    Range,
-    SearchSpace,
-    Setting,
-    search_space,
-    settings,
-)
+from .contenders import ROLES, ROUNDS, Contender, Range, Setting
+from .design import settings
 from .trial import DIAGNOSTICS, Measurement, Trial, measure
 
 VALIDATION = 0.2
+_drawn: dict[str, list[Setting]] = {}  # drawing takes a second, and records are checked against the same settings
 
 
 @dataclass(frozen=True)
 class TuningBudget:
-    """The tuning budget, which is the same for all methods."""
+    """The tuning budget, which is the same for all contenders.
+
+    Attributes:
+        trials: Settings that are tried.
+        tuning_seeds: Seeds with which each of them is trained.
+        test_seeds: Seeds with which the chosen one is tested; they are the same for all, so that results are paired.
+        rounds: Choices of the number of rounds.
+        roles: Bounds that differ from `ROLES`.
+        by: What is measured: "accuracy", or the "area" under the ROC curve.
+    """
 
     trials: int
     tuning_seeds: tuple[int, ...] = (0, 1)
     test_seeds: tuple[int, ...] = (2, 3, 4)
     rounds: tuple[int, ...] = ROUNDS
-    steps: Range = STEPS
-    plain_steps: Range = PLAIN_STEPS
-    memory: Range = MEMORY
-    threshold: Range = THRESHOLD
-    by: str = "accuracy"  # or "area"
+    roles: tuple[tuple[str, Range], ...] = ()
+    by: str = "accuracy"
 
-    def search_space(self, name: str) -> SearchSpace:
-        """The search space of a method."""
-        return search_space(name, self.steps, self.plain_steps, self.memory, self.threshold)
+    def bounds(self, contender: Contender) -> dict[str, Any]:
+        """The bounds and choices from which the settings of a contender are drawn."""
+        return contender.bounds({**ROLES, **dict(self.roles)})
 
-    @cache  # noqa: B019 (there are few budgets)
-    def settings(self, name: str) -> list[Setting]:
-        """The settings that are tried for a method."""
-        return settings(self.search_space(name), self.trials, self.rounds)
+    def settings(self, contender: Contender) -> list[Setting]:
+        """The settings that are tried for a contender."""
+        parts = contender.method, self.bounds(contender), dict(contender.fixed), self.trials, self.rounds
+        key = json.dumps(parts)
+        if key not in _drawn:
+            _drawn[key] = settings(*parts)
+        return _drawn[key]
+
+    def run_rounds(self, contender: Contender) -> int:
+        """The rounds of all runs of a contender, if the longest runs are chosen."""
+        tuned = sum(int(one["rounds"]) for one in self.settings(contender)) * len(self.tuning_seeds)
+        return tuned + max(self.rounds) * len(self.test_seeds)
 
 
 class Stopped(Exception):  # noqa: N818
@@ -64,7 +68,7 @@ Keep = Callable[[str, Measurement], None]
 
 
 def tune_and_test(
-    name: str,
+    contender: Contender,
     shared: Mapping[str, Any],
     budget: TuningBudget,
     known: Known | None = None,
@@ -72,10 +76,10 @@ def tune_and_test(
     time_is_over: Callable[[], bool] = lambda: False,
     together: int = 1,
 ) -> dict[str, Any]:
-    """Tune a method and test the best setting.
+    """Tune a contender and test the best setting.
 
     Args:
-        name: A name in `SEARCH_SPACES`.
+        contender: The contender.
         shared: The settings that all methods share: data, clients, split, ε.
         budget: The tuning budget.
         known: Runs that were measured before.
@@ -103,7 +107,7 @@ def tune_and_test(
                 keep(key, found)
         return [known[key] for key in trials]
 
-    drawn, seeds = budget.settings(name), budget.tuning_seeds
+    drawn, seeds = budget.settings(contender), budget.tuning_seeds
     found = measured(
         {
             _key(trial): trial

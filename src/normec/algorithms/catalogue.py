@@ -86,8 +86,8 @@ _ADAPTIVE = {"quantile": 0.5, "threshold_lr": 0.2, "bit_weight": 0.2}
 
 # Without noise, alpha is the paper's choice after its first experiment and beta its best value; the step sizes suit
 # the digits, about 1/L for the methods that follow the gradient.
-# Private settings, step sizes and rounds won on validation data at ε = 8, IID, with 16 trials each
-# (`python -m benchmarks.privacy table`), rounded; the memory forgets, so that the noise in ĝ does not pile up.
+# Private settings, step sizes and rounds won on validation data of the digits at ε = 8, IID, with 16 trials each,
+# rounded; the memory forgets, so that the noise in ĝ does not pile up.
 CATALOGUE: Mapping[str, Entry] = {
     "normec": Entry(
         title="NormEC",

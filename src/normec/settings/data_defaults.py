@@ -15,7 +15,7 @@ Settings = Mapping[str, Any]
 # adds up what one record did to all messages so far, and only under local trust can it be kept noisy instead. tau clips
 # the mean of records that are clipped already, so that 1 clips nothing. The settings have the best mean
 # score of local trust and secure sum in a cross-validation on the training patients at ε = 1 (`python -m
-# benchmarks.privacy heart`).
+# benchmarks.privacy run heart-disease`).
 _RECORD_LEVEL: Mapping[str, Settings] = {
     "dpsgd-clip": {"tau": 1.0, "lr": 0.07, "rounds": 30},
     "dpsgd-norm": {"alpha": 1.0, "lr": 0.05, "rounds": 30},

@@ -8,25 +8,56 @@ from pathlib import Path
 import pytest
 
 from benchmarks.privacy.__main__ import app
+from benchmarks.privacy.studies import STUDIES
 from normec.cli.app import run
 
+pytestmark = pytest.mark.slow
+OWN = """
+from benchmarks.privacy.contenders import Contender
+from benchmarks.privacy.studies import Study
+from benchmarks.privacy.tuning import TuningBudget
 
-@pytest.mark.slow
-def test_methods_are_tuned_alike_and_a_stopped_table_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["table", "--epsilon", "8", "--split", "iid", "--clients", "20", "--trials", "1"]
-    words += ["--processes", "1", "--out", str(tmp_path / "t")]
+MINE = Study(
+    "mine",
+    "softmax regression on digits, 20 clients",
+    {"data": "digits", "clients": 20},
+    TuningBudget(1, (0,), (2, 3), rounds=(3,)),
+    epsilons=(8.0,),
+    splits=("iid",),
+    contenders=("DP-SGD, norm", "longer"),
+    own={"longer": Contender("dpsgd-norm", "plain", {"lr": (0.5, 0.6)})},
+)
+"""
+
+
+def test_a_study_and_a_method_of_ones_own_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    words = ["run", f"{tmp_path / 'own.py'}:MINE", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(words, app) == 0
     first = capsys.readouterr()
-    assert first.err.count("ε = 8") == 6
-    cells = [json.loads(line) for line in (tmp_path / "t/cells.jsonl").read_text().splitlines()]
-    assert len({cell["method"] for cell in cells}) == 6
-    assert all(len(cell["accuracies"]) == 3 and cell["trials"] == 1 for cell in cells)
-    assert "| NormEC, forgetting |" in first.out
-    cells[3] |= {"chosen": {**cells[3]["chosen"], "lr": 123.0}, "accuracy": 0.99}  # of settings that are not tried
-    (tmp_path / "t/cells.jsonl").write_text("".join(json.dumps(cell) + "\n" for cell in cells[:4]))
+    assert "2 cells, about" in first.err
+    assert "| longer | " in first.out
+    held = (tmp_path / "out/records/mine.jsonl").read_text().splitlines()
+    assert [json.loads(one)["method"] for one in held] == ["DP-SGD, norm", "longer"]
+    (tmp_path / "out/records/mine.jsonl").write_text(held[0] + "\n")
     assert run(words, app) == 0
     again = capsys.readouterr()
-    assert again.err.count("ε = 8") == 3
+    assert again.err.count("ε = 8") == 1  # what has a record is not run again
     assert again.out == first.out
+
+
+def test_the_list_says_what_has_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "--json", "--out", str(tmp_path)], app) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["study"] for row in rows] == list(STUDIES)
+    assert all(row["run"] == 0 and row["seconds_left"] > 0 for row in rows)
+    assert run(["list"], app) == 0
+    assert "a9a-100" in capsys.readouterr().out
+
+
+def test_mistakes_are_answered_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "a9a-10", "--out", str(tmp_path)], app) != 0
+    assert "a9a-100" in capsys.readouterr().err
+    (tmp_path / "own.py").write_text("MINE = 3\n")
+    assert run(["run", f"{tmp_path / 'own.py'}:MINE", "--out", str(tmp_path)], app) != 0
+    assert "must be a benchmarks.privacy.studies.Study, got int" in capsys.readouterr().err

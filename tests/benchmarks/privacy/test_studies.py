@@ -15,7 +15,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.privacy import records, runner, studies, trial, tuning
-from benchmarks.privacy.search_space import ROUNDS, SEARCH_SPACES, SearchSpace, range_ends, search_space, settings
+from benchmarks.privacy.contenders import ALL, CONTENDERS, RECORD_CONTENDERS, ROLES, ROUNDS, Contender
+from benchmarks.privacy.design import range_ends, settings
 from benchmarks.privacy.studies import STUDIES, Cell, Study
 from benchmarks.privacy.trial import Trial
 from normec import DPSGD, NormEC, SmoothedNorm, train
@@ -27,8 +28,11 @@ from normec.training.train import prepare
 pytestmark = pytest.mark.slow  # nothing of the library depends on it
 
 BUDGET = tuning.TuningBudget(2, (0,), (2, 3), rounds=(3, 5))
+FEW = ("NormEC", "NormEC, no SN", "DP-SGD, norm")
 WHERE: dict[str, Any] = {"data": "digits", "model": "softmax", "clients": 20}
-TINY = Study("tiny", "softmax regression on digits, 20 clients", WHERE, BUDGET, epsilons=(8.0,), splits=("iid",))
+TINY = Study(
+    "tiny", "softmax regression on digits, 20 clients", WHERE, BUDGET, epsilons=(8.0,), splits=("iid",), contenders=FEW
+)
 
 
 def test_the_area_under_the_curve() -> None:
@@ -39,72 +43,92 @@ def test_the_area_under_the_curve() -> None:
     assert math.isnan(trial.area(scores, torch.ones(500, dtype=torch.bool)))
 
 
-def test_every_study_has_all_methods_under_the_same_guarantee() -> None:
+def drawn(contender: Contender, count: int, rounds: tuple[int, ...] = ROUNDS, **options: Any) -> list[dict[str, Any]]:
+    return settings(contender.method, contender.bounds(ROLES), contender.fixed, count, rounds, **options)
+
+
+def test_every_study_compares_under_one_guarantee() -> None:
     for study in STUDIES.values():
         cells = study.cells()
-        assert len(cells) == len(set(cells)) == len(SEARCH_SPACES) * len(study.epsilons) * len(study.splits)
-        assert set(study.epsilons) == ({2.0, 8.0} if study.name.endswith("-longer") else {1.0, 2.0, 4.0, 8.0})
-        assert set(study.splits) == {"iid", "label"}
-        assert not {"unit", "relation", "trust", "delta"} & set(study.settings)  # the defaults: client, zero-out, sum
-    assert {"a9a-100", "a9a-1000", "w8a-100", "w8a-1000", "fashion-mnist-1000"} < set(STUDIES)
-    assert {"cifar10-1000", "cifar10-10000"} < set(STUDIES)
+        assert len(cells) == len(set(cells)) == len(study.contenders) * len(study.epsilons) * len(study.splits)
+        at_record_level = study.settings.get("unit") == "record"
+        assert set(study.contenders) <= set(RECORD_CONTENDERS if at_record_level else CONTENDERS)
+        if not at_record_level:  # the defaults: client, zero-out, sum
+            assert not {"unit", "relation", "trust", "delta"} & set(study.settings)
+        assert len(study.budget.test_seeds) > 1
+        assert not set(study.budget.tuning_seeds) & set(study.budget.test_seeds)
+    for name in ("a9a-100", "a9a-1000", "w8a-100", "w8a-1000", "digits-100"):
+        assert STUDIES[name].contenders == tuple(CONTENDERS)
 
 
-@pytest.mark.parametrize("name", SEARCH_SPACES)
+@pytest.mark.parametrize("name", ALL)
+def test_every_contender_runs(name: str) -> None:
+    """One round of each on digits, private; a setting that its method does not know would be refused."""
+    where: dict[str, Any] = {**WHERE, "epsilon": 8.0}
+    if name in RECORD_CONTENDERS:
+        where |= {"unit": "record", "trust": "central", "clients": 1}
+    (found,) = trial.measure([Trial({**where, **drawn(ALL[name], 1)[0], "rounds": 1}, 0, 0.0, diagnose=True)])
+    assert found["exact_epsilon"] == pytest.approx(8.0, rel=1e-6)
+    assert 0 < found["value"] <= 1
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_settings_are_spread_evenly_over_their_ranges(name: str) -> None:
-    one = search_space(name, steps=(0.5, 0.8), plain=(7.0, 9.0), memory=(0.001, 0.002), threshold=(3.0, 4.0))
-    found = settings(one, 12, (10, 20, 40))
-    assert found == settings(one, 12, (10, 20, 40))
-    assert found != settings(one, 12, (10, 20, 40), seed=1)
-    ranges = {"lr": (0.5, 0.8) if one.normalises else (7.0, 9.0)}
-    if name != "DP-SGD, norm":
-        memory = "beta" if one.method == "normec" else "tau"
-        ranges[memory] = (0.001, 0.002) if one.error_feedback else (3.0, 4.0)
-    for key, (low, high) in ranges.items():
-        places = sorted(math.log(setting[key] / low) / math.log(high / low) * 12 for setting in found)
-        assert all(part - 0.1 <= place <= part + 1.1 for part, place in enumerate(places))  # three digits are kept
+    contender = ALL[name]
+    found = drawn(contender, 12, (10, 20, 40))
+    assert found == drawn(contender, 12, (10, 20, 40))
+    assert found != drawn(contender, 12, (10, 20, 40), seed=1)
+    for key, values in contender.bounds(ROLES).items():
+        if isinstance(values, list):
+            counts = Counter(setting[key] for setting in found)
+            assert set(counts.values()) == {12 // len(values)}
+            continue
+        low, high = values
+        parts = sorted(math.log(setting[key] / low) / math.log(high / low) * 12 for setting in found)
+        assert all(part - 0.1 <= place <= part + 1.1 for part, place in enumerate(parts))  # three digits are kept
     assert Counter(setting["rounds"] for setting in found) == {10: 4, 20: 4, 40: 4}
-    if name == "NormEC, forgetting":
-        assert Counter(setting["decay"] for setting in found) == {0.05: 3, 0.1: 3, 0.2: 3, 0.4: 3}
-    assert all(setting["method"] == one.method for setting in found)
+    assert all(setting["method"] == contender.method for setting in found)
 
 
-@pytest.mark.parametrize("name", SEARCH_SPACES)
+def test_step_sizes_follow_their_role() -> None:
+    steps = ROLES["steps"]
+    assert ALL["DP-SGD, norm"].bounds(ROLES)["lr"] == steps
+    assert ALL["DP-SGD, norm, momentum"].bounds(ROLES)["lr"] == pytest.approx([0.3 * one for one in steps])
+    assert ALL["DP-SGD, norm"].bounds({**ROLES, "steps": (3.0, 4.0)})["lr"] == (3.0, 4.0)
+
+
+@pytest.mark.parametrize("name", ["DP-SGD, norm", "NormEC, forgetting", "Fed-NormEC"])
 @pytest.mark.parametrize("count", [6, 12])
 def test_long_runs_meet_short_and_long_steps(name: str, count: int) -> None:
-    """Drawn one by one, a method may get no long run, or none with a long step."""
-    one = search_space(name)
-    found = settings(one, count)
+    """Drawn one by one, a contender may get no long run, or none with a long step."""
+    low, high = ALL[name].bounds(ROLES)["lr"]
+    found = drawn(ALL[name], count)
     for rounds in ROUNDS:
-        places = [rank(one, setting, count) for setting in found if setting["rounds"] == rounds]
-        assert len(places) == count // len(ROUNDS)
-        assert [place // len(ROUNDS) for place in sorted(places)] == list(range(len(places)))
-
-
-def rank(one: SearchSpace, setting: dict[str, Any], count: int) -> int:
-    low, high = one.ranges["lr"]
-    return int(math.log(setting["lr"] / low) / math.log(high / low) * count)
+        own = [setting["lr"] for setting in found if setting["rounds"] == rounds]
+        parts = sorted(int(math.log(lr / low) / math.log(high / low) * count) for lr in own)
+        assert len(parts) == count // len(ROUNDS)
+        assert [part // len(ROUNDS) for part in parts] == list(range(len(parts)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16])
 def test_any_number_of_settings(count: int) -> None:
-    for name in SEARCH_SPACES:
-        found = settings(search_space(name), count)
+    for name in ("DP-SGD, norm", "NormEC, client momentum"):
+        found = drawn(ALL[name], count)
         assert len(found) == len({json.dumps(one) for one in found}) == count
         lengths = Counter(one["rounds"] for one in found)
         assert max(lengths.values()) - min(lengths.get(rounds, 0) for rounds in ROUNDS) <= 1
 
 
 def test_values_at_the_end_of_their_range() -> None:
-    one = search_space("DP-SGD, clip", plain=(1.0, 16.0), threshold=(1.0, 16.0))
-    assert range_ends(one, {"lr": 4.0, "tau": 4.0}, 4) == {}
-    assert range_ends(one, {"lr": 1.9, "tau": 4.0}, 4) == {"lr": "lowest"}
-    assert range_ends(one, {"lr": 1.9, "tau": 8.1}, 4) == {"lr": "lowest", "tau": "highest"}
+    bounds = {"lr": (1.0, 16.0), "tau": (1.0, 16.0), "decay": [0.1, 0.2]}
+    assert range_ends(bounds, {"lr": 4.0, "tau": 4.0}, 4) == {}
+    assert range_ends(bounds, {"lr": 1.9, "tau": 4.0}, 4) == {"lr": "lowest"}
+    assert range_ends(bounds, {"lr": 1.9, "tau": 8.1}, 4) == {"lr": "lowest", "tau": "highest"}
 
 
 def test_the_best_by_validation_is_tested_with_other_seeds() -> None:
-    found = tuning.tune_and_test("DP-SGD, norm", {**WHERE, "split": "iid", "epsilon": 8.0}, BUDGET)
-    chosen = BUDGET.settings("DP-SGD, norm")[max(range(2), key=lambda k: found["tried"][k])]
+    found = tuning.tune_and_test(ALL["DP-SGD, norm"], {**WHERE, "split": "iid", "epsilon": 8.0}, BUDGET)
+    chosen = BUDGET.settings(ALL["DP-SGD, norm"])[max(range(2), key=lambda k: found["tried"][k])]
     assert found["chosen"] == chosen
     where = {**WHERE, "split": "iid", "epsilon": 8.0, **chosen}
     assert found["accuracies"] == [one["value"] for one in trial.measure([Trial(where, seed, 0.0) for seed in (2, 3)])]
@@ -191,8 +215,8 @@ def test_runs_that_take_turns_are_the_runs_alone() -> None:
     assert ["diverged" in one for one in alone] == [False, False, True, True]
     left = iter([False] * 3)
     budget = replace(BUDGET, trials=3)
-    found = tuning.tune_and_test("NormEC", where, budget, time_is_over=lambda: next(left), together=2)
-    assert found == tuning.tune_and_test("NormEC", where, budget)
+    found = tuning.tune_and_test(ALL["NormEC"], where, budget, time_is_over=lambda: next(left), together=2)
+    assert found == tuning.tune_and_test(ALL["NormEC"], where, budget)
     assert next(left, None) is None  # three trials and two tests are three groups
 
 
@@ -200,64 +224,64 @@ def without_seconds(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "seconds"}
 
 
+CELLS = {"tiny": TINY.cells()}
+KNOWN = {"tiny": TINY}
+
+
 def test_a_study_stopped_anywhere_continues_to_the_same_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert runner.run([TINY], tmp_path / "whole", device="cpu")
-    left = iter([False] * 6 + [True])  # four runs a cell: stops in the middle of the second
-    monkeypatch.setattr(runner, "_study", _stopping(left))
-    assert not runner.run([TINY], tmp_path / "parts", limit_seconds=0.0, device="cpu")
+    assert runner.run(CELLS, tmp_path / "whole", device="cpu", studies=KNOWN)
+    clock = iter([0.0] * 7 + [9.0] * 9)  # four runs a cell: stops in the middle of the second
+    monkeypatch.setattr(runner.time, "time", lambda: next(clock))
+    assert not runner.run(CELLS, tmp_path / "parts", limit_seconds=5.0, device="cpu", studies=KNOWN)
     monkeypatch.undo()
     assert len(records.read(TINY, tmp_path / "parts")) == 1
-    part = tmp_path / "parts" / "tiny.part.jsonl"
-    assert len(part.read_text().splitlines()) == 6
-    part.write_text(part.read_text() + '{"cell": "iid/8')  # a kill in the middle of a line
-    assert runner.run([TINY], tmp_path / "parts", device="cpu")
-    assert not part.exists()
+    (part,) = (tmp_path / "parts" / "parts").iterdir()
+    assert len(part.read_text().splitlines()) == 2
+    part.write_text(part.read_text() + '{"run": "acc')  # a kill in the middle of a line
+    assert runner.run(CELLS, tmp_path / "parts", device="cpu", studies=KNOWN)
+    assert not list((tmp_path / "parts" / "parts").iterdir())
     whole, parts = records.read(TINY, tmp_path / "whole"), records.read(TINY, tmp_path / "parts")
     assert list(map(without_seconds, whole)) == list(map(without_seconds, parts))
-    assert [one["method"] for one in whole] == list(SEARCH_SPACES)
+    assert [one["method"] for one in whole] == list(FEW)
+
+
+def test_several_processes_make_the_same_records(tmp_path: Path) -> None:
+    assert runner.run(CELLS, tmp_path / "one", device="cpu", studies=KNOWN)
+    assert runner.run(CELLS, tmp_path / "two", device="cpu", studies=KNOWN, processes=2)
+    one, two = (records.read(TINY, tmp_path / name) for name in ("one", "two"))
+    assert list(map(without_seconds, one)) == list(map(without_seconds, two))
 
 
 def test_runs_of_other_settings_are_not_taken_over() -> None:
     where: dict[str, Any] = {**WHERE, "split": "iid", "epsilon": 8.0}
     known: dict[str, Any] = {}
-    tuning.tune_and_test("DP-SGD, norm", where, BUDGET, keep=known.__setitem__)
+    tuning.tune_and_test(ALL["DP-SGD, norm"], where, BUDGET, keep=known.__setitem__)
     assert len(known) == 4
     more = dict(known)
-    other = replace(BUDGET, steps=(0.5, 0.6))
-    found = tuning.tune_and_test("DP-SGD, norm", where, other, more)
+    other = replace(BUDGET, roles=(("steps", (0.5, 0.6)),))
+    found = tuning.tune_and_test(ALL["DP-SGD, norm"], where, other, more)
     assert len(more) == 8
-    assert found == tuning.tune_and_test("DP-SGD, norm", where, other)
-
-
-def _stopping(left: Any) -> Any:
-    real = runner._study
-    return lambda study, out, device, report, _, together, cells: real(
-        study, out, device, report, lambda: next(left), together, cells
-    )
+    assert found == tuning.tune_and_test(ALL["DP-SGD, norm"], where, other)
 
 
 def test_one_cell_is_made_again(tmp_path: Path) -> None:
-    assert runner.run([TINY], tmp_path / "whole", device="cpu", cells=["iid/8/NormEC, no SN", "iid/8/DP-SGD, norm"])
+    again = [cell for cell in TINY.cells() if cell.method == "DP-SGD, norm"]
+    assert runner.run(CELLS, tmp_path / "whole", device="cpu", studies=KNOWN)
+    assert runner.run({"tiny": again}, tmp_path / "again", device="cpu", studies=KNOWN)
     held = records.read(TINY, tmp_path / "whole")
-    assert [one["method"] for one in held] == ["NormEC, no SN", "DP-SGD, norm"]
-    assert (tmp_path / "whole/tiny.part.jsonl").exists()  # the study is not done
-    assert runner.run([TINY], tmp_path / "again", device="cpu", cells=["iid/8/DP-SGD, norm"])
-    assert list(map(without_seconds, records.read(TINY, tmp_path / "again"))) == [without_seconds(held[1])]
-    with pytest.raises(UsageError, match=r"tiny has no cell .*, did you mean 'iid/8/NormEC, no SN'"):
-        runner.run([TINY], tmp_path / "none", device="cpu", cells=["iid/8/NormEC, no S"])
-    assert not (tmp_path / "none").exists()
+    assert list(map(without_seconds, records.read(TINY, tmp_path / "again"))) == [without_seconds(held[2])]
 
 
 def test_without_time_nothing_starts(tmp_path: Path) -> None:
-    assert not runner.run([TINY], tmp_path, limit_seconds=0.0, device="cpu")
+    assert not runner.run(CELLS, tmp_path, limit_seconds=0.0, device="cpu", studies=KNOWN)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_record_of_another_study_is_refused(tmp_path: Path) -> None:
     cell = TINY.cells()[0]
-    record = TINY.expected(cell) | {"chosen": BUDGET.settings(cell.method)[0], "accuracies": [0.5, 0.6]}
+    record = TINY.expected(cell) | {"chosen": BUDGET.settings(ALL[cell.method])[0], "accuracies": [0.5, 0.6]}
     (tmp_path / "tiny.jsonl").write_text(json.dumps(record) + "\n")
     assert records.read(TINY, tmp_path) == [record]
     with pytest.raises(UsageError, match="trials is 2 in the record, 3 in the study"):
@@ -267,23 +291,27 @@ def test_a_record_of_another_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="test_seeds is \\[2, 3\\] in the record, \\[2, 3, 4\\] in"):
         records.read(replace(TINY, budget=replace(BUDGET, test_seeds=(2, 3, 4))), tmp_path)
     with pytest.raises(UsageError, match="is no setting of the study"):
-        records.read(replace(TINY, budget=replace(BUDGET, rounds=(3, 6), steps=(0.5, 0.6))), tmp_path)
+        records.read(replace(TINY, budget=replace(BUDGET, rounds=(3, 6), roles=(("steps", (0.5, 0.6)),))), tmp_path)
     (tmp_path / "tiny.jsonl").write_text("{}\n")
     with pytest.raises(UsageError, match="no record of tiny"):
         records.read(TINY, tmp_path)
 
 
-def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:
+def test_names_stand_for_cells() -> None:
     with pytest.raises(UsageError, match="a9a-100"):
-        studies.named(["a9a-10"])
-    assert next(one.name for one in studies.named(["w8a-100", "all"])) == "w8a-100"
-    assert len(studies.named(["w8a-100", "all"])) == len(STUDIES)
+        studies.chosen(["a9a-10"])
+    with pytest.raises(UsageError, match="a9a-100 has no condition 'iid/3'"):
+        studies.chosen(["a9a-100/iid/3"])
+    assert list(studies.chosen(["w8a-100", "all"])) == ["w8a-100", *(name for name in STUDIES if name != "w8a-100")]
+    found = studies.chosen(["a9a-100/iid/8", "a9a-100/label/2/NormEC, no SN", "a9a-100/iid"])["a9a-100"]
+    assert len(found) == len(set(found)) == 4 * len(CONTENDERS) + 1
+    assert found[len(CONTENDERS)].key == "label/2/NormEC, no SN"
 
 
 def line(cell: Cell) -> dict[str, Any]:
     """A record of a9a-100 that is made up."""
     study = STUDIES["a9a-100"]
-    chosen = study.budget.settings(cell.method)[0]
+    chosen = study.budget.settings(ALL[cell.method])[0]
     return {**study.expected(cell), "chosen": chosen, "accuracies": [0.8] * 3, "accuracy": 0.8}
 
 
@@ -296,7 +324,9 @@ def test_records_are_collected_once(form: str, tmp_path: Path) -> None:
     (source / "deeper" / "a9a-100.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines[::-1]))
     (source / "notes.jsonl").write_text("ignored")
     given = Path(shutil.make_archive(str(source), "gztar", source)) if form == "tgz" else source
-    assert sorted(records.collect(given, folder)) == ["a9a-100/iid/8/NormEC", "a9a-100/iid/8/NormEC, no SN"]
+    assert sorted(records.collect(given, folder)) == [
+        f"a9a-100/{cell.key}" for cell in sorted(study.cells()[:2], key=lambda cell: cell.key)
+    ]
     assert records.read(study, folder) == lines
     assert records.collect(given, folder) == []
 
@@ -318,7 +348,7 @@ def test_other_numbers_need_replace(tmp_path: Path) -> None:
         records.write(study, place, [record | {"accuracy": accuracy}])
     with pytest.raises(UsageError, match="already with other numbers"):
         records.collect(other, folder)
-    assert records.collect(other, folder, replace=True) == ["a9a-100/iid/8/NormEC"]
+    assert records.collect(other, folder, replace=True) == [f"a9a-100/{study.cells()[0].key}"]
     assert records.read(study, folder)[0]["accuracy"] == 0.9
 
 

@@ -1,0 +1,41 @@
+"""The records by condition, and how much noise a condition has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from .records import Record, cell_of
+from .studies import STUDIES, Condition
+
+Held = Mapping[str, Sequence[Record]]  # the records of each study
+Conditions = Mapping[Condition, Mapping[str, Record]]  # the records of each contender, by condition
+
+
+def by_condition(held: Held) -> dict[Condition, dict[str, Record]]:
+    """The records by condition and contender, for conditions at client level with at least two contenders.
+
+    A contender that has not run in a condition is missing there.
+    """
+    found: dict[Condition, dict[str, Record]] = {}
+    for name, records in held.items():
+        if STUDIES[name].settings.get("unit", "client") == "client":
+            for one in records:
+                found.setdefault(cell_of(one).condition, {})[one["method"]] = one
+    return {condition: own for condition, own in found.items() if len(own) > 1}
+
+
+def noise(records: Mapping[str, Record]) -> float:
+    """√d / (μ n): the noise in the mean direction of a run, relative to its largest signal; NaN if it is not known.
+
+    A round of DP-SGD with normalisation has noise of norm σ√(d/n) in its mean message, and T rounds have √T times as
+    much in their sum, which is T long at most.
+    """
+    for one in records.values():
+        if one["chosen"]["method"] == "dpsgd-norm":
+            rounds = one["chosen"]["rounds"]
+            if "parameters" in one:
+                return float(one["sigma"] * math.sqrt(one["parameters"] / one["clients"] / rounds))
+            if "noise" in one:
+                return float(one["noise"] / math.sqrt(rounds))
+    return math.nan

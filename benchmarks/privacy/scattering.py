@@ -1,0 +1,150 @@
+"""Features of images that are not learned: the scattering transform, as in Tramèr and Boneh (ICLR 2021).
+
+An image is convolved with Morlet wavelets of `SCALES` scales and `ANGLES` angles; the moduli, and the moduli of the
+moduli convolved with wavelets of larger scales, are averaged over windows of 2^SCALES pixels. The filters are those of
+Oyallon and Mallat (2015). Every image is transformed and normalised alone, and nothing is fitted to the data, so that a
+guarantee for the model on the features covers everything that is learned from the records.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Subset, TensorDataset
+
+from normec import Problem
+from normec.problems.client_data import Records
+
+SCALES, ANGLES, GROUPS = 2, 8, 27
+_AT_ONCE = 500  # images that are transformed together
+
+
+def scattering(images: Tensor) -> Tensor:
+    """The scattering coefficients ``[N, 81 · C, H / 4, W / 4]`` of images ``[N, C, H, W]``."""
+    height, width = images.shape[2:]
+    bank = _Filters(_padded(height), _padded(width), images.device)
+    found = [bank.apply(part, height, width) for part in images.float().split(_AT_ONCE)]
+    return torch.cat(found)
+
+
+def features(images: Tensor) -> Tensor:
+    """The scattering coefficients of each image, normalised in groups of channels, as one vector, at most one long."""
+    flat = F.group_norm(scattering(images), GROUPS).flatten(1)
+    return flat / math.sqrt(flat.shape[1])
+
+
+def with_features(problem: Problem) -> Problem:
+    """The problem of a softmax regression on the features of a problem with images."""
+
+    def pairs(records: Records) -> tuple[TensorDataset, list[int]]:
+        held = [records.batch(client, None) for client in range(len(records.sizes))]
+        images = torch.cat([inputs for inputs, _ in held])
+        transformed = problem.transform(images) if problem.transform is not None else images
+        return TensorDataset(features(transformed), torch.cat([targets for _, targets in held])), records.sizes.tolist()
+
+    found, sizes = pairs(problem.records)
+    test, validation = (pairs(one)[0] if one is not None else None for one in (problem.test, problem.validation))
+    inputs, targets = found.tensors
+    model = nn.Linear(inputs.shape[1], 1 + int(targets.max()), device=inputs.device)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    clients = [Subset(found, rows) for rows in torch.arange(len(targets)).split(sizes)]
+    return Problem(model, F.cross_entropy, clients, test=test, validation=validation).to(inputs.device)
+
+
+def _padded(side: int) -> int:
+    """The side of an image with half a window of its reflection around it, a multiple of the window."""
+    window = int(2**SCALES)
+    return ((side + window) // window + 1) * window
+
+
+class _Filters:
+    """Wavelets and the averaging window for one size of images, by their Fourier transforms."""
+
+    def __init__(self, height: int, width: int, device: torch.device) -> None:
+        size = height, width
+        self.size = size
+        self.wavelets = [
+            [
+                _spectrum(_morlet(size, 0.8 * 2**scale, math.pi * angle / ANGLES, 0.75 * math.pi / 2**scale))
+                for angle in range(ANGLES)
+            ]
+            for scale in range(SCALES)
+        ]
+        self.wavelets = [[one.to(device) for one in row] for row in self.wavelets]
+        self.window = _spectrum(_gabor(size, 0.8 * 2 ** (SCALES - 1), 0.0, 0.0, 1.0)).to(device)
+
+    def apply(self, images: Tensor, height: int, width: int) -> Tensor:
+        """The coefficients of images ``[N, C, height, width]``."""
+        tall, wide = self.size
+        top, left = (tall - height) // 2, (wide - width) // 2
+        padded = F.pad(images, (left, wide - width - left, top, tall - height - top), mode="reflect")
+        spectrum = torch.fft.fft2(padded)
+        paths = [self._mean(spectrum, 0)]
+        second = []
+        for scale, row in enumerate(self.wavelets):
+            for wavelet in row:
+                modulus = torch.fft.fft2(_smaller(spectrum * wavelet, scale))
+                paths.append(self._mean(modulus, scale))
+                for larger in range(scale + 1, SCALES):
+                    for other in self.wavelets[larger]:
+                        again = _smaller(modulus * _folded(other, scale), larger - scale)
+                        second.append(self._mean(torch.fft.fft2(again), larger))
+        step = 2**SCALES
+        top, left = top // step, left // step
+        found = torch.stack([*paths, *second], 2)
+        return found[..., top : top + height // step, left : left + width // step].flatten(1, 2)
+
+    def _mean(self, spectrum: Tensor, scale: int) -> Tensor:
+        """The average over windows of a signal that was made smaller by 2^scale."""
+        smooth: Tensor = torch.fft.ifft2(_folded(spectrum * _folded(self.window, scale), SCALES - scale, mean=True))
+        return smooth.real
+
+
+def _smaller(spectrum: Tensor, scale: int) -> Tensor:
+    """The modulus of a signal, of which every 2^scale-th value is kept."""
+    signal: Tensor = torch.fft.ifft2(_folded(spectrum, scale, mean=True))
+    return signal.abs()
+
+
+def _folded(spectrum: Tensor, scale: int, mean: bool = False) -> Tensor:
+    """The spectrum of every 2^scale-th value (mean), or that of a filter for signals that were made so much smaller."""
+    if scale == 0:
+        return spectrum
+    step = 2**scale
+    height, width = spectrum.shape[-2] // step, spectrum.shape[-1] // step
+    parts: Tensor = spectrum.unflatten(-1, (step, width)).unflatten(-3, (step, height))
+    return parts.mean((-4, -2)) if mean else parts.sum((-4, -2))
+
+
+def _spectrum(kernel: Tensor) -> Tensor:
+    spectrum: Tensor = torch.fft.fft2(kernel)
+    return spectrum.real.float()
+
+
+def _gabor(size: tuple[int, int], width: float, angle: float, frequency: float, slant: float) -> Tensor:
+    """A Gaussian window of that width, its axis turned by `angle`, times a wave; periodic in both directions."""
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+    curve = turn @ torch.diag(torch.tensor([1.0, slant**2], dtype=torch.float64)) @ turn.T / (2 * width**2)
+    total = torch.zeros(size, dtype=torch.complex128)
+    for down in range(-2, 3):
+        for right in range(-2, 3):
+            y, x = torch.meshgrid(
+                torch.arange(size[0], dtype=torch.float64) + down * size[0],
+                torch.arange(size[1], dtype=torch.float64) + right * size[1],
+                indexing="ij",
+            )
+            fall = curve[0, 0] * y * y + 2 * curve[0, 1] * x * y + curve[1, 1] * x * x
+            wave = frequency * (y * math.cos(angle) + x * math.sin(angle))
+            total += torch.exp(torch.complex(-fall, wave))
+    return total * slant / (2 * math.pi * width**2)
+
+
+def _morlet(size: tuple[int, int], width: float, angle: float, frequency: float) -> Tensor:
+    """A Gabor wavelet whose mean is made zero by subtracting a multiple of its window."""
+    slant = 4.0 / ANGLES
+    wave, window = _gabor(size, width, angle, frequency, slant), _gabor(size, width, angle, 0.0, slant)
+    return wave - wave.sum() / window.sum() * window

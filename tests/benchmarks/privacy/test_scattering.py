@@ -1,0 +1,85 @@
+"""The scattering transform: what its definition promises, and features that no record but its own changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.privacy import scattering
+from normec import Problem
+from normec.experiments import build
+from normec.settings.config import make
+
+
+def images(count: int = 3, side: int = 32) -> Tensor:
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_first_path_is_the_local_mean() -> None:
+    """Against a Gaussian of width 1.6 in space, away from the border."""
+    x = images(1, 64)
+    found = scattering.scattering(x).view(1, 3, 81, 16, 16)[:, :, 0]
+    offsets = torch.arange(-12.0, 13.0)
+    kernel = torch.exp(-(offsets**2) / (2 * 1.6**2))
+    kernel = kernel / kernel.sum()
+    blurred = F.conv2d(x.view(3, 1, 64, 64), kernel.outer(kernel)[None, None], padding=12).view(1, 3, 64, 64)
+    assert torch.allclose(found[..., 4:12, 4:12], blurred[..., ::4, ::4][..., 4:12, 4:12], atol=2e-3)
+
+
+def test_a_flat_image_has_no_waves() -> None:
+    found = scattering.scattering(torch.full((1, 1, 32, 32), 0.7)).view(81, 8, 8)
+    assert torch.allclose(found[0], torch.tensor(0.7), atol=1e-4)
+    assert float(found[1:].abs().max()) < 1e-4
+
+
+def test_a_wave_is_found_by_the_wavelet_of_its_angle() -> None:
+    """A plane wave of the frequency of the finest wavelets along each axis."""
+    across = torch.cos(0.75 * math.pi * torch.arange(32.0)).expand(32, 32)
+    for image, angle in ((across.T, 0), (across, scattering.ANGLES // 2)):
+        found = scattering.scattering(image.reshape(1, 1, 32, 32)).view(81, 8, 8).mean((1, 2))
+        assert int(found[1 : 1 + scattering.ANGLES].argmax()) == angle
+
+
+def test_a_turned_image_turns_the_angles() -> None:
+    """Turned by 90°, wavelets of angle θ see what those of θ + 90° saw, up to the border."""
+    x = images(1, 64)[:, :1]
+    plain, turned = (scattering.scattering(one).view(81, 16, 16)[:, 4:12, 4:12].mean((1, 2)) for one in (x, x.mT))
+    first, other = plain[1:9], turned[1:9]
+    assert torch.allclose(first[0], other[4], rtol=1e-2)
+    assert torch.allclose(first[4], other[0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("side", [28, 32])
+def test_features_of_an_image_depend_on_it_alone(side: int) -> None:
+    x = images(4, side)
+    found = scattering.features(x)
+    assert found.shape == (4, 3 * 81 * (side // 4) ** 2)
+    assert bool((found.norm(dim=1) <= 1).all())
+    alone = torch.cat([scattering.features(one[None]) for one in x])
+    assert torch.allclose(found, alone, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_problem_of_features_keeps_clients_and_labels() -> None:
+    config = make({"data": "digits", "clients": 7, "validation": 0.2, "seed": 0})
+    plain = build.problem(config)
+    pictures = Problem(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
+        F.cross_entropy,
+        [
+            torch.utils.data.TensorDataset(inputs.view(-1, 1, 8, 8), targets)
+            for inputs, targets in (plain.records.batch(client, None) for client in range(7))
+        ],
+    )
+    found = scattering.with_features(pictures)
+    assert found.records.sizes.tolist() == plain.records.sizes.tolist()
+    for client in range(7):
+        inputs, targets = found.records.batch(client, None)
+        assert torch.equal(targets, plain.records.batch(client, None)[1])
+        own = scattering.features(pictures.records.batch(client, None)[0])
+        assert torch.allclose(inputs, own, atol=1e-5)
+    assert found.model.weight.shape == (10, 81 * 4)
