@@ -27,10 +27,10 @@ def check(condition: Condition) -> Record:
     Returns:
         A record with the test values of each, in percent, and the suggested and tuned settings.
     """
-    shared = {**condition.shared, "method": condition.method}
+    shared = {**condition.shared, "method": condition.contender.method}
     budget = condition.budget
     found = suggested(make({**shared, "seed": 0}))
-    tuned = tune_and_test(condition.search, shared, budget)
+    tuned = tune_and_test(condition.contender, shared, budget)
     return {
         "condition": condition.name,
         "search": condition.search,

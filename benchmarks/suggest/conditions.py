@@ -6,29 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.privacy.search_space import SEARCH_SPACES, SearchSpace, Setting, settings
+from benchmarks.privacy.contenders import CONTENDERS, Contender
 from benchmarks.privacy.tuning import TuningBudget
 
 BUDGET = TuningBudget(12, (0,), (2, 3, 4, 5, 6))
-RARE = replace(BUDGET, steps=(0.1, 30.0), plain_steps=(1.0, 300.0), by="area")
+RARE = replace(BUDGET, roles=(("steps", (0.1, 30.0)),), by="area")
 # Where records are protected, tau clips the mean of clipped records, and 1 clips nothing.
-_RECORDS = SearchSpace("dpsgd-clip", {"tau": 1.0, "lr": (0.01, 2.0)})
-
-
-@dataclass(frozen=True)
-class RecordBudget(TuningBudget):
-    """The tuning budget where records are protected; its search space has no threshold."""
-
-    def search_space(self, name: str) -> SearchSpace:  # noqa: ARG002
-        """The search space, which is the same for every name."""
-        return _RECORDS
-
-    def settings(self, name: str) -> list[Setting]:
-        """The settings that are tried."""
-        return settings(self.search_space(name), self.trials, self.rounds)
-
-
-BY_RECORD = RecordBudget(12, (0,), (2, 3, 4, 5, 6))
+_RECORDS = "DP-GD, records clipped"
+SEARCHED: Mapping[str, Contender] = {
+    **{name: CONTENDERS[name] for name in ("NormEC, forgetting", "DP-Clip21", "DP-SGD, norm", "DP-SGD, clip")},
+    _RECORDS: Contender("dpsgd-clip", "plain", {"lr": (0.01, 2.0)}, {"tau": 1.0}),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +26,7 @@ class Condition:
     Attributes:
         name: Its name in tables.
         shared: The settings of the problem and of the privacy statement.
-        search: The method with the ranges of its search, a name in `SEARCH_SPACES`.
+        search: The method with the ranges of its search, a name in `SEARCHED`.
         fitted: Whether the constants of the rule were chosen with runs on this problem.
         budget: The tuning budget.
     """
@@ -50,9 +38,9 @@ class Condition:
     budget: TuningBudget = BUDGET
 
     @property
-    def method(self) -> str:
-        """The method's name on the command line."""
-        return SEARCH_SPACES[self.search].method
+    def contender(self) -> Contender:
+        """The method and the ranges of its search."""
+        return SEARCHED[self.search]
 
     @property
     def key(self) -> str:
@@ -98,16 +86,13 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition("mushrooms, 300 clients, ε = 2", _MUSHROOMS, _NORM),
         Condition("mushrooms, 300 clients, ε = 2", _MUSHROOMS, _CLIP),
         Condition("mushrooms, 300 clients, ε = 2", _MUSHROOMS, _CLIP21),
-        Condition("digits, records of 10 clients, ε = 1", _record("digits", 10, 1.0), _CLIP, True, BY_RECORD),
-        Condition(
-            "breast_cancer, records of 5 clients, ε = 1", _record("breast_cancer", 5, 1.0), _CLIP, True, BY_RECORD
-        ),
-        Condition("wine, records of 4 clients, ε = 2", _record("wine", 4, 2.0), _CLIP, budget=BY_RECORD),
+        Condition("digits, records of 10 clients, ε = 1", _record("digits", 10, 1.0), _RECORDS, True),
+        Condition("breast_cancer, records of 5 clients, ε = 1", _record("breast_cancer", 5, 1.0), _RECORDS, True),
+        Condition("wine, records of 4 clients, ε = 2", _record("wine", 4, 2.0), _RECORDS),
         Condition(
             "heart-disease, records of 4 hospitals, ε = 1",
             {"data": "heart-disease", "epsilon": 1.0, "unit": "record", "trust": "local"},
-            _CLIP,
-            budget=BY_RECORD,
+            _RECORDS,
         ),
     )
 }
