@@ -59,7 +59,7 @@ def _percent(values: list[float]) -> list[float]:
 
 def lead(record: Record, over: str) -> float:
     """By how many points the suggested settings are ahead of the "tuned" or the "usual" ones."""
-    return statistics.mean(record["suggested"]) - statistics.mean(record[over])
+    return statistics.fmean(record["suggested"]) - statistics.fmean(record[over])
 
 
 def spread(record: Record, over: str) -> float:

@@ -310,7 +310,7 @@ def _noise(name: str, facts: PublicFacts, privacy: Privacy, rounds: int, relativ
         of_sum = sigma * math.hypot(*(own * weight for own, weight in factors))
     else:
         of_sum = released.sum_sigma(sigma)
-    return of_sum / facts.clients * math.sqrt(facts.dimension / rounds) / method.bound
+    return of_sum / facts.clients * math.sqrt(facts.dimension / rounds) / float(method.bound)
 
 
 def distance(dimension: int, noise: float, reach: float, forgettings: float = 0.0) -> float:
