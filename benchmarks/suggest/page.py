@@ -81,9 +81,9 @@ def summary(records: Sequence[Record]) -> str:
         "",
         f"A model is taken to be at a distance of about √d, {rule.REACH:g}√d for methods without normalised steps, "
         f"and {rule.REACH_RECORDS:g}√d where records are clipped. "
-        "Where inputs are short or sparse and classes are rare, as in w8a, the best model is much further away, and "
-        "public sizes cannot show it. If you know from public data of the same kind that longer steps help, take a "
-        "longer lr.",
+        "Where inputs are sparse and one class is rare, as in w8a, the best model is further away, and gradients are "
+        "shorter, so that the noise which the rule allows in the server's estimate is large beside them. Public sizes "
+        "do not show this. If you know from public data of the same kind that other settings are better, use them.",
     ]
     return "\n".join(text)
 
