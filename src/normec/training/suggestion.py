@@ -22,8 +22,8 @@ norm ρ√(κ/2) relative to its signal, so the signal's part of a step is 1/√
 **The memory.** ĝ contains noise of the norm βρ√(T/(λ(2−λ))), or with τ in place of β for Clip21. β is as large as this
 norm allows, because a memory that cannot grow as large as a gradient repairs no bias; memories grow to β/λ at most.
 
-r, w and the norm of the noise in ĝ are fitted to the studies of `benchmarks/privacy` and to runs on scikit-learn's data
-sets. `python -m benchmarks.suggest` compares the result with tuned runs (docs/results/suggested-settings.md).
+r, w and the norm of the noise in ĝ are fitted to runs on digits, a9a, phishing, mushrooms, breast_cancer and wine.
+`python -m benchmarks.suggest` compares the result with tuned runs (docs/results/suggested-settings.md).
 """
 
 from __future__ import annotations
