@@ -39,8 +39,8 @@ def on_files(files: Files, config: Any) -> Files:
             if page in copied or not page.is_file():
                 continue
             copied.add(page)
-            place = f"{COPIES}/{page.relative_to(ROOT).as_posix()}"
-            files.append(File.generated(config, place, abs_src_path=str(page)))
+            uri = f"{COPIES}/{page.relative_to(ROOT).as_posix()}"
+            files.append(File.generated(config, uri, abs_src_path=str(page)))
         if page.suffix == ".md":
             waiting += [target for _, target in _targets(page) if not target.is_relative_to(DOCS)]
     return files
@@ -48,10 +48,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links that leave docs/, and links of copied pages, to where their targets are on the site."""
-    place = page.file.src_uri
-    if place.startswith("reference/"):
+    uri = page.file.src_uri
+    if uri.startswith("reference/"):
         return markdown
-    source = ROOT / place.removeprefix(f"{COPIES}/") if place.startswith(f"{COPIES}/") else DOCS / place
+    source = ROOT / uri.removeprefix(f"{COPIES}/") if uri.startswith(f"{COPIES}/") else DOCS / uri
 
     def moved(link: re.Match[str]) -> str:
         start, target, anchor = link[1], link[2], link[3] or ""
@@ -61,7 +61,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         on_site = path.relative_to(DOCS) if path.is_relative_to(DOCS) else Path(COPIES) / path.relative_to(ROOT)
         if path.is_dir():  # a folder without a page of its own has no place on the site
             return f"`{path.relative_to(ROOT).as_posix()}/`"
-        return f"{start}{os.path.relpath(on_site, Path(place).parent)}{anchor})"
+        return f"{start}{os.path.relpath(on_site, Path(uri).parent)}{anchor})"
 
     parts = CODE.split(markdown)
     blocks = CODE.findall(markdown)

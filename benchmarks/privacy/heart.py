@@ -21,7 +21,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from normec.experiments import build, methods
 from normec.privacy.accounting import Account, Event
-from normec.settings.config import make
+from normec.settings import make
 from normec.system.files import write_atomic
 from normec.training.train import prepare, ready
 

@@ -15,7 +15,7 @@ from normec.algorithms.operators import normalise, norms
 from normec.experiments import build, methods
 from normec.gradients.choice import choose_engine
 from normec.problems.client_data import Records
-from normec.settings.config import RunConfig, make
+from normec.settings import RunConfig, make
 from normec.training import interleaved
 from normec.training.loop import TrainingLoop
 from normec.training.observer import copied

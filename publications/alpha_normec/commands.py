@@ -202,7 +202,7 @@ def pages(
 
 
 def _base(scale: str, assignments: list[str] | None) -> Protocol:
-    from normec.settings.config import parse_assignment
+    from normec.settings.assignments import parse_assignment
 
     from . import protocol
 

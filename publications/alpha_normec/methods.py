@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normec.experiments.grid import check
-from normec.settings.config import RunConfig, make
+from normec.settings import RunConfig, make
 
 from . import protocol as protocols
 from .protocol import Protocol

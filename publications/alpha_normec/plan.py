@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from normec.errors import one_of
-from normec.settings.config import RunConfig
+from normec.settings import RunConfig
 
 from .methods import (
     CLIP21,

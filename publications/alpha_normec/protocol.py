@@ -22,7 +22,7 @@ from normec.experiments import build
 from normec.privacy.record_sensitivity import Sensitivity
 from normec.privacy.release import Release, paper_sigma
 from normec.sampling.batches import rounds_of
-from normec.settings.config import make as make_config
+from normec.settings import make as make_config
 
 
 def _open(default: Any, says: str) -> Any:

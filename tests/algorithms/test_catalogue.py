@@ -10,7 +10,7 @@ import pytest
 
 from normec.algorithms.catalogue import CATALOGUE, PRIVATE_METHODS
 from normec.experiments import methods
-from normec.settings.config import make
+from normec.settings import make
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "methods.md"
 

@@ -10,7 +10,7 @@ from normec.algorithms.error_feedback import NormEC
 from normec.algorithms.tensor_norm import TensorNormEC
 from normec.errors import UsageError
 from normec.experiments import build, methods
-from normec.settings.config import make
+from normec.settings import make
 from normec.training.train import prepare
 
 SIZES = (4, 1, 3)

@@ -10,7 +10,7 @@ import pytest
 from normec.cli import compare, output, results, train
 from normec.cli.progress import describe
 from normec.experiments import runs
-from normec.settings import config
+from normec.settings import make
 from normec.storage.history import NOT_COVERED
 
 from .command import normec
@@ -55,7 +55,7 @@ def test_no_epsilon_is_printed_smaller_than_it_is(epsilon: float, capsys: pytest
 @pytest.mark.slow
 def test_commands_print_no_control_characters_of_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / f"run{EVIL.replace('/', '|')}"
-    runs.execute(config.make({"data": "digits", "clients": 10, "rounds": 2, "private": False}), folder)
+    runs.execute(make({"data": "digits", "clients": 10, "rounds": 2, "private": False}), folder)
     for arguments in (("report", folder.name), ("results", folder.name, "--each")):
         done = normec(*arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

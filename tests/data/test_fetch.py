@@ -162,7 +162,7 @@ fetch(dataclasses.replace(ENTRIES["a9a"], origins=(origin,)), Path({str(cache)!r
     assert locate(entry) is not None
 
 
-def test_old_workshops_are_cleared_and_young_ones_left(site: tuple[Path, str], cache: Path) -> None:
+def test_old_temporary_folders_are_cleared_and_young_ones_left(site: tuple[Path, str], cache: Path) -> None:
     old, young = cache / ".a9a-old", cache / ".a9a-young"
     for folder in (old, young):
         folder.mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_old_workshops_are_cleared_and_young_ones_left(site: tuple[Path, str], c
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UsageError, match=r"cannot write to .*file.*; make room or give another data_dir"):
+    with pytest.raises(UsageError, match=r"cannot write to .*file.*; free some space or give another data_dir"):
         fetch(a9a(), tmp_path / "file")
 
 

@@ -12,7 +12,9 @@ from normec.algorithms.catalogue import CATALOGUE
 from normec.errors import UsageError
 from normec.experiments import build, methods
 from normec.problems.client_data import ResidentRecords
-from normec.settings.config import RunConfig, load, make, parse_assignment, to_toml
+from normec.settings import RunConfig, load, make
+from normec.settings.assignments import parse_assignment
+from normec.settings.validation import to_toml
 
 
 def rows(problem: object) -> list[list[int]]:

@@ -10,7 +10,7 @@ import pytest
 from normec import LocalSteps
 from normec.errors import UsageError
 from normec.experiments import compare, methods
-from normec.settings.config import load
+from normec.settings import load
 from normec.training.callbacks import Callback
 
 DEMONSTRATION = Path(__file__).parents[2] / "examples" / "digits.toml"

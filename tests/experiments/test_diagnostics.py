@@ -9,7 +9,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import compare, grid, runs
-from normec.settings import config
+from normec.settings import make
 from normec.training.callbacks import Callback
 
 SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 4}
@@ -17,18 +17,18 @@ SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 4}
 
 def test_the_setting_names_only_private_runs_that_ask_for_it() -> None:
     """Digests of older runs hold, and so do the records of the replay, which are known by `identity_settings`."""
-    plain, asked = config.make(SMALL), config.make({**SMALL, "diagnostics": True})
+    plain, asked = make(SMALL), make({**SMALL, "diagnostics": True})
     assert plain.digest() != asked.digest()
     assert plain.identity_settings() == asked.identity_settings()
     assert "diagnostics" not in plain.identity_settings()
-    public = [config.make({**SMALL, "private": False, "diagnostics": asked}) for asked in (False, True)]
+    public = [make({**SMALL, "private": False, "diagnostics": asked}) for asked in (False, True)]
     assert public[0].digest() == public[1].digest()
 
 
 def test_a_folder_keeps_to_what_it_was_begun_with(tmp_path: Path) -> None:
-    runs.execute(config.make(SMALL), tmp_path / "run")
+    runs.execute(make(SMALL), tmp_path / "run")
     with pytest.raises(UsageError, match="diagnostics is False there, True here"):
-        runs.execute(config.make({**SMALL, "diagnostics": True}), tmp_path / "run")
+        runs.execute(make({**SMALL, "diagnostics": True}), tmp_path / "run")
 
 
 @pytest.mark.parametrize("by", ["loss", "grad_norm", "smallest_grad_norm", "memory_error"])

@@ -10,7 +10,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import grid
-from normec.settings.config import make
+from normec.settings import make
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sweep-digits.toml"
 PLAIN: dict[str, Any] = {"private": False, "rounds": 5}

@@ -12,7 +12,7 @@ import normec as n
 from normec.errors import UsageError
 from normec.experiments import build, grid, runs
 from normec.sampling.random_streams import derive_seed
-from normec.settings.config import make
+from normec.settings import make
 from normec.system.code_files import object_in_file
 
 CODE = """

@@ -7,7 +7,7 @@ import pytest
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.problems.client_data import ResidentRecords
-from normec.settings.config import make
+from normec.settings import make
 
 
 def used(records: object) -> list[list[int]]:

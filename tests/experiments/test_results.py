@@ -14,7 +14,8 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import export, results, runs, tuning
-from normec.settings.config import make, to_toml
+from normec.settings import make
+from normec.settings.validation import to_toml
 
 
 def leave(folder: Path, status: str = "finished", final: dict[str, Any] | None = None, **settings: Any) -> Path:

@@ -16,6 +16,7 @@ import pytest
 from normec.errors import Interrupted, UsageError
 from normec.experiments import grid, runs, sweep
 from normec.experiments.sweep import Event, run_cells
+from normec.training import saved_run
 
 from ..support.waiting import LIMIT
 
@@ -102,7 +103,7 @@ def test_a_cell_that_cannot_run_fails_alone_and_is_tried_again(tmp_path: Path) -
     outcomes = run_cells(asked, tmp_path / "sweep", jobs=1)
     assert [outcome.status for outcome in outcomes] == ["failed", "finished"]
     assert "late.svm" in (outcomes[0].error or "")
-    assert runs.read(outcomes[0].folder).summary["status"] == "failed"
+    assert saved_run.read(outcomes[0].folder).summary["status"] == "failed"
     data.write_text("".join(f"{i % 2} 1:{i} 2:1\n" for i in range(40)))
     again = run_cells(asked, tmp_path / "sweep", jobs=1)
     assert [(outcome.status, outcome.skipped) for outcome in again] == [("finished", False), ("finished", True)]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from normec.experiments import build, runs, tasks
-from normec.settings import config
+from normec.settings import RunConfig, make
+from normec.training import saved_run
 from normec.training.interleaved import run_interleaved
 
 
@@ -30,8 +31,8 @@ def test_all_are_taken_to_their_ends_and_one_that_fails_stops_no_other() -> None
 
 def test_cells_in_turns_leave_what_they_leave_alone(tmp_path: Path) -> None:
     shared = {"model": "mlp", "clients": 5, "rounds": 12, "batch_size": 8, "private": False}
-    configs = [config.make({**shared, "lr": lr, "method": method}) for method in ("normec", "gd") for lr in (0.1, 0.5)]
-    configs.append(config.make({**shared, "lr": 1e30, "method": "gd"}))  # diverges
+    configs = [make({**shared, "lr": lr, "method": method}) for method in ("normec", "gd") for lr in (0.1, 0.5)]
+    configs.append(make({**shared, "lr": 1e30, "method": "gd"}))  # diverges
     given = [tasks.Task(i, of, tmp_path / f"turns-{i}") for i, of in enumerate(configs)]
     heard: list[tasks.Progress] = []
     tasks._run_in_turns(given, torch.device("cpu"), heard.append, lambda: False)
@@ -42,11 +43,11 @@ def test_cells_in_turns_leave_what_they_leave_alone(tmp_path: Path) -> None:
     }
     for i, of in enumerate(configs[:4]):
         alone = runs.execute(of, tmp_path / f"alone-{i}")
-        assert runs.read(given[i].folder).history.rows == alone.history.rows
+        assert saved_run.read(given[i].folder).history.rows == alone.history.rows
 
 
 def test_cells_in_turns_stop_when_asked_and_go_on_later(tmp_path: Path) -> None:
-    of = config.make({"clients": 5, "rounds": 50, "private": False, "lr": 0.1})
+    of = make({"clients": 5, "rounds": 50, "private": False, "lr": 0.1})
     task = tasks.Task(0, of, tmp_path / "run")
     heard: list[tasks.Progress] = []
     asked = iter([False] * 10 + [True] * 10)
@@ -60,7 +61,7 @@ def test_cells_in_turns_stop_when_asked_and_go_on_later(tmp_path: Path) -> None:
 class Watched:
     """A configuration that notes which of its settings are read."""
 
-    def __init__(self, of: config.RunConfig) -> None:
+    def __init__(self, of: RunConfig) -> None:
         self.of, self.read = of, set[str]()
 
     def __getattr__(self, name: str) -> object:
@@ -77,8 +78,8 @@ class Watched:
     ],
 )
 def test_a_problem_depends_on_no_other_setting(settings: dict[str, object]) -> None:
-    watched = Watched(config.make(settings))
+    watched = Watched(make(settings))
     build.problem(watched)  # type: ignore[arg-type]
     assert watched.read - {"public_seed"} <= set(build.PROBLEM_SETTINGS)  # which is the seed, or 0
-    assert build.problem_key(config.make({**settings, "lr": 0.5})) == build.problem_key(config.make(settings))
-    assert build.problem_key(config.make({**settings, "seed": 5})) != build.problem_key(config.make(settings))
+    assert build.problem_key(make({**settings, "lr": 0.5})) == build.problem_key(make(settings))
+    assert build.problem_key(make({**settings, "seed": 5})) != build.problem_key(make(settings))

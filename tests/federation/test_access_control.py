@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from normec.errors import UsageError
-from normec.federation.flower import access_control
+from normec.federation.flower import access_control, limits
 from normec.federation.protocol.wire import LARGEST
 
 STARTING = "/v1/control/start-run"
@@ -172,8 +172,8 @@ def test_a_partys_request_is_cut_off_at_its_largest_size(path: str) -> None:
     part = bytes(2**20)
     found = Asked(path, parts=(part for _ in range(10**9)))
     assert (found.status, found.heard) == (413, b"")
-    assert found.read == access_control.LARGEST_BODY // len(part) + 1
-    assert asked(path, parts=[part] * (access_control.LARGEST_BODY // len(part))) == 200
+    assert found.read == limits.BODY_BYTES // len(part) + 1
+    assert asked(path, parts=[part] * (limits.BODY_BYTES // len(part))) == 200
 
 
 @pytest.mark.parametrize("path", [access_control.PUSH, access_control.PARTY + "receive"])
@@ -191,7 +191,7 @@ def test_the_answer_of_a_very_large_model_fits_the_list() -> None:
     tree = ObjectTree(object_id="0" * 64, children=pieces)
     for _ in range(5):  # an array, its record, the records, the message; and one more
         tree = ObjectTree(object_id="0" * 64, children=[tree])
-    assert PushMessagesRequest(message_object_trees=[tree]).ByteSize() < access_control.LARGEST_LIST - 2**12
+    assert PushMessagesRequest(message_object_trees=[tree]).ByteSize() < limits.LIST_BYTES - 2**12
 
 
 def pushed(node: int, **metadata: Any) -> bytes:
@@ -340,7 +340,7 @@ class Served:
         await send({"type": "http.response.body", "body": b""})
 
     def __enter__(self) -> Self:
-        self._pool = ThreadPoolExecutor(access_control.MOST_AT_ONCE + 1)
+        self._pool = ThreadPoolExecutor(limits.REQUESTS_AT_ONCE + 1)
         self._thread.start()
         return self
 
@@ -372,7 +372,7 @@ def test_a_body_that_never_ends_is_not_waited_for() -> None:
 
 def test_a_party_has_a_limited_number_of_requests_at_a_time() -> None:
     with Served(body_seconds=LIMIT) as served:
-        held = [served.request(1) for _ in range(access_control.MOST_AT_ONCE)]
+        held = [served.request(1) for _ in range(limits.REQUESTS_AT_ONCE)]
         for _ in held:
             assert served.reached.acquire(timeout=LIMIT)
         assert status(served.request(1)) == 429

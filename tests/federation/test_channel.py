@@ -32,7 +32,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  #
 from normec.federation.flower import access_control, channel  # noqa: E402
 from normec.federation.flower.channel import Channel  # noqa: E402
 from normec.federation.flower.channel_clients import PartyChannel, ServerChannel, _call, _taken_apart  # noqa: E402
-from normec.federation.flower.download import Allowance, PartsMissing  # noqa: E402
+from normec.federation.flower.download import PartsMissing  # noqa: E402
+from normec.federation.flower.limits import MessageLimits  # noqa: E402
 from normec.federation.flower.records import from_records, to_records  # noqa: E402
 from normec.federation.flower.supernode import limited_client  # noqa: E402
 from normec.federation.protocol.wire import WireError  # noqa: E402
@@ -40,7 +41,7 @@ from normec.federation.protocol.wire import WireError  # noqa: E402
 from ..support.waiting import wait_for  # noqa: E402
 
 NUMBERS = 1000
-ALLOWED = Allowance.of(NUMBERS)
+ALLOWED = MessageLimits.of(NUMBERS)
 
 
 class SuperLink:
@@ -81,7 +82,7 @@ class SuperLink:
         key = ec.generate_private_key(ec.SECP384R1())
         node = self.state.create_node("", "", public_key_to_bytes(key.public_key()), 0)
         self.state.activate_node(node, 60.0)
-        allowed = Allowance.of(numbers)
+        allowed = MessageLimits.of(numbers)
         interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
         client = limited_client(allowed).from_server_address(self.address, True, None, interceptors)
         self._open_now.callback(client.close)
@@ -94,7 +95,7 @@ class SuperLink:
         return grid
 
     def serve(self, numbers: int = NUMBERS) -> ServerChannel:
-        return ServerChannel(self.grid(), Allowance.of(numbers), 3, threading.Event())
+        return ServerChannel(self.grid(), MessageLimits.of(numbers), 3, threading.Event())
 
 
 @pytest.fixture

@@ -19,13 +19,14 @@ httpx = pytest.importorskip("httpx")
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from normec.federation.flower.download import Allowance, _inflated, limit_responses, object_names, pull_message  # noqa: E402
+from normec.federation.flower.download import _inflated, limit_responses, object_names, pull_message  # noqa: E402
+from normec.federation.flower.limits import MessageLimits  # noqa: E402
 from normec.federation.flower.records import from_records, to_records  # noqa: E402
 from normec.federation.flower.supernode import VECTORS  # noqa: E402
 from normec.federation.protocol.wire import WireError  # noqa: E402
 
 NUMBERS = 650
-ALLOWED = Allowance.of(NUMBERS)
+ALLOWED = MessageLimits.of(NUMBERS)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def test_a_message_of_the_models_size_is_read(dtype: type) -> None:
 def test_a_large_models_message_comes_in_pieces_and_is_read() -> None:
     numbers = 3_000_000  # three pieces of Flower's, of which two are alike
     vector = np.zeros(numbers, np.float32)
-    sent, allowed = message(to_records({"message": vector})), Allowance.of(numbers)
+    sent, allowed = message(to_records({"message": vector})), MessageLimits.of(numbers)
     contents = {name: part.deflate() for name, part in get_all_nested_objects(sent).items()}
     assert len(object_names(get_object_tree(sent), allowed.objects)) == len(contents)
     found = _inflated(sent.object_id, contents, allowed.size)
@@ -178,7 +179,7 @@ def test_nobody_is_sent_elsewhere(web: str) -> None:
 
 def test_a_party_is_sent_three_vectors_and_no_more() -> None:
     numbers = 20_000
-    allowed = Allowance.of(numbers, VECTORS)
+    allowed = MessageLimits.of(numbers, VECTORS)
     vectors = {
         name: np.random.default_rng(i).normal(size=numbers) for i, name in enumerate(("x", "row", "public", "more"))
     }

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import GD, Diverged, NormEC, Privacy, Problem, UsageError
-from normec.experiments.runs import summarise
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms
 from normec.report import page
 from normec.report.run_view import read_run
-from normec.settings.config import RunConfig
+from normec.settings import RunConfig
+from normec.training.summary import summarise
 
 from .faulty_network import Quadratic
 from .in_process import NODES, InProcessFederation, plan, shares, softmax

@@ -109,7 +109,7 @@ def test_a_party_that_lost_its_disk_counts_with_all_that_it_released(tmp_path: P
     assert not spent.is_target
     assert run.history["epsilon"][-1] == pytest.approx(truth, rel=1e-6)
     server.close()
-    again = open_server(tmp_path)  # what is told does not change with a restart
+    again = open_server(tmp_path)  # what is stated does not change with a restart
     assert again.finish().privacy == spent
     again.close()
 
@@ -157,14 +157,14 @@ def test_a_killed_server_leaves_the_epsilon_of_all_that_its_parties_released(tmp
 
 
 def test_a_summary_from_before_disks_were_lost_does_not_lower_epsilon(tmp_path: Path) -> None:
-    """The run was stopped, told its epsilon, went on with the same round, and was killed after `a` lost its disk."""
+    """The run was stopped, stated its epsilon, went on with the same round, and was killed after `a` lost its disk."""
     server = open_server(tmp_path)
     lose_disks(server, tmp_path, times=0)
     server.stop("for the night")
-    told = server.finish().privacy
+    stated = server.finish().privacy
     server.close()
-    assert told is not None
-    old = {"status": "stopped", "privacy": told.to_dict()}
+    assert stated is not None
+    old = {"status": "stopped", "privacy": stated.to_dict()}
     before = verified(tmp_path / "server", old)
     server = open_server(tmp_path)
     shutil.rmtree(tmp_path / "a")
@@ -189,9 +189,9 @@ def test_a_finished_summary_that_leaves_out_lost_messages_is_refused(tmp_path: P
     server.close()
     assert spent is not None
     whole = {"status": "finished", "privacy": spent.to_dict()}
-    told = verified(tmp_path / "server", whole)
-    assert told is not None
-    assert told.releases == spent.releases == 3
+    stated = verified(tmp_path / "server", whole)
+    assert stated is not None
+    assert stated.releases == spent.releases == 3
     assert server.mechanism is not None
     fewer = server.mechanism.release.epsilon(server.mechanism.sigma, 1e-5, 1)
     edited = {"status": "finished", "privacy": {**spent.to_dict(), "epsilon": fewer, "releases": 1, "beyond_ledger": 0}}

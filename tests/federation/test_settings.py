@@ -17,7 +17,9 @@ from normec.federation.flower.settings import NAMES, RECORDED, located, read
 from normec.federation.local.federation import Federation, LocalOptions, agreeing, app_config
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.terms import MethodTerms
-from normec.settings.config import FEDERATED, RunConfig, load, to_toml
+from normec.settings import RunConfig, load
+from normec.settings.config import FEDERATED
+from normec.settings.validation import to_toml
 
 from ..support.waiting import LIMIT
 

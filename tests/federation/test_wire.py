@@ -320,7 +320,7 @@ def test_two_hundred_malformed_messages_never_reach_x(tmp_path: Path) -> None:
 
 
 def test_a_message_past_its_bound_is_dropped_and_replaced(tmp_path: Path) -> None:
-    """A party whose noise came out impossible, or that cheats: it is told, and makes another message."""
+    """A party whose noise came out impossible, or that cheats: it is asked again, and makes another message."""
     federation = FaultyFederation(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
     federation.settle()
     collector = federation.server.collector

@@ -53,10 +53,10 @@ def check_inputs_of_an_engine(device: str) -> None:
 
     of = problem("augmented pixels", device, torch.float32)
     _, shared, _ = engines(of, BATCH)
-    with mock.patch.object(images, "prepare", wraps=images.prepare) as told:
+    with mock.patch.object(images, "prepare", wraps=images.prepare) as called:
         blocks = list(shared.blocks(of.x0, of.initial_buffers(), 0))
-    assert told.call_count == len(blocks) > 0
-    assert all(call.args[4] is not None for call in told.call_args_list)  # cropped
+    assert called.call_count == len(blocks) > 0
+    assert all(call.args[4] is not None for call in called.call_args_list)  # cropped
 
 
 def check_shortcut(device: str) -> None:

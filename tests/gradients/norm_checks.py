@@ -214,14 +214,14 @@ def check_norm_relu_in_a_model(device: str) -> None:
         model, sink = made.model, made.sink
         grads, buffers = torch.full((clients, len(of.x0)), torch.nan, device=device), of.initial_buffers()
         sink.fill(of.x0, grads, buffers)
-        with products("float32"), mock.patch.object(norms, "_slopes", wraps=norms._slopes) as told:
+        with products("float32"), mock.patch.object(norms, "_slopes", wraps=norms._slopes) as called:
             outputs = model.train()(x.to(device))
             names = {type(node).__name__ for node in nodes(outputs.grad_fn)}
             # ReLU, and the shortcut that changes the size, are the kernels' as well.
             assert not any(part in name for part in ("Relu", "Pad", "Slice") for name in names), names
             (F.cross_entropy(outputs, labels.to(device), reduction="none").sum() / records).backward()  # type: ignore[no-untyped-call]
         sink.finish()
-        pairs = [call.args[0] for call in told.call_args_list]
+        pairs = [call.args[0] for call in called.call_args_list]
         assert sum(None not in pair for pair in pairs) == 1  # what comes out of the first block is used twice
         by_autograd(of, grads, x, labels, norm)
 

@@ -193,11 +193,11 @@ def check_what_is_looked_at_is_pooled_alone(device: str) -> None:
         sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
         if seen is not None:
             seen.clear()  # of what the problem tried on the model
-        with mock.patch.object(group_norm_pool, "forward", wraps=group_norm_pool.forward) as told:
+        with mock.patch.object(group_norm_pool, "forward", wraps=group_norm_pool.forward) as called:
             found = shared(x.to(device))
         sink.clear()
         near(found.detach().cpu(), of.model.cpu()(x).detach().double(), 1e-5, model)
-        return told.call_count > 0
+        return called.call_count > 0
 
     assert used(Two(nn.MaxPool2d(2)))
     for pool in (nn.MaxPool2d(3), nn.MaxPool2d(2, 1), nn.AvgPool2d(2), Other(2)):

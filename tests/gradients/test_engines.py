@@ -93,9 +93,9 @@ def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: P
 @pytest.mark.parametrize(("before", "after"), [("linear", "shared"), ("batched", "linear"), ("linear", "loop")])
 def test_so_it_does_with_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
     from normec.experiments import build
-    from normec.settings import config
+    from normec.settings import make
 
-    of = build.problem(config.make({"clients": 5, "model": "softmax"})).to(torch.device("cpu"), torch.float64)
+    of = build.problem(make({"clients": 5, "model": "softmax"})).to(torch.device("cpu"), torch.float64)
     options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": 9, "logging": Logging(every=100)}
     alone = train(of, NormEC(0.1, 0.3), compute=Compute(engine="loop"), **options)
     train(of, NormEC(0.1, 0.3), compute=Compute(engine=before), out=tmp_path / "run", callbacks=[StopAt(7)], **options)

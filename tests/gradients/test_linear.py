@@ -15,7 +15,7 @@ from normec.gradients.record_clip import RecordClip
 from normec.models import Logistic, Softmax, binary_loss
 from normec.problems.problem import Problem
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
-from normec.settings import config
+from normec.settings import make
 
 PROBLEMS = {
     "softmax, uneven clients, penalty": {"clients": 13, "split": "dirichlet", "penalty": 0.01},
@@ -24,7 +24,7 @@ PROBLEMS = {
 
 
 def problem(name: str) -> Problem:
-    return build.problem(config.make(PROBLEMS[name])).to(torch.device("cpu"), torch.float64)
+    return build.problem(make(PROBLEMS[name])).to(torch.device("cpu"), torch.float64)
 
 
 def batches(kind: str, of: Problem) -> BatchSource | None:
@@ -82,7 +82,7 @@ def test_the_same_run(method: object) -> None:
 
 def test_auto_takes_it_where_it_fits_and_says_so_where_it_does_not() -> None:
     assert choose_engine("auto", problem("logistic"), None, 0).name == "linear"
-    network = build.problem(config.make({"model": "mlp"}))
+    network = build.problem(make({"model": "mlp"}))
     assert choose_engine("auto", network, None, 0).name == "shared"
     with pytest.raises(UsageError, match="softmax and logistic"):
         choose_engine("linear", network, None, 0)

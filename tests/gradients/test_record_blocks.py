@@ -158,8 +158,8 @@ class Placed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, inputs: Tensor) -> tuple[Tensor, int]:
-        places = torch.arange(info.batch_size, dtype=inputs.dtype) * 1e-3
-        return inputs.movedim(dims[0], 0) + places.view(-1, *[1] * (inputs.ndim - 1)), 0
+        positions = torch.arange(info.batch_size, dtype=inputs.dtype) * 1e-3
+        return inputs.movedim(dims[0], 0) + positions.view(-1, *[1] * (inputs.ndim - 1)), 0
 
 
 class Place(nn.Module):
@@ -168,7 +168,7 @@ class Place(nn.Module):
         return found
 
 
-def test_a_function_that_sees_the_places_of_records_is_refused() -> None:
+def test_a_function_that_sees_the_positions_of_records_is_refused() -> None:
     inputs, targets = torch.randn(20, 5), torch.arange(20) % 4
     given = Problem(nn.Sequential(nn.Linear(5, 4), Place()), F.cross_entropy, [TensorDataset(inputs, targets)])
     with pytest.raises(UsageError, match="the vmap rule of Placed would see several"):

@@ -84,7 +84,7 @@ def test_blocks_are_powers_of_two_and_deep_enough(shape: tuple[int, int, int, in
 
 
 def test_a_parameter_in_several_uses_has_a_place_for_each() -> None:
-    packing, places = PackedWeights(), []
+    packing, ranges = PackedWeights(), []
     for start, way in (
         (0, tiles.forward(3, 4, 1)),
         (0, tiles.forward(3, 4, 2)),
@@ -92,9 +92,9 @@ def test_a_parameter_in_several_uses_has_a_place_for_each() -> None:
         (9, tiles.forward(3, 4, 1)),
     ):
         packing.add(start, way)
-        places.append(packing._wanted[start, way])
-    assert places[0] == places[2]
-    taken = sorted(set(places))
+        ranges.append(packing._wanted[start, way])
+    assert ranges[0] == ranges[2]
+    taken = sorted(set(ranges))
     assert len(taken) == 3
     assert [begin for begin, _ in taken[1:]] == [begin + size for begin, size in taken[:-1]]
     assert packing._size == sum(size for _, size in taken)

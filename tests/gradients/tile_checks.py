@@ -142,7 +142,7 @@ def check_tiled_pass(device: str) -> None:
 
 
 def check_moments(device: str) -> None:
-    """A BatchNorm that is told the moments by the convolution before it, against one in float64 on what that made."""
+    """A BatchNorm that gets the moments from the convolution before it, against one in float64 on what that made."""
     from normec.kernels import batch_norm
     from normec.kernels.convolution import convolve, moments_of, pack, widened
 

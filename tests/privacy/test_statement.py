@@ -1,4 +1,4 @@
-"""The statement: what it refuses and what it says; and that importing the room needs torch and numpy only."""
+"""The statement: what it refuses and what it says; and that importing the package needs torch and numpy only."""
 
 from __future__ import annotations
 

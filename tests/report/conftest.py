@@ -12,7 +12,7 @@ import pytest
 
 from normec.errors import Diverged
 from normec.experiments import compare, runs
-from normec.settings import config
+from normec.settings import make
 from normec.training.callbacks import Callback
 
 from ..support.waiting import LIMIT
@@ -24,7 +24,7 @@ GRID = {"beta": (0.01, 0.1), "lr": (0.05, 0.5)}
 def run(folder: Path, **settings: Any) -> Path:
     """A run in `folder`; one that diverges is left as it ended."""
     try:
-        runs.execute(config.make({**SMALL, **settings}), folder)
+        runs.execute(make({**SMALL, **settings}), folder)
     except Diverged:
         assert settings.get("lr", 0) > 1e10
     return folder

@@ -99,19 +99,19 @@ def test_a_value_of_the_wrong_kind_is_left_out(name: str, value: str, library: P
     folder = Path(shutil.copytree(library / "diagnosed", tmp_path / "runs" / "diagnosed"))
     whole = (folder / name).read_text()
     held = json.loads(whole.splitlines()[0] if name.endswith("jsonl") else whole)
-    places = [(key,) for key in held] + [
+    paths = [(key,) for key in held] + [
         (key, inner) for key, below in held.items() if isinstance(below, dict) for inner in below
     ]
-    for place in places:
+    for path in paths:
         changed = json.loads(json.dumps(held))
-        inner = changed if len(place) == 1 else changed[place[0]]
-        inner[place[-1]] = WRONG[value]
+        inner = changed if len(path) == 1 else changed[path[0]]
+        inner[path[-1]] = WRONG[value]
         (folder / name).write_text(json.dumps(changed) + "\n")
         view = run_view.read_run(folder)
-        assert "NormEC" in run_page.render(view), place
-        assert "Results" in runs_page.render({"one": view, "two": view}, {}, title="two"), place
+        assert "NormEC" in run_page.render(view), path
+        assert "Results" in runs_page.render({"one": view, "two": view}, {}, title="two"), path
         (entry,) = Listing(tmp_path / "runs").changes(None)["changed"]
-        assert entry["status"] != "unreadable", place
+        assert entry["status"] != "unreadable", path
         results.over_seeds(results.collect([folder, library / "plain"]).records)
 
 

@@ -19,7 +19,7 @@ from normec.experiments import compare, resolve
 from normec.report import charts, comparison_page, document, formatting, guarantee, page, run_page
 from normec.report.html import data_block, e
 from normec.report.run_view import being_written, read_run
-from normec.settings import config
+from normec.settings import load
 from normec.storage.history import History
 
 from ..cli.command import normec
@@ -251,10 +251,10 @@ def test_a_comparison_can_be_run_again_from_its_page(library: Path, tmp_path: Pa
     assert arguments[:2] == ["normec", "compare"]
     labels = arguments[2 : arguments.index("--config")]
     sizes = [float(size) for size in arguments[arguments.index("--lr") + 1].split(",")]
-    settings = config.load(tmp_path / "shared.toml").model_dump(exclude_unset=True)
+    settings = load(tmp_path / "shared.toml").model_dump(exclude_unset=True)
     cells = [cell for entry in compare.candidates(labels, settings, sizes) for cell in entry.cells]
     asked = {resolve.resolved(cell).digest() for cell in cells}
-    held = {config.load(path).digest() for path in (library / "comparison").glob("*/config.toml")}
+    held = {load(path).digest() for path in (library / "comparison").glob("*/config.toml")}
     assert asked == held
     assert len(held) == 5
 

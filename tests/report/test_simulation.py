@@ -11,7 +11,7 @@ from normec.experiments import runs
 from normec.report import page
 from normec.report.listing import Listing
 from normec.report.run_view import SIMULATION, read_run
-from normec.settings import config
+from normec.settings import make
 
 from ..cli.command import normec
 from .conftest import SMALL
@@ -33,7 +33,7 @@ def test_pages_without_privacy_carry_none(name: str, library: Path) -> None:
 
 
 def test_real_noise_is_no_simulation(tmp_path: Path) -> None:
-    runs.execute(config.make({**SMALL, "rounds": 2, "noise": "secure"}), tmp_path / "run")
+    runs.execute(make({**SMALL, "rounds": 2, "noise": "secure"}), tmp_path / "run")
     found = read(tmp_path / "run" / "report.html")
     assert SIMULATION not in found.text
     assert "with (8, 1e-5)-differential privacy" in found.text
@@ -65,7 +65,7 @@ def test_a_run_that_has_no_summary_yet_is_known_by_its_settings(copied: Path) ->
 
 
 def test_some_of_several_runs(library: Path, tmp_path: Path) -> None:
-    runs.execute(config.make({**SMALL, "rounds": 2, "noise": "secure"}), tmp_path / "real")
+    runs.execute(make({**SMALL, "rounds": 2, "noise": "secure"}), tmp_path / "real")
     text = read(page.write_many([library / "private", tmp_path / "real"], tmp_path / "many.html")).text
     assert f"{SIMULATION} (1 of 2 private runs)" in text
 

@@ -9,7 +9,7 @@ from normec.experiments import compare, runs
 from normec.report import charts, page, run_page
 from normec.report.listing import Listing
 from normec.report.run_view import read_run
-from normec.settings import config
+from normec.settings import make
 from normec.storage.history import NOT_COVERED, UNNOISED
 
 from .conftest import SMALL, run
@@ -120,7 +120,7 @@ def test_a_sweep_that_recorded_nothing_to_choose_by_says_so(tmp_path: Path) -> N
 
 
 def test_validation_records_are_said_to_be_unprotected(tmp_path: Path) -> None:
-    result = runs.execute(config.make({**SMALL, "validation": 0.2}), tmp_path / "run")
+    result = runs.execute(make({**SMALL, "validation": 0.2}), tmp_path / "run")
     assert runs.HELD_OUT in result.summary["privacy"]["notes"]
     assert "validation_accuracy" in result.summary["final"]
     assert "held out of the training records" in read(tmp_path / "run" / "report.html").text

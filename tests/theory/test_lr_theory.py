@@ -12,11 +12,11 @@ from normec import theory as th
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.problems.problem import Problem
-from normec.settings import config
+from normec.settings import make
 
 
 def problem() -> Problem:
-    settings = config.make({"clients": 8, "split": "label", "penalty": 0.001, "private": False})
+    settings = make({"clients": 8, "split": "label", "penalty": 0.001, "private": False})
     return build.problem(settings).to(torch.device("cpu"), torch.float64)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from normec.errors import Diverged, UsageError
 from normec.experiments import runs
-from normec.settings import config
+from normec.settings import make
 from normec.trackers import MLflow, TensorBoard, Tracker, named
 from normec.training.callbacks import Callback
 
@@ -41,7 +41,7 @@ def expected(folder: Path) -> Points:
 
 
 def train(folder: Path, trackers: list[Tracker], *more: Callback, **settings: Any) -> None:
-    made = config.make({**SMALL, **settings})
+    made = make({**SMALL, **settings})
     for tracker in trackers:
         tracker.__enter__()
     error = None

@@ -107,7 +107,7 @@ def compare(name: str, device: str, kind: str = "linear") -> None:
 
 
 def check_blame(device: str) -> None:
-    """What breaks in a round that nobody looks at is told at the next row, with that round and that client."""
+    """What breaks in a round that nobody looks at is reported at the next row, with that round and that client."""
     parts = [TensorDataset(torch.full((8, 4), 1.0 + i), torch.zeros(8, dtype=torch.int64)) for i in range(4)]
     parts[2].tensors[0][7] = 3e38  # overflows in the round that draws it
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def check_blame(device: str) -> None:
         "logging": Logging(every=10, evaluate_every=20),
         "device": device,
     }
-    told = []
+    reported = []
     for able in (False, True):
         under_way = prepare(
             of, NormEC(0.1, 0.3), Options(compute=Compute(engine="shared", precision="float32"), seed=0, **options)
@@ -128,7 +128,7 @@ def check_blame(device: str) -> None:
         try:
             ended(under_way)
         except Diverged as error:
-            told.append((error.round, error.clients, str(error)))
-    assert len(told) == 2, told
-    assert told[0] == told[1], told
-    assert told[0][1] == [2], told
+            reported.append((error.round, error.clients, str(error)))
+    assert len(reported) == 2, reported
+    assert reported[0] == reported[1], reported
+    assert reported[0][1] == [2], reported

@@ -12,6 +12,7 @@ from normec import DPSGD, EF21, GD, Clip, Clip21, ErrorFeedback, Identity, Metho
 from normec.algorithms.method import fused_form
 from normec.gradients.engine import Block
 from normec.training import fused_update as update
+from normec.training.memory_table import rounded
 
 from ..support.forms import form
 
@@ -131,7 +132,7 @@ def test_rounding_keeps_the_mean_over_seeds() -> None:
     torch.manual_seed(0)
     values = torch.cat((torch.randn(200), torch.tensor([1 + 1 / 512, -1 - 1 / 512, 1e-30, -3e20])))
     near, far = neighbours(values)
-    draws = torch.stack([update.rounded(values, torch.bfloat16, seed).float() for seed in range(3000)])
+    draws = torch.stack([rounded(values, torch.bfloat16, seed).float() for seed in range(3000)])
     assert torch.equal((draws == near) | (draws == far), torch.ones_like(draws, dtype=torch.bool))
     chance = (values.double() - near.double()) / (far.double() - near.double())
     error = (draws == far).double().mean(0) - chance
@@ -144,19 +145,19 @@ def test_rounding_keeps_the_mean_over_seeds() -> None:
 def test_rounding_leaves_what_needs_none() -> None:
     exact = torch.tensor([0.0, -0.0, 1.0, -2.5, 2.0**-130, torch.inf, -torch.inf])
     for seed in range(50):
-        assert torch.equal(update.rounded(exact, torch.bfloat16, seed).float(), exact)
+        assert torch.equal(rounded(exact, torch.bfloat16, seed).float(), exact)
     # Every kind of NaN, also the one whose bits would wrap around to a number.
     bits = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7F800001, -1, -4194304], dtype=torch.int32)
     for seed in range(50):
-        assert update.rounded(bits.view(torch.float32), torch.bfloat16, seed).isnan().all()
-    assert torch.equal(update.rounded(torch.tensor([1.23]).double(), torch.float32, 0), torch.tensor([1.23]))
+        assert rounded(bits.view(torch.float32), torch.bfloat16, seed).isnan().all()
+    assert torch.equal(rounded(torch.tensor([1.23]).double(), torch.float32, 0), torch.tensor([1.23]))
 
 
 def test_the_same_seed_rounds_alike_and_another_does_not() -> None:
     values = torch.randn(50)
-    first = update.rounded(values, torch.bfloat16, 1)
-    assert torch.equal(first, update.rounded(values, torch.bfloat16, 1))
-    assert not torch.equal(first, update.rounded(values, torch.bfloat16, 2))
+    first = rounded(values, torch.bfloat16, 1)
+    assert torch.equal(first, rounded(values, torch.bfloat16, 1))
+    assert not torch.equal(first, rounded(values, torch.bfloat16, 2))
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -22,7 +22,7 @@ from normec.experiments.export import to_csv
 from normec.privacy.ledger_verification import verified
 from normec.report import page
 from normec.report.run_view import read_run
-from normec.settings.config import make
+from normec.settings import make
 
 
 def net() -> nn.Module:

@@ -144,7 +144,7 @@ def close(path: list[Tensor], expected: list[Vector], tolerance: float = 1e-10) 
 
 
 PAIRS = [
-    *((optimizer, list(METHODS)[place % len(METHODS)]) for place, optimizer in enumerate(OPTIMIZERS)),
+    *((optimizer, list(METHODS)[number % len(METHODS)]) for number, optimizer in enumerate(OPTIMIZERS)),
     *(("adam", method) for method in METHODS if method != "dpsgd"),
 ]
 

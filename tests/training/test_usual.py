@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from normec import NormEC, Poisson, Privacy, Problem, UsageError, train
 from normec.experiments import build, methods
-from normec.settings import config
+from normec.settings import make
 
 from ..support.runs import problem
 
@@ -21,7 +21,7 @@ from ..support.runs import problem
 )
 @pytest.mark.parametrize("private", [True, False])
 def test_a_name_is_the_command_lines_method(name: str, private: bool) -> None:
-    settings = config.make({"method": name, "clients": 5, "private": private, "model": "softmax"})
+    settings = make({"method": name, "clients": 5, "private": private, "model": "softmax"})
     of = build.problem(settings)
     privacy = Privacy(epsilon=8, trust="secure-sum") if private else None
     if private and name in ("ef21", "gd"):

@@ -36,7 +36,7 @@ def tuned(results: Results) -> dict[tuple[float, float], Cell | None]:
 
 def draw_curves(results: Results, path: Path) -> Drawn:
     """Figure 1: loss and accuracy; colours show β and line styles show α."""
-    runs = {place: run for place, run in tuned(results).items() if run is not None}
+    runs = {pair: run for pair, run in tuned(results).items() if run is not None}
     names = {alpha: f"α = {alpha:g}" for alpha in results.base.alphas}
     lines = [drawing.Line(beta, names[alpha], results.curve(run)) for (alpha, beta), run in runs.items()]
     styles = {name: STYLES[position % len(STYLES)] for position, name in enumerate(names.values())}
@@ -49,7 +49,7 @@ def draw_heatmap(results: Results, path: Path) -> Drawn:
     """Figure 2: the highest test accuracy."""
     alphas, betas, column = results.base.alphas, results.base.betas, results.base.column
     note, runs = setting(results.base, NORMEC_SN), tuned(results)
-    highest = {place: results.highest(run, column) for place, run in runs.items()}
+    highest = {pair: results.highest(run, column) for pair, run in runs.items()}
     values = [[highest[alpha, beta] for beta in betas] for alpha in alphas]
     drawing.heatmaps(
         path,
@@ -66,7 +66,7 @@ def draw_heatmap(results: Results, path: Path) -> Drawn:
 
 def compare_heatmap(highest: dict[tuple[float, float], float | None]) -> list[Comparison]:
     """The best cell, the cell that is best in the paper, and the means over α for the β that the text mentions."""
-    known = {place: value for place, value in highest.items() if value is not None}
+    known = {pair: value for pair, value in highest.items() if value is not None}
     found = [Comparison("best of all", published.BEST, max(known.values(), default=None))]
     if published.BEST_AT in highest:
         found.append(Comparison("at α = 0.1, β = 0.1", published.BEST, highest[published.BEST_AT]))
@@ -80,7 +80,7 @@ def compare_heatmap(highest: dict[tuple[float, float], float | None]) -> list[Co
 def draw_other_heatmaps(results: Results, path: Path) -> Drawn:
     """Appendix: minimal training loss, final training loss and final test accuracy."""
     base, note = results.base, setting(results.base, NORMEC_SN)
-    rows = {place: _row(results, run) for place, run in tuned(results).items()}
+    rows = {pair: _row(results, run) for pair, run in tuned(results).items()}
 
     def values(key: str) -> list[list[float | None]]:
         return [[rows[alpha, beta][key] for beta in base.betas] for alpha in base.alphas]

@@ -136,12 +136,12 @@ def index(figures: Sequence[Figure], folder: Path) -> Path:
 
 
 def point(results: Results, cell: Cell | None) -> Row:
-    """The place of a cell in the grids, and its name and digest; all None without a cell."""
+    """The settings of a cell in the grids, and its name and digest; all None without a cell."""
     if cell is None:
         return dict.fromkeys(("method", "alpha", "beta", "lr", "digest"))
     alpha = (results.base.alpha if cell.alpha is None else cell.alpha) if cell.method.smoothed else None
-    place = {"method": cell.method.name, "alpha": alpha, "beta": cell.beta, "lr": cell.lr}
-    return {**place, "digest": cell.config.digest()}
+    settings = {"method": cell.method.name, "alpha": alpha, "beta": cell.beta, "lr": cell.lr}
+    return {**settings, "digest": cell.config.digest()}
 
 
 def _run(results: Results, cell: Cell) -> Row:

@@ -37,12 +37,12 @@ def all_cells(protocol: Protocol, methods: Sequence[PaperMethod]) -> list[Cell]:
 def highest(results: Results, method: PaperMethod, short: bool = False) -> Values:
     """The highest accuracy at each (β, γ)."""
     cells = grid_cells(results.base, method, short)
-    return {place: results.highest(cell, results.base.column) for place, cell in cells.items()}
+    return {pair: results.highest(cell, results.base.column) for pair, cell in cells.items()}
 
 
 def rows_of(results: Results, method: PaperMethod, values: Values, short: bool = False) -> list[Row]:
     cells = grid_cells(results.base, method, short)
-    return [{**point(results, cells[place]), "highest_accuracy": value} for place, value in values.items()]
+    return [{**point(results, cells[pair]), "highest_accuracy": value} for pair, value in values.items()]
 
 
 def grid(protocol: Protocol, values: Values) -> list[list[float | None]]:
@@ -63,9 +63,9 @@ def draw_heatmaps(results: Results, path: Path) -> Drawn:
     protocol = results.base
     with_sn, without = highest(results, DP_NORMEC_SN), highest(results, DP_NORMEC)
     lead: Values = {}
-    for place, one in with_sn.items():
-        other = without[place]
-        lead[place] = None if one is None or other is None else one - other
+    for pair, one in with_sn.items():
+        other = without[pair]
+        lead[pair] = None if one is None or other is None else one - other
     note = setting(protocol, DP_NORMEC)
     drawing.heatmaps(
         path,

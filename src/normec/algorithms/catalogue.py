@@ -10,11 +10,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 Settings = Mapping[str, Any]
 StepSize = float | Callable[[Settings], float]
 
+GROUP = "normec.methods"  # the entry points by which installed packages offer methods of their own
 ROUNDS = 300  # of a run, unless an entry or the user says otherwise
 
 
@@ -213,3 +215,13 @@ CATALOGUE: Mapping[str, Entry] = {
 METHODS = tuple(CATALOGUE)
 PRIVATE_METHODS = tuple(name for name, entry in CATALOGUE.items() if entry.private is not None)
 PAPER_METHODS = ("normec", "clip21", "ef21", "dpsgd-norm", "dpsgd-clip", "gd")
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Return the methods that installed packages offer, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def is_own(name: str) -> bool:
+    """Whether a method comes from a user's file or from another installed package."""
+    return ":" in name or name in installed()

@@ -16,16 +16,13 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
 from ..errors import UsageError, one_of
 from ..system.code_files import object_in_file
-from .catalogue import CATALOGUE
+from .catalogue import CATALOGUE, GROUP, installed
 from .method import CLIENT_FUNCTIONS, SERVER_FUNCTIONS, Method, build_operator, text_of
 from .operators import Identity, supports_cuda_graphs
-
-GROUP = "normec.methods"
 
 
 def _classes() -> Iterator[type[Method]]:
@@ -48,10 +45,10 @@ def find(name: str) -> type[Method]:
         return _checked(object_in_file(name, "method of your own as FILE.py:CLASS"), name)
     if name in BUILT_IN:
         return BUILT_IN[name]
-    for point in entry_points(group=GROUP):
-        if point.name == name:
-            return _checked(point.load(), name)
-    one_of((*BUILT_IN, *(point.name for point in entry_points(group=GROUP))), method=name)
+    offered = installed()
+    if name in offered:
+        return _checked(offered[name].load(), name)
+    one_of((*BUILT_IN, *offered), method=name)
     raise AssertionError("unreachable")
 
 
@@ -61,7 +58,7 @@ def name_of(method: Method) -> str:
     for name, known in BUILT_IN.items():
         if known is kind:
             return name
-    for point in entry_points(group=GROUP):
+    for point in installed().values():
         if point.value == f"{kind.__module__}:{kind.__qualname__}":
             return point.name
     source = inspect.getsourcefile(kind)

@@ -45,10 +45,10 @@ def compare(
     """
     from ..errors import one_of
     from ..experiments import compare as comparison
-    from ..settings import config as configs
+    from ..settings.validation import load
     from .progress import progress_display
 
-    settings = configs.load(config, o.overrides(set_, flags)).model_dump(exclude_unset=True)
+    settings = load(config, o.overrides(set_, flags)).model_dump(exclude_unset=True)
     settings.pop("method", None)
     entries = comparison.candidates(methods or [], settings, _step_sizes(lr))
     if out is None:

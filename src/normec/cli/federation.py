@@ -14,7 +14,7 @@ from . import options as o
 from .federation_operations import PartyPath, require_flower
 
 if TYPE_CHECKING:
-    from ..experiments.runs import Result
+    from ..training.saved_run import Result
 
 app = typer.Typer(help="Federations over Flower, in which each party enforces its own privacy.", no_args_is_help=True)
 

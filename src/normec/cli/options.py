@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
-    from ..settings.config import Setting
+    from ..settings.declaration import Setting
 
 SECTIONS = {
     "data": "Data",
@@ -137,16 +137,14 @@ def _values(setting: Setting) -> Callable[[click.Context, list[str], str], list[
 def _offered(setting: Setting) -> Iterator[str]:
     yield from setting.all_values()
     if setting.name == "method":
-        from importlib.metadata import entry_points
+        from ..algorithms.catalogue import installed
 
-        from ..settings.config import METHODS
-
-        yield from (point.name for point in entry_points(group=METHODS))
+        yield from installed()
 
 
 def overrides(assignments: list[str] | None, flags: dict[str, Any]) -> dict[str, Any]:
     """Return the given settings, those of `--set` first and then those of flags."""
-    from ..settings.config import parse_assignment
+    from ..settings.assignments import parse_assignment
 
     given = {name: value for name, value in flags.items() if value is not None}
     if "lr" in given:

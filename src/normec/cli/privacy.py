@@ -143,7 +143,7 @@ def audit(
     from ..experiments import methods
     from ..experiments.audit import audit_method
     from ..privacy import Privacy
-    from ..settings import config as configs
+    from ..settings.validation import make
     from .output import number, show
 
     bounded = ("normec-plain", "normec-forgetting", *PRIVATE_METHODS)
@@ -164,7 +164,7 @@ def audit(
     found = {}
     for name in names:
         print(f"auditing {name}", file=sys.stderr, flush=True)
-        config = configs.make(extra.get(name, {"method": name}))
+        config = make(extra.get(name, {"method": name}))
         built, local = methods.build(config, dim=16), methods.local_steps(config)
         found[name] = audit_method(built, privacy, rounds=rounds, trials=trials, local=local)
     if as_json:

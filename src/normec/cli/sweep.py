@@ -44,7 +44,7 @@ def sweep(
     """
     from ..experiments import grid as grids
     from ..experiments import sweep as sweeps
-    from ..settings.config import parse_assignment
+    from ..settings.assignments import parse_assignment
     from .sweep_progress import sweep_display
 
     tables = grids.read(grid)

@@ -76,14 +76,14 @@ def plan(
 ) -> None:
     """Choose parameters for a problem and a number of rounds, and compare their bound with trivial bounds."""
     from ..experiments.theory_checks import plan as plans
-    from ..settings import config as configs
+    from ..settings.validation import load
 
     settings = o.overrides(set_, flags)
     if config is None:
         settings.setdefault("private", any(key in settings for key in ("epsilon", "sigma")))
     elif flags["epsilon"] is not None:
         settings.setdefault("private", True)
-    found = plans.plan(configs.load(config, settings))
+    found = plans.plan(load(config, settings))
     if as_json:
         print(json.dumps(found.facts()))
         return

@@ -16,9 +16,9 @@ from . import options as o
 from .output import printable
 
 if TYPE_CHECKING:
-    from ..experiments.runs import Result
     from ..settings.config import RunConfig
     from ..trackers import Tracker
+    from ..training.saved_run import Result
 
 
 def train(
@@ -49,10 +49,10 @@ def train(
     (8, 1e-5) against a server that sees only sums. The run has a folder: the same command continues after a stop, and
     shows the result of a finished run.
     """
-    from ..settings import config as configs
+    from ..settings.validation import load
 
     given = o.overrides(set_, flags)
-    chosen = configs.load(config, given)
+    chosen = load(config, given)
     if settings:
         _show_settings(chosen, as_json)
         return 0

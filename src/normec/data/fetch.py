@@ -81,7 +81,7 @@ def fetch(entry: Entry, folder: Path, report: Report = _silent) -> Path:
             _install(entry, target, target)
             return target
         for origin in entry.origins:
-            with _workshop(folder, entry.name) as raw:
+            with _temporary_folder(folder, entry.name) as raw:
                 try:
                     origin.fetch(Path(raw), report)
                     _install(entry, Path(raw), target)
@@ -92,14 +92,16 @@ def fetch(entry: Entry, folder: Path, report: Report = _silent) -> Path:
             report(f"{entry.name}: in {target}, checksums agree")
             return target
     except OSError as reason:
-        raise UsageError(f"cannot write to {folder} ({reason}); make room or give another data_dir") from None
-    raise UsageError(f"{entry.name} could not be had. Tried: {'; '.join(failures)}. By hand: {by_hand(entry, folder)}")
+        raise UsageError(f"cannot write to {folder} ({reason}); free some space or give another data_dir") from None
+    raise UsageError(
+        f"{entry.name} could not be fetched. Tried: {'; '.join(failures)}. By hand: {by_hand(entry, folder)}"
+    )
 
 
 def _install(entry: Entry, raw: Path, target: Path) -> None:
     """Decode the fetched files, verify the content, rename into place."""
-    with _workshop(target.parent, entry.name) as place:
-        ready = Path(place)
+    with _temporary_folder(target.parent, entry.name) as temporary:
+        ready = Path(temporary)
         if entry.family == "cifar10":
             archive = raw / ARCHIVE
             if archive.is_file():
@@ -129,10 +131,10 @@ def _unpack(raw: Path, file: str, ready: Path) -> None:
         except (EOFError, gzip.BadGzipFile, zlib.error) as reason:
             raise Unavailable(f"{packed.name} is damaged or cut short ({reason})") from None
     else:
-        raise Unavailable(f"{file} is not among the files it gave")
+        raise Unavailable(f"{file} is not among the downloaded files")
 
 
-def _workshop(folder: Path, name: str) -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder(folder: Path, name: str) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder, ignore_cleanup_errors=True)
 
 

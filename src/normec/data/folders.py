@@ -53,8 +53,8 @@ def search_folders(data_dir: str | Path | None = None) -> list[Path]:
 def locate(entry: Entry, data_dir: str | Path | None = None) -> dict[str, Path] | None:
     """The paths of all files of the data set, or None if no folder contains them all."""
     for folder in search_folders(data_dir):
-        for place in _places(entry, folder):
-            found = {file: path for file in entry.files if (path := _file(entry, place, file))}
+        for candidate in _candidates(entry, folder):
+            found = {file: path for file in entry.files if (path := _file(entry, candidate, file))}
             if entry.files and len(found) == len(entry.files):
                 return found
     return None
@@ -151,7 +151,8 @@ def _size(entry: Entry) -> str:
     return f"{entry.rows:,}{test} × {'×'.join(map(str, entry.shape))}"
 
 
-def _places(entry: Entry, folder: Path) -> list[Path]:
+def _candidates(entry: Entry, folder: Path) -> list[Path]:
+    """The folders below `folder` in which the files may be."""
     names = [sub.format(name=entry.name) for sub in _SUBFOLDERS[entry.family]]
     if entry.name in _TORCHVISION:
         names.append(_TORCHVISION[entry.name])
@@ -160,12 +161,14 @@ def _places(entry: Entry, folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _file(entry: Entry, place: Path, file: str) -> Path | None:
+def _file(entry: Entry, folder: Path, file: str) -> Path | None:
     for suffix in _SUFFIXES[entry.family]:
-        path = place / f"{file}{suffix}"
+        path = folder / f"{file}{suffix}"
         try:
             if path.is_file():
                 return path
         except PermissionError:
-            raise UsageError(f"{place} may not be read by you; change its permissions or give another folder") from None
+            raise UsageError(
+                f"{folder} may not be read by you; change its permissions or give another folder"
+            ) from None
     return None

@@ -26,7 +26,7 @@ CLIENT_TIMEOUT = 1800.0  # seconds for a whole npm or apt-get call
 CHUNK = 1 << 20
 
 
-class Unavailable(Exception):  # noqa: N818  (a state of the world, to be lines, not a bug)
+class Unavailable(Exception):  # noqa: N818  (not a bug of this program)
     """This origin did not provide the files; the text gives the reason."""
 
 

@@ -80,7 +80,7 @@ def audit_method(
         weights: The clients' weights, with the sum 1 (default: equal). They are sorted, so that the first client is the
             heaviest.
         records: At record level, the number of records of each client, in the order of the weights.
-        progress: Is told how many of the runs are done.
+        progress: Called with the number of finished runs.
 
     Returns:
         The bounds for the view that looked worst; `audit_releases` chooses it on runs that it does not judge.

@@ -22,7 +22,7 @@ from ..system.code_files import in_a_file
 from ..training.callbacks import Callback
 from ..training.client_weights import KINDS, Weights
 from ..training.communicator import Communicator
-from ..training.options import Compute, Logging, Memory, Options, Storage
+from ..training.options import Compute, Logging, Memory, Options, Storage, device_of
 from . import methods, own_problem, server
 
 if TYPE_CHECKING:
@@ -239,12 +239,7 @@ def device(name: str) -> torch.device:
     """Return a device by name; "auto" is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(name)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError):
-        raise UsageError(f"there is no device {name!r} here; use auto, cpu or cuda") from None
-    return found
+    return device_of(name)
 
 
 def weights(text: str | None) -> Weights:

@@ -17,11 +17,12 @@ from typing import Any
 
 from ..algorithms.catalogue import PAPER_METHODS, PRIVATE_METHODS
 from ..errors import Diverged, Interrupted, UsageError
-from ..settings import config as configs
 from ..settings.config import RunConfig
+from ..settings.validation import make
 from ..storage.history import History
 from ..system.files import write_atomic
 from ..training.callbacks import Callback
+from ..training.saved_run import Result
 from . import methods, runs, server, tuning
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
@@ -43,7 +44,7 @@ class Outcome:
     """
 
     label: str
-    best: runs.Result | None
+    best: Result | None
     tried: dict[float, float | None]
 
 
@@ -64,8 +65,7 @@ def candidates(
         merged = {**shared, **given, "method": name}
         sizes: Sequence[float | None] = (merged["lr"],) if "lr" in merged else step_sizes or (None,)
         cells = tuple(
-            configs.make({**merged, "lr": size if size is not None else methods.step_size(configs.make(merged))})
-            for size in sizes
+            make({**merged, "lr": size if size is not None else methods.step_size(make(merged))}) for size in sizes
         )
         for cell in cells:
             # Refuse invalid settings before the first run.
@@ -97,7 +97,7 @@ def run(
     outcomes = []
     for entry in entries:
         tried: dict[float, float | None] = {}
-        found: dict[float, runs.Result] = {}
+        found: dict[float, Result] = {}
         for cell in entry.cells:
             size = methods.step_size(cell)
             if isinstance(size, str):

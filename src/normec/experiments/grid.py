@@ -31,7 +31,9 @@ from typing import Any
 from .. import models
 from ..data.entries import ENTRIES, FILE_PREFIX
 from ..errors import UsageError, at_least, nearest, one_of
-from ..settings.config import NOT_IDENTITY, RunConfig, Scalar, make
+from ..settings.assignments import Scalar
+from ..settings.config import NOT_IDENTITY, RunConfig
+from ..settings.validation import make
 from ..system.code_files import in_a_file
 from ..system.files import read_toml
 from . import build, methods, tuning

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..algorithms import registry
-from ..algorithms.catalogue import CATALOGUE, METHODS, ROUNDS, Entry
+from ..algorithms.catalogue import CATALOGUE, METHODS, ROUNDS, Entry, is_own
 from ..algorithms.error_feedback import usual_kept
 from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import Method
 from ..errors import UsageError, nearest, one_of
-from ..settings.config import RunConfig, format_assignments, in_groups, is_own, parse_assignments
+from ..settings.assignments import format_assignments, parse_assignments
+from ..settings.config import RunConfig, in_groups
 from . import server
 
 SETTINGS = tuple(name for name in in_groups("method") if name not in ("method", "method_settings"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..settings.config import RunConfig, is_own
+from ..algorithms.catalogue import is_own
+from ..settings.config import RunConfig
 from ..training.run import default_evaluate_every, default_log_every
 from . import build, methods, server
 

@@ -17,11 +17,13 @@ from typing import Any
 from ..errors import UsageError, nearest
 from ..privacy.ledger_verification import verified
 from ..report import schema
-from ..settings import config as configs
+from ..settings import config
 from ..settings.config import IDENTITY, RunConfig
+from ..settings.validation import make
 from ..storage.history import STARTED_BY, UNNOISED, History
 from ..system.files import read_toml
-from . import runs, tuning
+from ..training import saved_run
+from . import tuning
 from .resolve import Measured, resolved
 
 Row = dict[str, Any]
@@ -100,14 +102,14 @@ def of(summary: Mapping[str, Any], folder: Path) -> Record:
 def _settings(held: Mapping[str, Any], measured: Measured | None = None) -> dict[str, Any]:
     """Return every setting with the value that was used, also if the record has only the given settings."""
     try:
-        return resolved(configs.make(held), measured).model_dump()
+        return resolved(make(held), measured).model_dump()
     except UsageError:  # from another version, or the method's file is missing: use the record as it is
         return {**RunConfig().model_dump(), **held}
 
 
 def varied(records: Iterable[Record]) -> list[str]:
     """Return the settings in which runs differ."""
-    return [name for name in configs.varied([record.settings for record in records]) if name in IDENTITY]
+    return [name for name in config.varied([record.settings for record in records]) if name in IDENTITY]
 
 
 def each(records: Sequence[Record]) -> list[Row]:
@@ -246,7 +248,7 @@ def _folders(path: Path) -> Iterator[Path]:
 def _read(folder: Path) -> Record:
     """Read a run; a run without a summary is unfinished, and its last row is its result."""
     if (folder / "summary.json").exists():
-        summary = runs.read(folder).summary
+        summary = saved_run.read(folder).summary
         if not isinstance(summary.get("config"), dict) or not isinstance(summary.get("final"), dict):
             raise UsageError(f"{folder / 'summary.json'} is damaged: it lacks the run's settings or its final row")
         wrong = schema.fitting(summary, schema.SUMMARY, None)[1]
@@ -278,7 +280,7 @@ def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(held: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of a config.toml; raises `UsageError` if they are invalid."""
-    configs.make(held)
+    make(held)
     return held
 
 

@@ -20,7 +20,8 @@ from ..algorithms.lr_schedule import ScheduledLR
 from ..data.table import is_table
 from ..errors import Diverged, UsageError
 from ..problems.problem import Problem
-from ..settings.config import IDENTITY, RunConfig, load
+from ..settings.config import IDENTITY, RunConfig
+from ..settings.validation import load
 from ..storage.checkpoint import EXTENDED, LATEST
 from ..storage.history import NOT_COVERED, STARTED_BY, History
 from ..storage.run_folder import CONFIG
@@ -31,13 +32,11 @@ from ..training.communicator import Communicator, SingleProcess
 from ..training.interleaved import run_to_end
 from ..training.loop import TrainingLoop
 from ..training.saved_run import Result, read
-from ..training.summary import record_divergence, record_end, summarise, write_summary, write_tables
+from ..training.summary import record_divergence, summarise, write_summary, write_tables
 from ..training.train import prepare, ready
 from . import build, methods
 from .own_problem import has_own_data, short_name
 from .resolve import Measured, resolved
-
-__all__ = ["Result", "execute", "existing", "read", "record_end", "summarise", "write_summary"]
 
 # Settings whose defaults depend on the data: the number of clients, of parameters, or of rounds.
 DATA_DEPENDENT = ("clients", "k", "log_every", "evaluate_every", "averaging_start")

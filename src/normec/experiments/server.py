@@ -8,7 +8,8 @@ from ..algorithms.averaging import Averaging
 from ..algorithms.lr_schedule import LRSchedule
 from ..algorithms.server_optimizer import ServerOptimizer
 from ..errors import UsageError
-from ..settings.config import RunConfig, format_assignments, parse_assignments
+from ..settings.assignments import format_assignments, parse_assignments
+from ..settings.config import RunConfig
 
 
 def optimizer(config: RunConfig) -> ServerOptimizer | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..settings.config import GROUPS, SETTINGS, Setting
+from ..settings.config import SETTINGS
+from ..settings.declaration import GROUPS, Setting
 
 LEAD = """# Settings
 

@@ -25,6 +25,8 @@ from ..storage.history import History, Row
 from ..storage.run_folder import FolderLock
 from ..system.files import write_atomic
 from ..system.processes import Interrupt
+from ..training import saved_run
+from ..training.summary import record_end
 from . import build, runs
 from .grid import Cell, Grid
 from .tasks import DONE, Ending, Progress, Task, run_group, run_in_workers
@@ -239,8 +241,8 @@ def _outcome(cell: Cell, folder: Path, ending: Ending) -> Outcome:
             facts = {"status": ending.status, "round": ending.round, "error": ending.error}
             if ending.traceback is not None:
                 facts["traceback"] = ending.traceback
-            runs.record_end(runs.settings_of(cell.config), folder, facts)
-        found = runs.read(folder)
+            record_end(runs.settings_of(cell.config), folder, facts)
+        found = saved_run.read(folder)
     except UsageError as error:  # the folder is damaged or belongs to another run, so it is not changed
         return Outcome(cell, "failed", folder, error=ending.error or str(error))
     return Outcome(cell, ending.status, folder, found.summary, found.history, ending.error)

@@ -32,6 +32,7 @@ from ..settings.config import RunConfig
 from ..storage.history import Row
 from ..training.callbacks import Callback
 from ..training.interleaved import run_interleaved
+from ..training.saved_run import Result
 from ..training.train import ready
 from . import build, runs
 
@@ -103,7 +104,7 @@ def _run_in_turns(group: Sequence[Task], device: torch.device, report: Report, s
         report(Progress(task.index))
         held = build.problem_key(task.config)
 
-        def begun() -> Generator[None, None, runs.Result]:
+        def begun() -> Generator[None, None, Result]:
             if held not in problems:  # cells that differ only in their step size share their data
                 problems[held] = build.problem(task.config).to(device)
             reporter = _ProgressReporter(task.index, report, lambda: False)

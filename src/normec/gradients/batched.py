@@ -16,7 +16,7 @@ from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from ..sampling.batches import Batches
 from .batch_feed import BatchFeed
-from .engine import Block
+from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
 from .shared.slots import NoRule
@@ -25,7 +25,7 @@ _BLOCK_FLOATS = 2**22
 _LOCAL_BLOCK_FLOATS = {"cpu": 2**22, "cuda": 2**26}  # numbers in a table of the clients' own models
 
 
-class BatchedEngine:
+class BatchedEngine(BlockEngine):
     """Applies vmap over clients to the gradient of one client; buffers are passed and returned as tensors."""
 
     name = "batched"
@@ -48,20 +48,6 @@ class BatchedEngine:
         self._block = max(1, int(most // len(problem.x0) * typical))
         self.same_records = batches is None and problem.augment is None
         self.recordable = True
-
-    @property
-    def variant(self) -> str:
-        """The engine, with everything else that the bits of its sums depend on."""
-        return f"{self.name}, blocks of {self._block}"
-
-    @property
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
-    def shrink(self) -> bool:
-        """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
-        self._block //= 2
-        return self._block > 0
 
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False

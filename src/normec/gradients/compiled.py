@@ -13,7 +13,7 @@ from ..problems.problem import Problem
 from ..sampling.batches import Batches
 from ..sampling.random_streams import derive_seed, seed_generators
 from .batch_feed import BatchFeed
-from .engine import Block
+from .engine import Block, BlockEngine
 from .model_copy import ModelCopy
 from .precision import Precision
 
@@ -23,7 +23,7 @@ _BLOCK_FLOATS = 2**24
 _RATE, _COMPILING, _SAVED = 4e10, 60.0, 0.3
 
 
-class CompiledEngine:
+class CompiledEngine(BlockEngine):
     """The loop with a model that is compiled once, and images with channels last."""
 
     name = "compiled"
@@ -45,15 +45,6 @@ class CompiledEngine:
             # Dropout must draw the same numbers as in the loop, not numbers of the compiler.
             self._copy.forward = torch.compile(self._copy.model, dynamic=False, options={"fallback_random": True})
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
-
-    @property
-    def variant(self) -> str:
-        """The engine, with everything else that the bits of its sums depend on."""
-        return f"{self.name}, blocks of {self._block}"
-
-    @property
-    def threads(self) -> int:
-        return torch.get_num_threads()
 
     def shrink(self) -> bool:
         return False  # it already computes one client at a time

@@ -60,6 +60,19 @@ class Block:
         return self.clients - self.first
 
 
+class GradientTable:
+    """Memory for the gradients ``[c, d]`` of a block, which the next block uses again."""
+
+    def __init__(self) -> None:
+        self._rows = torch.empty(0, 0)
+
+    def rows(self, x: Tensor, count: int) -> Tensor:
+        """Return `count` rows like x, whose values are left over from earlier blocks."""
+        if len(self._rows) < count or self._rows.dtype != x.dtype:
+            self._rows = x.new_empty(count, len(x))
+        return self._rows[:count]
+
+
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor from the host to the device without waiting for the device."""
     if device.type != "cuda":
@@ -88,3 +101,25 @@ class Engine(Protocol):
         Buffers are updated in place, row by row; pass a clone to look without touching.
         """
         ...
+
+
+class BlockEngine:
+    """The base of the engines of this package; `_block` is the size of a block, in clients or in records."""
+
+    name: str
+    _block: int
+
+    @property
+    def variant(self) -> str:
+        """The engine, with everything else that the bits of its sums depend on."""
+        return f"{self.name}, blocks of {self._block}"
+
+    @property
+    def threads(self) -> int:
+        """The number of CPU threads that suits this work."""
+        return torch.get_num_threads()
+
+    def shrink(self) -> bool:
+        """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
+        self._block //= 2
+        return self._block > 0

@@ -23,7 +23,7 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from ..sampling.batches import Batches, BatchSource
-from .engine import Block, upload
+from .engine import Block, BlockEngine, upload
 from .loop import RECORD_BLOCKS
 from .own_vmap_rules import RefuseOwnVmapRules
 from .record_clip import RecordClip
@@ -38,7 +38,7 @@ def fits(problem: Problem) -> bool:
     return losses.get(type(problem.model)) is problem.loss and problem.augment is None
 
 
-class LinearEngine:
+class LinearEngine(BlockEngine):
     """Computes the closed form in blocks of clients."""
 
     name = "linear"
@@ -62,24 +62,16 @@ class LinearEngine:
         self.same_records = batches is None
 
     def shrink(self) -> bool:
-        """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
         self._whole.clear()
         self._ahead.clear()
         self._everyone = ()
-        self._block //= 2
-        return self._block > 0
-
-    @property
-    def variant(self) -> str:
-        """The engine, with everything else that the bits of its sums depend on."""
-        return f"{self.name}, blocks of {self._block}"
+        return super().shrink()
 
     @property
     def threads(self) -> int:
         work = 2 * len(self._problem.x0) * float(self._divisors.sum())
-        return (
-            1 if work < 1e9 else torch.get_num_threads()
-        )  # some milliseconds; below that, a second thread costs more than it gains
+        # Below some milliseconds, a second thread costs more than it gains.
+        return 1 if work < 1e9 else torch.get_num_threads()
 
     def blocks(
         self,

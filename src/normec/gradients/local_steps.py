@@ -116,7 +116,7 @@ class LocalEngine:
     def __init__(self, engine: PointEngine, local: LocalSteps, counts: Tensor) -> None:
         """`counts`: the number of steps of every client."""
         self._engine, self._local, self._counts = engine, local, counts
-        self._room: dict[str, Tensor] = {}
+        self._reused: dict[str, Tensor] = {}
         self._graphs = CudaGraphs("a local step")
 
     @property
@@ -134,7 +134,7 @@ class LocalEngine:
 
     def shrink(self) -> bool:
         """After running out of memory: smaller groups, or False if they cannot be smaller."""
-        self._room, self._graphs = {}, CudaGraphs("a local step")
+        self._reused, self._graphs = {}, CudaGraphs("a local step")
         return self._engine.shrink()
 
     def blocks(
@@ -184,19 +184,19 @@ class LocalEngine:
             found, grads = self._step(x, moved, state, buffers, whose, batch, j + 1, added)
             if j == 0:  # what a recording returns is overwritten by the next step
                 losses, start = (found.clone(), grads.clone()) if x.is_cuda else (found, grads)
-        update = self._local.update(self._room["moved"][: len(group)], counts)
+        update = self._local.update(self._reused["moved"][: len(group)], counts)
         if not alike:
             back = upload(order.argsort(), x.device)
             update, losses, start = update[back], losses[back], start[back]
         return Block(group, update, losses, group_rows, start_grads=start)
 
     def _tables(self, x: Tensor, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """y − x and the local optimizer's state at the start, always in the same place: recordings know it."""
-        held = self._room.get("moved")
+        """y − x and the local optimizer's state at the start, always in the same memory, which recordings refer to."""
+        held = self._reused.get("moved")
         if held is None or len(held) < count or held.dtype != x.dtype or held.device != x.device:
             moved = x.new_empty(count, len(x))
-            self._room = {"moved": moved, **self._local.state(moved)}
-        tables = {name: table[:count].zero_() for name, table in self._room.items()}
+            self._reused = {"moved": moved, **self._local.state(moved)}
+        tables = {name: table[:count].zero_() for name, table in self._reused.items()}
         return tables.pop("moved"), tables
 
     def _step(
@@ -215,7 +215,6 @@ class LocalEngine:
             losses, grads = self._engine.gradients_at(x + moved, buffers, rows, batch)
             self._local.step(moved, grads if shift is None else grads + shift, state, number)
             return losses, grads
-        places = () if isinstance(rows, slice) else (rows,)
 
         def compute(*inputs: Tensor) -> tuple[Tensor, Tensor]:
             drawn, at = inputs[1 : 1 + len(batch)], rows if isinstance(rows, slice) else inputs[-1]
@@ -224,7 +223,7 @@ class LocalEngine:
             return losses, grads
 
         changed = {"moved": moved, **state, **{f"buffer {name}": table for name, table in buffers.items()}}
-        moving = (torch.full((), float(number), device=x.device), *batch, *places)
+        moving = (torch.full((), float(number), device=x.device), *batch, *(() if isinstance(rows, slice) else (rows,)))
         named = str(rows) if isinstance(rows, slice) else "rows"
         return self._graphs.run(compute, moving, [x, *changed.values()], named, changed)
 

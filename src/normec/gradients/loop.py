@@ -4,9 +4,9 @@ With `record_clip`, the gradient of every record is bounded, as `RecordClip` des
 fixed, public B.
 
 The guarantee for a record needs more than the clip: the shares of all other records must have the same bits with and
-without it. Kernels add up in an order that depends on the shape of a batch and on a record's place in it, and at an
+without it. Kernels add up in an order that depends on the shape of a batch and on a record's position in it, and at an
 extreme x another order gives another gradient altogether. So records are computed in blocks of fixed sizes. Empty
-places are filled with copies, and only sizes are used at which a record has the same bits at every place
+positions are filled with copies, and only sizes are used at which a record has the same bits at every position
 (`record_blocks`). The order of additions depends on shapes and not on values, therefore made-up records are enough to
 find these sizes. The shares are added up in float64.
 """
@@ -27,7 +27,7 @@ from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..sampling.batches import BatchSource
 from ..sampling.random_streams import Stream, derive_seed, seed_generators
-from .engine import Block
+from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
 from .record_clip import RecordClip
@@ -40,7 +40,7 @@ _TRIED_FLOATS = 2**19  # numbers in the gradients of the made-up records that si
 _ONE_THREAD_FLOPS = 1e7
 
 
-class LoopEngine:
+class LoopEngine(BlockEngine):
     """Computes client by client anything that autograd can differentiate."""
 
     name = "loop"
@@ -67,11 +67,6 @@ class LoopEngine:
     def of(self, problem: Objective, precision: Precision = "tf32") -> LoopEngine:
         """Return the same engine for another problem, to compare engines; by default without autocast."""
         return LoopEngine(problem, self._batches, self._seed, self._clip, precision, RECORD_BLOCKS[-1:])
-
-    @property
-    def variant(self) -> str:
-        """The engine, with everything else that the bits of its sums depend on."""
-        return f"{self.name}, blocks of {self._block}"
 
     @property
     def threads(self) -> int:
@@ -137,8 +132,8 @@ def record_shares(
     """Return the bounded gradient ``[B, d]`` and the loss ``[B]`` of every record, computed in one block."""
     # Indexing also copies the records to the start of a new piece of memory; kernels may depend on the alignment.
     count = size_of(inputs)
-    places = torch.arange(block, device=leaves_of(inputs)[0].device).clamp_max(count - 1)
-    grads, values = record_gradients(problem, x, part_of(inputs, places), part_of(targets, places))
+    positions = torch.arange(block, device=leaves_of(inputs)[0].device).clamp_max(count - 1)
+    grads, values = record_gradients(problem, x, part_of(inputs, positions), part_of(targets, positions))
     return clip(grads, problem.tensor_sizes)[:count], values[:count]
 
 
@@ -182,7 +177,7 @@ def refuse_collated_records(problem: Problem) -> None:
 
 
 def _cover(records: int, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the starts and the sizes of blocks that hold so many records; only the last may have empty places."""
+    """Yield the starts and the sizes of blocks that hold so many records; only the last may have empty positions."""
     start = 0
     while start < records:
         size = next((size for size in blocks if size <= records - start), blocks[-1])
@@ -206,7 +201,7 @@ def record_gradients(
 
 
 def record_blocks(problem: Problem) -> tuple[int, ...]:
-    """Return sizes of blocks, the largest first, in all of which a record has the same bits at every place.
+    """Return sizes of blocks, the largest first, in all of which a record has the same bits at every position.
 
     The sizes are found with made-up records near the initial parameters, so they say nothing about the data. If no
     size of `RECORD_BLOCKS` is suitable, records are computed one by one.
@@ -222,13 +217,15 @@ def record_blocks(problem: Problem) -> tuple[int, ...]:
     x = x + (1e-3 + 0.1 * x.square().mean().sqrt()) * torch.randn(len(x), dtype=x.dtype, generator=draw).to(x.device)
 
     def found(size: int, shift: int) -> Tensor:
-        """The gradients of the records, each `shift` places away from its usual place in blocks of one size."""
+        """The gradients of the records, each `shift` positions away from its usual one in blocks of one size."""
         order, grads = torch.arange(count).roll(shift), []
         for part in order.split(size):
-            places = part[torch.arange(size) % len(part)].to(x.device)
-            seed_generators(0, x.device)  # the masks of dropout are the same at every place and in every block
+            positions = part[torch.arange(size) % len(part)].to(x.device)
+            seed_generators(0, x.device)  # the masks of dropout are the same at every position and in every block
             grads.append(
-                record_gradients(problem, x, part_of(inputs, places), part_of(targets, places), "same")[0][: len(part)]
+                record_gradients(problem, x, part_of(inputs, positions), part_of(targets, positions), "same")[0][
+                    : len(part)
+                ]
             )
         return torch.cat(grads)[order.argsort().to(x.device)]
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -15,6 +16,12 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[None]:
     """Return a context in which forward passes use bfloat16 if `precision` is "bf16"."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which autocast would compute with x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 @contextmanager

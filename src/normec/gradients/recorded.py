@@ -35,7 +35,7 @@ from ..sampling.batches import Batches
 from ..sampling.random_streams import derive_seed, seed_generators
 from .batch_feed import BatchFeed
 from .cuda_graphs import CudaGraphs
-from .engine import Block, upload
+from .engine import Block, BlockEngine, GradientTable, upload
 from .model_copy import ModelCopy
 from .precision import Precision
 
@@ -45,7 +45,7 @@ _STREAMS = 5  # clients that run side by side
 _CLOSE = 1e-2  # relative; kernels that add in any order give other bits each time
 
 
-class RecordedEngine:
+class RecordedEngine(BlockEngine):
     """The loop over clients with copies of the model, as a CUDA graph where it can be recorded."""
 
     name = "recorded"
@@ -68,23 +68,12 @@ class RecordedEngine:
         self._generators = _Generators(device)
         self._graphs = _graphs() if device.type == "cuda" else None
         self._calls = Counter[tuple[int, ...]]()
-        self._grads = torch.empty(0, 0)
-
-    @property
-    def variant(self) -> str:
-        """The engine, with everything else that the bits of its sums depend on."""
-        return f"{self.name}, blocks of {self._block}"
-
-    @property
-    def threads(self) -> int:
-        return torch.get_num_threads()
+        self._grads = GradientTable()
 
     def shrink(self) -> bool:
-        """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
-        self._grads, self._graphs = torch.empty(0, 0), (_graphs() if self._graphs is not None else None)
+        self._grads, self._graphs = GradientTable(), (_graphs() if self._graphs is not None else None)
         self._calls.clear()
-        self._block //= 2
-        return self._block > 0
+        return super().shrink()
 
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
@@ -92,16 +81,11 @@ class RecordedEngine:
         everyone = torch.arange(self._problem.clients) if clients is None else clients
         for group in self._feed.groups(everyone, self._block, full=full) if len(everyone) else ():
             numbers, uniforms = self._feed.tables(group, round, everyone=clients is None, full=full)
-            block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
+            block = Block.of(group, self._grads.rows(x, len(group)), x.new_empty(0))
             rows = block.rows if len(group) == self._problem.clients else upload(group, x.device)
             seeds = [derive_seed(self._seed, "model", client, round) for client in group.tolist()]
             losses = self._run(_Work(x, buffers, rows, numbers, uniforms, block.grads), seeds)
             yield Block(block.clients, block.grads, losses, block.rows)
-
-    def _room(self, x: Tensor, count: int) -> Tensor:
-        if len(self._grads) < count or self._grads.dtype != x.dtype:
-            self._grads = x.new_empty(count, len(x))
-        return self._grads[:count]
 
     def _run(self, work: _Work, seeds: Sequence[int]) -> Tensor:
         """Fill the gradients and buffers of a block and return its losses."""
@@ -168,10 +152,10 @@ class RecordedEngine:
         with _side_by_side(self._streams):
             for i, seed in enumerate(seeds):
                 lane = i % len(self._copies)
-                place = torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()
+                stream = torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()
                 rows = {name: table[i] for name, table in own.items()}
                 drawn = work.uniforms[i] if work.uniforms is not None else None
-                with place, self._generators.standing_in(i, seed):
+                with stream, self._generators.standing_in(i, seed):
                     self._copies[lane].set(work.x)  # for every client, because a model may write to its parameters
                     losses[i] = self._copies[lane].gradient(rows, work.numbers[i], drawn, work.grads[i])
         if not isinstance(work.rows, slice):

@@ -47,6 +47,11 @@ def forward_only() -> bool:
     return _evaluating and not torch.is_grad_enabled()
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """Return images with channels last in memory, which is how kernels read them."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x.contiguous()
+
+
 def blank(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return uninitialised images with channels last."""
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)

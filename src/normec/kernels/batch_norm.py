@@ -47,28 +47,28 @@ def _moments(x, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, B
 @triton.jit
 def _combine(
     moments, mean_out, inverse_out, running_mean, running_var, P, C, count, momentum, eps,
-    PIXELS: tl.constexpr, PLACES: tl.constexpr, EACH: tl.constexpr, RUNNING: tl.constexpr,
+    PIXELS: tl.constexpr, PADDED: tl.constexpr, EACH: tl.constexpr, RUNNING: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """A client's mean and 1/std from those of its parts: (mean, squares around it) of `EACH` numbers a row."""
     client = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     valid = c < C
-    own = moments + client.to(tl.int64) * count * 2 * PLACES + c
+    own = moments + client.to(tl.int64) * count * 2 * PADDED + c
     mean = tl.zeros((BLOCK_C,), tl.float32)
     for start in range(0, count, ROWS):
         r = start + tl.arange(0, ROWS)
-        at = (r // PIXELS * 2 * PIXELS + r % PIXELS) * PLACES
+        at = (r // PIXELS * 2 * PIXELS + r % PIXELS) * PADDED
         mask = (r < count)[:, None] & valid[None, :]
         mean += tl.sum(tl.load(own[None, :] + at[:, None], mask=mask, other=0.0), 0)
     mean = mean / count
     square = tl.zeros((BLOCK_C,), tl.float32)
     for start in range(0, count, ROWS):
         r = start + tl.arange(0, ROWS)
-        at = (r // PIXELS * 2 * PIXELS + r % PIXELS) * PLACES
+        at = (r // PIXELS * 2 * PIXELS + r % PIXELS) * PADDED
         mask = (r < count)[:, None] & valid[None, :]
         away = tl.load(own[None, :] + at[:, None], mask=mask, other=0.0) - mean[None, :]
-        within = tl.load(own[None, :] + at[:, None] + PIXELS * PLACES, mask=mask, other=0.0)
+        within = tl.load(own[None, :] + at[:, None] + PIXELS * PADDED, mask=mask, other=0.0)
         square += tl.sum(tl.where(mask, within + EACH * away * away, 0.0), 0)
     _keep(mean, square / P, mean_out, inverse_out, running_mean, running_var, client, c, C, P, momentum, eps, RUNNING)
 
@@ -231,12 +231,12 @@ def forward(
         part = x.new_empty(clients, blocks["SPLITS"], 2, C, dtype=torch.float32)
         _moments[grid](x, part, P, C, span, **blocks)
     else:
-        part, (pixels, places) = moments.values, moments.values.shape[2:]
+        part, (pixels, padded_writes) = moments.values, moments.values.shape[2:]
         count, wide = moments.parts * pixels, 16
         _combine[(clients, triton.cdiv(C, wide))](
-            part, mean, inverse, means, variances, P, C, count, momentum, eps, PIXELS=pixels, PLACES=places,
-            EACH=moments.each, RUNNING=running is not None, ROWS=min(512, triton.next_power_of_2(count)), BLOCK_C=wide,
-            num_warps=8,
+            part, mean, inverse, means, variances, P, C, count, momentum, eps, PIXELS=pixels,
+            PADDED=padded_writes, EACH=moments.each, RUNNING=running is not None,
+            ROWS=min(512, triton.next_power_of_2(count)), BLOCK_C=wide, num_warps=8,
         )  # fmt: skip
     _normalise[grid](
         x, y, pointer(shortcut, x), *scales(weight, bias, x), part, mean, inverse, means, variances,

@@ -35,7 +35,7 @@ def _pack(x, table, packed, size, BLOCK: tl.constexpr):
 def _convolve(
     source, weights, bias, out, moments, count,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
-    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
+    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PADDED: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BIAS: tl.constexpr, MOMENTS: tl.constexpr,
@@ -57,22 +57,22 @@ def _convolve(
             inside = inside & (i < READS)[None, :]
         away = (step // CHUNKS * W + step % CHUNKS * CHUNK + u) * READS + i
         value = tl.load(source + corner[:, None] + away[None, :], mask=inside, other=0.0)
-        weight = tl.load(weights + (step * CHUNK * LANES + k)[:, None] * (TALL * WIDE * PLACES) + n[None, :])
+        weight = tl.load(weights + (step * CHUNK * LANES + k)[:, None] * (TALL * WIDE * PADDED) + n[None, :])
         found = tl.dot(value, weight, found)
-    y, z = r[:, None] * TALL + (n // (WIDE * PLACES))[None, :], s[:, None] * WIDE + (n // PLACES % WIDE)[None, :]
-    inside = (m < count)[:, None] & (y < OH) & (z < OW) & (n % PLACES < WRITES)[None, :]
-    at = ((image[:, None] * OH + y) * OW + z) * WRITES + (n % PLACES)[None, :]
+    y, z = r[:, None] * TALL + (n // (WIDE * PADDED))[None, :], s[:, None] * WIDE + (n // PADDED % WIDE)[None, :]
+    inside = (m < count)[:, None] & (y < OH) & (z < OW) & (n % PADDED < WRITES)[None, :]
+    at = ((image[:, None] * OH + y) * OW + z) * WRITES + (n % PADDED)[None, :]
     if BIAS:
-        found += tl.load(bias + n % PLACES, mask=n % PLACES < WRITES, other=0.0).to(tl.float32)[None, :]
+        found += tl.load(bias + n % PADDED, mask=n % PADDED < WRITES, other=0.0).to(tl.float32)[None, :]
     rounded = found.to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=inside)
     if MOMENTS:
         found = rounded.to(tl.float32)
         mean = tl.sum(found, 0) / BLOCK_M
         found -= mean[None, :]
-        own = moments + tl.program_id(0) * (2 * TALL * WIDE * PLACES) + n
+        own = moments + tl.program_id(0) * (2 * TALL * WIDE * PADDED) + n
         tl.store(own, mean)
-        tl.store(own + TALL * WIDE * PLACES, tl.sum(found * found, 0))
+        tl.store(own + TALL * WIDE * PADDED, tl.sum(found * found, 0))
 
 
 @triton.jit
@@ -145,8 +145,7 @@ def convolve(
     """
     images, seen = len(source), (source.shape[2], source.shape[3])
     out = blank((images, tiles.writes, *size), source)
-    room = out if moments is None else moments.values
-    given = (source, weights, pointer(bias, source), out, room)
+    given = (source, weights, pointer(bias, source), out, out if moments is None else moments.values)
     asked = {"BIAS": bias is not None, "MOMENTS": moments is not None}
     swept = sweep.settings(tiles, images, seen, size)
     if swept is not None:
@@ -180,7 +179,7 @@ def geometry(tiles: Tiles, seen: tuple[int, int], size: tuple[int, int]) -> dict
     across = tiles.grid(*size)
     return {
         "H": seen[0], "W": seen[1], "OH": size[0], "OW": size[1], "GH": across[0], "GW": across[1],
-        "READS": tiles.pitch, "LANES": tiles.padded_reads, "WRITES": tiles.writes, "PLACES": tiles.padded_writes,
+        "READS": tiles.pitch, "LANES": tiles.padded_reads, "WRITES": tiles.writes, "PADDED": tiles.padded_writes,
         "TALL": tiles.tall, "WIDE": tiles.wide, "DOWN": tiles.step[0], "RIGHT": tiles.step[1],
         "OFFSET": tiles.offset, "ROWS": tiles.rows, "CHUNKS": tiles.chunks, "CHUNK": tiles.chunk,
     }  # fmt: skip

@@ -24,7 +24,7 @@ _FILLED = 150  # programs that fill a device
 def sweep(
     source, weights, bias, out, moments, images,
     H: tl.constexpr, W: tl.constexpr, ACROSS: tl.constexpr, READS: tl.constexpr, LANES: tl.constexpr,
-    WRITES: tl.constexpr, PLACES: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
+    WRITES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
     TILES: tl.constexpr, STRIP: tl.constexpr, BIAS: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
     """Compute `STRIP` rows of `TILES / ACROSS` images; `upper` and `lower` are output rows with incomplete sums."""
@@ -32,28 +32,28 @@ def sweep(
     image, s = tl.program_id(0) * (TILES // ACROSS) + m // ACROSS, m % ACROSS
     k = tl.arange(0, CHUNK * LANES)  # an input pixel of a row, and a channel
     u, i = k // LANES, k % LANES
-    n = tl.arange(0, WIDE * PLACES)  # an output pixel of the tile, and a channel
+    n = tl.arange(0, WIDE * PADDED)  # an output pixel of the tile, and a channel
     first = tl.program_id(1) * STRIP
     z = (s * WIDE - 1)[:, None] + u[None, :]
     seen = (image < images)[:, None] & (z >= 0) & (z < W)
     if READS < LANES:
         seen = seen & (i < READS)[None, :]
     corner = (image * H * W)[:, None] * READS + z * READS + i[None, :]
-    at = ((image * H * W + s * WIDE)[:, None] + (n // PLACES)[None, :]) * WRITES + (n % PLACES)[None, :]
-    own = (image < images)[:, None] & (n % PLACES < WRITES)[None, :]
-    weight = weights + k[:, None] * (WIDE * PLACES) + n[None, :]
+    at = ((image * H * W + s * WIDE)[:, None] + (n // PADDED)[None, :]) * WRITES + (n % PADDED)[None, :]
+    own = (image < images)[:, None] & (n % PADDED < WRITES)[None, :]
+    weight = weights + k[:, None] * (WIDE * PADDED) + n[None, :]
     above, level, below = (
         tl.load(weight),
-        tl.load(weight + CHUNK * LANES * WIDE * PLACES),
-        tl.load(weight + 2 * CHUNK * LANES * WIDE * PLACES),
+        tl.load(weight + CHUNK * LANES * WIDE * PADDED),
+        tl.load(weight + 2 * CHUNK * LANES * WIDE * PADDED),
     )
-    added = tl.zeros((WIDE * PLACES,), tl.float32)
+    added = tl.zeros((WIDE * PADDED,), tl.float32)
     if BIAS:
-        added = tl.load(bias + n % PLACES, mask=n % PLACES < WRITES, other=0.0).to(tl.float32)
-    upper = tl.zeros((TILES, WIDE * PLACES), tl.float32)
-    lower = tl.zeros((TILES, WIDE * PLACES), tl.float32)
-    total = tl.zeros((TILES, WIDE * PLACES), tl.float32)
-    square = tl.zeros((TILES, WIDE * PLACES), tl.float32)
+        added = tl.load(bias + n % PADDED, mask=n % PADDED < WRITES, other=0.0).to(tl.float32)
+    upper = tl.zeros((TILES, WIDE * PADDED), tl.float32)
+    lower = tl.zeros((TILES, WIDE * PADDED), tl.float32)
+    total = tl.zeros((TILES, WIDE * PADDED), tl.float32)
+    square = tl.zeros((TILES, WIDE * PADDED), tl.float32)
     for step in range(STRIP + 2):
         y = first + step - 1
         value = tl.load(source + corner + y * (W * READS), mask=seen & (y >= 0) & (y < H), other=0.0)
@@ -71,9 +71,9 @@ def sweep(
         square -= STRIP * total * total
         mean = tl.sum(total, 0) / TILES
         total -= mean[None, :]
-        to = moments + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (2 * WIDE * PLACES) + n
+        to = moments + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (2 * WIDE * PADDED) + n
         tl.store(to, mean)
-        tl.store(to + WIDE * PLACES, tl.sum(square + STRIP * total * total, 0))
+        tl.store(to + WIDE * PADDED, tl.sum(square + STRIP * total * total, 0))
 
 
 def settings(
@@ -95,7 +95,7 @@ def settings(
         strip //= 2
     meta = {
         "H": size[0], "W": size[1], "ACROSS": across, "READS": tiles.pitch, "LANES": tiles.padded_reads,
-        "WRITES": tiles.writes, "PLACES": tiles.padded_writes, "WIDE": tiles.wide, "CHUNK": tiles.chunk,
+        "WRITES": tiles.writes, "PADDED": tiles.padded_writes, "WIDE": tiles.wide, "CHUNK": tiles.chunk,
         "TILES": _TILES, "STRIP": strip,
     }  # fmt: skip
     return meta, (groups, triton.cdiv(size[0], strip)), {"num_warps": 4, "num_stages": 3}

@@ -16,7 +16,7 @@ from torch import Tensor
 from .convolution import geometry
 from .tiles import Tiles, gathering, power
 
-COLLECTED = ("LANES", "WRITES", "PLACES", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")  # constants of both kernels
+COLLECTED = ("LANES", "WRITES", "PADDED", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")  # constants of both kernels
 _HELD = 128 * 128  # sums that four warps can hold
 _PROGRAMS = 2 * 132  # at a time on the GPU that sizes were chosen for; another one computes the same
 
@@ -104,7 +104,7 @@ def weight_gradients(
 def _tiles(
     x, g, part, count, span,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
-    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
+    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PADDED: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
     SPLITS: tl.constexpr, TAKEN: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -116,11 +116,11 @@ def _tiles(
     row, column = chunk // CHUNKS, chunk % CHUNKS * CHUNK + k // LANES % CHUNK
     ahead = (row * W + column) * READS + i
     real = (chunk < ROWS * CHUNKS) & (i < READS)
-    n = tl.arange(0, TALL * WIDE * PLACES)
-    down, right, o = n // (WIDE * PLACES), n // PLACES % WIDE, n % PLACES
+    n = tl.arange(0, TALL * WIDE * PADDED)
+    down, right, o = n // (WIDE * PADDED), n // PADDED % WIDE, n % PADDED
     own_x = x + client.to(tl.int64) * (count // (GH * GW)) * H * W * READS
     own_g = g + client.to(tl.int64) * (count // (GH * GW)) * OH * OW * WRITES
-    found = tl.zeros((TAKEN * CHUNK * LANES, TALL * WIDE * PLACES), tl.float32)
+    found = tl.zeros((TAKEN * CHUNK * LANES, TALL * WIDE * PADDED), tl.float32)
     end = tl.minimum((split + 1) * span, count)
     for start in range(split * span, end, BLOCK_K):
         t = start + tl.arange(0, BLOCK_K)
@@ -139,13 +139,13 @@ def _tiles(
     upper = row[:, None] - down[None, :] * (DOWN // TALL)
     left_tap = column[:, None] - right[None, :] * (RIGHT // WIDE)
     needed = real[:, None] & (upper >= 0) & (upper < 3) & (left_tap >= 0) & (left_tap < 3)
-    tl.store(part + at[:, None] * (TALL * WIDE * PLACES) + n[None, :], found, mask=needed)
+    tl.store(part + at[:, None] * (TALL * WIDE * PADDED) + n[None, :], found, mask=needed)
 
 
 @triton.jit
 def _collect(
     part, rows, row_stride, depth,
-    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PLACES: tl.constexpr,
+    READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PADDED: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
     SPLITS: tl.constexpr, FILLED: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_O: tl.constexpr,
 ):  # fmt: skip
@@ -161,7 +161,7 @@ def _collect(
     for pixel in tl.static_range(TALL * WIDE):
         row, column = tap // 3 + pixel // WIDE * STRIDE, tap % 3 + pixel % WIDE * STRIDE
         k = ((row * CHUNKS + column // CHUNK) * CHUNK + column % CHUNK) * LANES + i
-        at = (spans[:, None] + k[None, :]).to(tl.int64) * (TALL * WIDE * PLACES) + pixel * PLACES
+        at = (spans[:, None] + k[None, :]).to(tl.int64) * (TALL * WIDE * PADDED) + pixel * PADDED
         total += tl.load(
             part + at[:, :, None] + o[None, None, :], mask=(split < SPLITS)[:, None, None] & real[None, :, :], other=0.0
         )
@@ -195,10 +195,10 @@ def of_tiles(x: Tensor, g: Tensor, rows: Tensor, stride: int) -> None:
     )
 
 
-def collecting(splits: int, places: int) -> dict[str, int]:
+def collecting(splits: int, padded_writes: int) -> dict[str, int]:
     """Return the second kernel's blocks: about a thousand numbers, at least eight adjacent ones."""
     filled = power(splits)
-    wide = max(8, min(places, 32 // filled))
+    wide = max(8, min(padded_writes, 32 // filled))
     return {"FILLED": filled, "BLOCK_J": max(4, 1024 // (filled * wide)), "BLOCK_O": wide}
 
 

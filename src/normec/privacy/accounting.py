@@ -29,7 +29,9 @@ from .subsampled import LARGEST_EPSILON, Group, epsilon_pld, epsilon_rdp, interv
 __all__ = ["Account", "Event", "delta", "epsilon", "epsilon_of", "mu_for", "sigma_for"]
 
 _CHECKPOINTS = 32
-_ROOM = 1e-11  # relative; a calibrated run pays round by round, and rounding can raise its sum of μ² by less than this
+_MARGIN = (
+    1e-11  # relative; a calibrated run pays round by round, and rounding can raise its sum of μ² by less than this
+)
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def epsilon_of(events: Iterable[Event], delta: float) -> float:
 def sigma_for(account_at: Callable[[float], Account], target: float) -> float:
     """The smallest σ whose account stays within `target`, to 1e-6 in ε, or to 1e-8 in σ if a PLD's ε jumps by more.
 
-    `target` is kept with a relative room of 1e-11, so that a ledger that adds up the same run round by round, and
+    `target` is kept with a relative margin of 1e-11, so that a ledger that adds up the same run round by round, and
     allows nothing above the target, pays for the last one. The σ that suffices without amplification, found from the
     closed form, is the upper end of the bracket; the root is then searched on the full account, and the answer is moved
     up until `account_at(σ).epsilon() <= target` holds.
@@ -218,7 +220,7 @@ def sigma_for(account_at: Callable[[float], Account], target: float) -> float:
         6.002
     """
     positive(epsilon=target)
-    target *= 1 - _ROOM
+    target *= 1 - _MARGIN
     brentq = needed("scipy.optimize", "privacy").brentq
     enough = mu_for(target, account_at(1.0).delta)
 

@@ -215,7 +215,7 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
     """Audit what several observers see; the claim of the observer that looks worst is judged.
 
     A third of the runs teaches the scores, a sixth chooses the view and the score for each of the two bounds, and the
-    other half judges them. The bounds of the view that leaves least room under its claim are returned.
+    other half judges them. The bounds of the view that comes closest to its claim are returned.
 
     Args:
         views: What each observer sees.
@@ -242,12 +242,12 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
         found = _candidates(view)
         linear += [one for one in found if one.linear]
         free += found
-    by_mu = max(linear, key=lambda one: _room(gaussian.epsilon(one.chosen_mu(each), delta), one.claim))
-    by_events = max(free, key=lambda one: _room(one.chosen_events(delta, each), one.claim))
+    by_mu = max(linear, key=lambda one: _reached(gaussian.epsilon(one.chosen_mu(each), delta), one.claim))
+    by_events = max(free, key=lambda one: _reached(one.chosen_events(delta, each), one.claim))
     mu = gaussian_mu(*by_mu.judged, each)
     bound = clopper_pearson_judged(by_events.chosen, by_events.judged, delta, each)
     by_gauss = gaussian.epsilon(mu, delta)
-    worst = by_mu if _room(by_gauss, by_mu.claim) >= _room(bound, by_events.claim) else by_events
+    worst = by_mu if _reached(by_gauss, by_mu.claim) >= _reached(bound, by_events.claim) else by_events
     # A bound for another claim than the reported one is set to 0.
     return Audit(
         clopper_pearson=bound if by_events.claim == worst.claim else 0.0,
@@ -261,7 +261,7 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
     )
 
 
-def _room(epsilon: float, claim: float) -> float:
+def _reached(epsilon: float, claim: float) -> float:
     """The fraction of the claim that a bound reaches."""
     return epsilon / claim if claim > 0 else math.inf
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from ..errors import UsageError
 
@@ -89,6 +89,16 @@ class BatchForm:
                 "target=…"
             )
         return found[0]
+
+
+def length(dataset: Dataset[Any]) -> int:
+    """Return the number of records of a map-style data set."""
+    return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length, which torch's type does not declare
+
+
+def is_pair(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:
+    """Whether a data set is one tensor of inputs and one of targets."""
+    return type(dataset) is TensorDataset and len(dataset.tensors) == 2
 
 
 def size_of(tree: Tree) -> int:

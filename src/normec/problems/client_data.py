@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from ..errors import UsageError
 from ..sampling.random_streams import seed_generators
-from .batch_form import BatchForm, Collate, Tree, leaves_of, moved
+from .batch_form import BatchForm, Collate, Tree, is_pair, leaves_of, length, moved
+from .objective import checksum
 
 Batch = tuple[Tree, Tree]
 _MOST_STREAMED = 10**6  # records that are read from an iterable data set into memory
@@ -179,14 +180,6 @@ def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None) -> R
     return _checked(ResidentRecords(inputs, targets, torch.arange(len(inputs)).split(cuts)))
 
 
-def checksum(*tensors: Tensor) -> str:
-    """Return a short digest of the tensors' bytes."""
-    seen = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        seen.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return seen.hexdigest()
-
-
 def synthetic(tensor: Tensor, count: int, draw: torch.Generator) -> Tensor:
     """Return made-up inputs or targets of the shape of these, which say nothing about them.
 
@@ -198,10 +191,6 @@ def synthetic(tensor: Tensor, count: int, draw: torch.Generator) -> Tensor:
     if tensor.dtype == torch.uint8 and tensor.ndim > 1:
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).to(tensor.device)
     return tensor.new_zeros(shape)
-
-
-def length(dataset: Dataset[Any]) -> int:
-    return len(dataset)  # type: ignore[arg-type]  # map-style data sets have a length, which torch's type does not declare
 
 
 @contextmanager
@@ -235,10 +224,6 @@ def _holds_pairs(dataset: Dataset[Any]) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return is_pair(dataset)
-
-
-def is_pair(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:
-    return type(dataset) is TensorDataset and len(dataset.tensors) == 2
 
 
 def _checked(records: ResidentRecords) -> ResidentRecords:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..data.augment import Augment
 from ..errors import UsageError
-from .client_data import checksum
-from .objective import Buffers
+from .objective import Buffers, checksum
 
 
 class FunctionProblem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -43,3 +44,11 @@ class Objective(Protocol):
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Objective: ...
 
     def fingerprint(self) -> dict[str, Any]: ...
+
+
+def checksum(*tensors: Tensor) -> str:
+    """Return a short digest of the tensors' bytes."""
+    seen = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        seen.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return seen.hexdigest()

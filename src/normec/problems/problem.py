@@ -32,7 +32,7 @@ from . import client_data as records
 from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
 from .functions import FunctionProblem
 from .metrics import Meters, Metric, check_column_name, checked_metrics
-from .objective import Buffers
+from .objective import Buffers, checksum
 from .shared_records import origins, perhaps_shared
 
 _EVALUATED = 1000  # records evaluated at once
@@ -357,7 +357,7 @@ class Problem:
         return {
             "clients": self.clients,
             "dimension": len(self.x0),
-            "start": records.checksum(self.x0),
+            "start": checksum(self.x0),
             "data": self.records.digest(),
             "test": self.test.digest() if self.test is not None else None,
             "value at the start": self._probe(),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from .client_data import is_pair, length
+from .batch_form import is_pair, length
 
 _DEEPEST, _MOST = 5, 10_000  # attributes of attributes that are followed, and values looked at, for each data set
 

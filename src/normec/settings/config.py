@@ -10,74 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import entry_points
-from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from functools import partial
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from ..algorithms.averaging import USUAL_DECAY
 from ..algorithms.catalogue import CATALOGUE
 from ..algorithms.lr_schedule import SCHEDULES
 from ..algorithms.server_optimizer import OPTIMIZERS
-from ..errors import UsageError, nearest
-from ..system.files import read_toml
-from .data_defaults import usual_settings
-
-Scalar = str | int | float | bool
-METHODS = "normec.methods"  # the entry point group for methods of other packages (`algorithms.registry`)
-
-Group = Literal["data", "model", "method", "local", "privacy", "training", "logging", "compute", "storage"]
-GROUPS: tuple[Group, ...] = get_args(Group)
+from .declaration import Group, Setting, declared, setting
 
 # Settings on which the defaults of several settings depend.
 _METHOD = ("method", "private")
 _LOCAL = (*_METHOD, "local_steps", "local_epochs")
 _LENGTH = ("rounds", "epochs", "batch_size", "data", "records", "clients", "validation")
 
-
-def setting(
-    default: Any,
-    description: str,
-    group: Group,
-    *,
-    unset: str = "",
-    flag: bool | str = False,
-    identity: bool = True,
-    federated: bool = False,
-    follows: tuple[str, ...] = (),
-    values: tuple[str, ...] | str = (),
-) -> Any:
-    """Declare one setting of `RunConfig`.
-
-    Args:
-        default: The value of a setting that is not given; None if there is none, or if it depends on others.
-        description: One line of plain English without a full stop; "{values}" stands for the values that it takes.
-        group: The group that help texts and tables show the setting in.
-        unset: What None means, for help texts and tables.
-        flag: Whether the command line has a flag for it; a text names the flag, as in "--private/--no-privacy".
-        identity: Whether the run's numbers depend on it; then it is part of the run's name and fixed for a folder.
-        federated: Whether a federated run takes it.
-        follows: The settings that decide its value if none is given.
-        values: The values that it usually takes, for help and completion, or the module:name of a table of them. The
-            values of a Literal need not be listed.
-    """
-    facts: dict[str, Any] = {
-        "group": group,
-        "unset": unset,
-        "flag": flag,
-        "identity": identity,
-        "federated": federated,
-        "follows": list(follows),
-        "values": values if isinstance(values, str) else list(values),
-    }
-    return Field(default=default, description=description, json_schema_extra=facts)
+_of_method = partial(setting, None, group="method", unset="the method's own", federated=True, follows=_METHOD)
 
 
 class RunConfig(BaseModel):
@@ -152,93 +102,21 @@ class RunConfig(BaseModel):
         federated=True,
         values=tuple(CATALOGUE),
     )
-    alpha: float | None = setting(
-        None,
-        "Smoothing α of the normalisation",
-        "method",
-        unset="the method's own",
-        flag=True,
-        federated=True,
-        follows=_METHOD,
+    alpha: float | None = _of_method("Smoothing α of the normalisation", flag=True)
+    beta: float | None = _of_method("Step size β of the memories, or scale of the messages", flag=True)
+    server_norm: bool | Literal["by-tensor", "in-place"] | None = _of_method(
+        "Normalise the server's step: true, false, {values}", flag="--server-norm/--no-server-norm"
     )
-    beta: float | None = setting(
-        None,
-        "Step size β of the memories, or scale of the messages",
-        "method",
-        unset="the method's own",
-        flag=True,
-        federated=True,
-        follows=_METHOD,
+    decay: float | None = _of_method("Share λ of the memories that is forgotten in each round")
+    momentum: float | None = _of_method("Momentum of the server's step")
+    client_momentum: float | None = _of_method(
+        "Share of its old average that a client with momentum keeps in each round"
     )
-    server_norm: bool | Literal["by-tensor", "in-place"] | None = setting(
-        None,
-        "Normalise the server's step: true, false, {values}",
-        "method",
-        unset="the method's own",
-        flag="--server-norm/--no-server-norm",
-        federated=True,
-        follows=_METHOD,
-    )
-    decay: float | None = setting(
-        None,
-        "Share λ of the memories that is forgotten in each round",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    momentum: float | None = setting(
-        None, "Momentum of the server's step", "method", unset="the method's own", federated=True, follows=_METHOD
-    )
-    client_momentum: float | None = setting(
-        None,
-        "Share of its old average that a client with momentum keeps in each round",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    tau: float | None = setting(
-        None,
-        "Clipping threshold τ of a message",
-        "method",
-        unset="the method's own",
-        flag=True,
-        federated=True,
-        follows=_METHOD,
-    )
-    quantile: float | None = setting(
-        None,
-        "Share of the lengths below the threshold of adaptive clipping",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    threshold_lr: float | None = setting(
-        None,
-        "Step size of the threshold of adaptive clipping",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    bit_weight: float | None = setting(
-        None,
-        "Weight in a message of the number that adaptive clipping adds",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
-    compressor: Literal["topk", "randk"] | None = setting(
-        None,
-        "Compressor of EF21 and EF21-SGDM: {values}",
-        "method",
-        unset="the method's own",
-        federated=True,
-        follows=_METHOD,
-    )
+    tau: float | None = _of_method("Clipping threshold τ of a message", flag=True)
+    quantile: float | None = _of_method("Share of the lengths below the threshold of adaptive clipping")
+    threshold_lr: float | None = _of_method("Step size of the threshold of adaptive clipping")
+    bit_weight: float | None = _of_method("Weight in a message of the number that adaptive clipping adds")
+    compressor: Literal["topk", "randk"] | None = _of_method("Compressor of EF21 and EF21-SGDM: {values}")
     k: int | None = setting(
         None,
         "Coordinates that the compressor keeps",
@@ -595,85 +473,7 @@ class RunConfig(BaseModel):
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The declaration of one setting, as the command line, the records and the documentation read it."""
-
-    name: str
-    kind: Any  # its annotation in `RunConfig`
-    default: Any
-    text: str
-    group: Group
-    unset: str
-    flag: bool | str
-    identity: bool
-    federated: bool
-    follows: tuple[str, ...]
-    usual: tuple[str, ...] | str
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The words that the setting accepts; other values, if any, are not words."""
-        return tuple(choice for part in _parts(self.kind) if get_origin(part) is Literal for choice in get_args(part))
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The values to show in help texts; empty if there are none, or too many."""
-        return self.usual if isinstance(self.usual, tuple) and self.usual else self.choices
-
-    def all_values(self) -> tuple[str, ...]:
-        """Return the values for shell completion; may import the module that defines them."""
-        if isinstance(self.usual, str):
-            module, _, name = self.usual.partition(":")
-            return tuple(getattr(import_module(module), name))
-        return (*self.values, *(("true", "false") if bool in _parts(self.kind) else ()))
-
-    @property
-    def flag_name(self) -> str:
-        """Its flag, such as "--lr" or "--private/--no-privacy"; empty if it has none."""
-        usual = f"--{self.name.replace('_', '-')}" if self.flag else ""
-        return self.flag if isinstance(self.flag, str) else usual
-
-    @property
-    def types(self) -> tuple[Any, ...]:
-        """The types of its values, out of str, int, float and bool."""
-        return tuple(part for part in _parts(self.kind) if get_origin(part) is not Literal)
-
-    @property
-    def description(self) -> str:
-        """One sentence, without its full stop."""
-        *most, last = self.values or ("",)
-        return self.text.replace("{values}", f"{', '.join(most)} or {last}" if most else last)
-
-    @property
-    def default_text(self) -> str:
-        """The default as text; a description if it depends on other settings."""
-        return self.unset or "none" if self.default is None else text_of(self.default)
-
-    @property
-    def help(self) -> str:
-        """The description with its default, as a sentence."""
-        return f"{self.description} (default: {self.default_text})."
-
-
-def _parts(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union except None."""
-    whole = kind if get_origin(kind) is Literal or not get_args(kind) else None
-    members = (whole,) if whole is not None else get_args(kind)
-    return tuple(part for part in members if part is not NoneType)
-
-
-def _declared() -> dict[str, Setting]:
-    found = {}
-    for name, field in RunConfig.model_fields.items():
-        facts: dict[str, Any] = dict(field.json_schema_extra)  # type: ignore[arg-type]  # a mapping, by `setting`
-        usual = facts.pop("values")
-        facts |= {"follows": tuple(facts["follows"]), "usual": usual if isinstance(usual, str) else tuple(usual)}
-        found[name] = Setting(name, field.annotation, field.default, field.description or "", **facts)
-    return found
-
-
-SETTINGS: Mapping[str, Setting] = _declared()
+SETTINGS: Mapping[str, Setting] = declared(RunConfig)
 IDENTITY = tuple(name for name, one in SETTINGS.items() if one.identity)
 # Settings that decide where and how a run is computed, or what is public; they are not part of its identity.
 NOT_IDENTITY = tuple(name for name, one in SETTINGS.items() if not one.identity)
@@ -705,76 +505,3 @@ def _differs(name: str, runs: Sequence[Mapping[str, Any]]) -> bool:
         if seen.setdefault(basis, run.get(name)) != run.get(name):
             return True
     return False
-
-
-def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Return the configuration in a TOML file with `overrides`; raises `UsageError` with one line."""
-    settings: dict[str, Any] = {}
-    if path is not None:
-        try:
-            settings = read_toml(Path(path))
-        except FileNotFoundError:
-            raise UsageError(f"there is no configuration file {path}") from None
-    return make({**settings, **(overrides or {})})
-
-
-def make(settings: Mapping[str, Any]) -> RunConfig:
-    """Return a checked configuration with the defaults of its data set; integers are accepted for floats."""
-    fields = RunConfig.model_fields
-    own = {key: value for key, value in settings.items() if key not in fields}
-    if own and is_own(str(settings.get("method", ""))):
-        settings = {key: value for key, value in settings.items() if key in fields}
-        own = parse_assignments(settings.get("method_settings") or "") | own
-        settings["method_settings"] = format_assignments(own)
-    for key, value in settings.items():
-        if key not in fields and isinstance(value, Mapping):
-            raise UsageError(f"a file of settings has no sections; move the settings below [{key}] to its top")
-        if key not in fields:
-            raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
-    if settings.get("private") is False:
-        settings = {"seed": 0, **settings}  # nothing in the run is secret, so the default seed is 0
-    try:
-        checked = RunConfig.model_validate({**usual_settings(settings), **settings})
-        return RunConfig.model_construct(_fields_set=set(settings), **dict(checked))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
-
-
-def is_own(method: str) -> bool:
-    """Whether a method comes from a user's file or from another installed package."""
-    return ":" in method or any(point.name == method for point in entry_points(group=METHODS))
-
-
-def parse_assignment(text: str) -> tuple[str, Scalar]:
-    """Parse 'key=value' with the value in TOML; a bare word is a string."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
-        raise UsageError(f"expected key=value, got {text!r}")
-    try:
-        parsed: Scalar = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    return key.strip(), parsed
-
-
-def parse_assignments(text: str) -> dict[str, Scalar]:
-    """'key=value,key=value' as a table; a value may be a list, [1,2], whose commas divide nothing."""
-    return dict(parse_assignment(part) for part in re.split(r",(?![^\[\]]*\])", text) if part.strip())
-
-
-def format_assignments(table: Mapping[str, Scalar]) -> str:
-    """Return a table as text that `parse_assignments` reads."""
-    return ",".join(f"{key}={json.dumps(table[key])}" for key in sorted(table))
-
-
-def text_of(value: Any) -> str:
-    """Return a value as people write it."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def to_toml(settings: Mapping[str, Any]) -> str:
-    """Return settings as the text of a file that `load` reads."""
-    import tomli_w
-
-    return tomli_w.dumps(settings)

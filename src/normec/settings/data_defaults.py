@@ -1,6 +1,6 @@
 """The defaults that a data set changes: settings of runs on it that differ from those that `RunConfig` declares.
 
-`normec.settings.config.make` uses them for settings that are not given. A value may depend on the method, on privacy
+`normec.settings.make` uses them for settings that are not given. A value may depend on the method, on privacy
 and on the unit of protection.
 """
 

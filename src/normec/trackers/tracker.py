@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Tracker(Callback):
-    """A callback that hands rows to `log` once the run has begun. As a context, it also hears of an end by an error.
+    """A callback that hands rows to `log` once the run has begun. As a context manager, it also records errors.
 
     Columns of a private run that were measured without noise go under "not covered by the guarantee/". Of an error that
-    ends a private run only its kind is told: its text may show records.
+    ends a private run only its kind is recorded, because its text may show records.
 
     Args:
         settings: The settings of the run, which the tracker shows.

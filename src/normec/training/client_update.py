@@ -14,7 +14,7 @@ from ..algorithms.operators import norms
 from ..gradients.engine import Block
 from ..sampling.random_streams import Key, Stream, derive_seed
 from . import fused_update
-from .memory_table import read_rows, write_rows
+from .memory_table import read_rows, rounded, write_rows
 from .metrics import Faults, Meter
 from .run import State
 
@@ -158,7 +158,7 @@ class ClientUpdate:
         held = {name: rows.float() if rows.dtype == torch.bfloat16 else rows for name, rows in held.items()}
         for name, new in self._steps.absent(held).items():
             table = state.clients[name]
-            table[rows.to(table.device)] = fused_update.rounded(new, table.dtype, seed).to(table.device)
+            table[rows.to(table.device)] = rounded(new, table.dtype, seed).to(table.device)
 
 
 def _summed(messages: Tensor, weights: Tensor | None) -> Tensor:

@@ -20,6 +20,7 @@ from .. import kernels
 from ..algorithms.method import ScaledDifference
 from ..algorithms.operators import norms
 from ..gradients.engine import Block, upload
+from .memory_table import rounded
 
 _TILE = 2**22  # numbers per tile of rows, so that gradients and memory of a tile stay in the cache between the passes
 
@@ -113,17 +114,3 @@ def forget(keep: float, memory: Tensor, drawn: Tensor, seed: int) -> None:
         memory *= factors
     else:
         memory.copy_(rounded(memory * factors, memory.dtype, seed))
-
-
-def rounded(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """Round float32 to bfloat16 stochastically, up or down with the probabilities that keep the mean.
-
-    Rounding to nearest would lose every step below 1/256 of a memory, and the memory would not move. Values that are
-    not finite stay so.
-    """
-    if dtype != torch.bfloat16:
-        return values.to(dtype)
-    draw = torch.Generator(values.device).manual_seed(seed)
-    bits = values.float().view(torch.int32)
-    low = torch.randint(0, 2**16, bits.shape, dtype=torch.int32, device=values.device, generator=draw)
-    return torch.where(values.isfinite(), ((bits + low) & -65536).view(torch.float32), values).to(dtype)

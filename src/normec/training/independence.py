@@ -35,8 +35,8 @@ from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..gradients.loop import RECORD_BLOCKS, LoopEngine, record_gradients
 from ..gradients.record_clip import RecordClip
-from ..problems.batch_form import Tree, leaves_of, size_of
-from ..problems.client_data import FetchedRecords, Records, ResidentRecords, length
+from ..problems.batch_form import Tree, leaves_of, length, size_of
+from ..problems.client_data import FetchedRecords, Records, ResidentRecords
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem

@@ -319,7 +319,7 @@ class TrainingLoop:
         with self.watch.timed("update"):
             direction, server = self.method_steps.server_step(total / n, state.server)
             self.model_step.move(state, direction, drawn)
-            for name, new in server.items():  # recordings know the places of these tensors
+            for name, new in server.items():  # recordings refer to the memory of these tensors
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
         self._count(state, count)
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..gradients.engine import Block
-from .fused_update import rounded
 
 Home = Literal["device", "host", "disk"]
 HOMES: tuple[str, ...] = get_args(Home)
@@ -25,7 +24,7 @@ class MemoryTable:
 
     "host" and "disk" are for tables that do not fit on the device; rows are copied to the device and back. "disk" is a
     file that is mapped into memory, so rows that are not accessed need no RAM. "bfloat16" halves the table; see
-    `fused_update.rounded`.
+    `rounded`.
     """
 
     dtype: torch.dtype | None = None  # None: the dtype of x
@@ -80,3 +79,17 @@ def _mapped(shape: tuple[int, int], dtype: torch.dtype, folder: Path | None) -> 
     with tempfile.NamedTemporaryFile(dir=where, prefix="memory-", suffix=".part") as file:
         file.truncate(size * dtype.itemsize)
         return torch.from_file(file.name, shared=True, size=size, dtype=dtype).view(shape)
+
+
+def rounded(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """Round float32 to bfloat16 stochastically, up or down with the probabilities that keep the mean.
+
+    Rounding to nearest would lose every step below 1/256 of a memory, and the memory would not move. Values that are
+    not finite stay so.
+    """
+    if dtype != torch.bfloat16:
+        return values.to(dtype)
+    draw = torch.Generator(values.device).manual_seed(seed)
+    bits = values.float().view(torch.int32)
+    low = torch.randint(0, 2**16, bits.shape, dtype=torch.int32, device=values.device, generator=draw)
+    return torch.where(values.isfinite(), ((bits + low) & -65536).view(torch.float32), values).to(dtype)

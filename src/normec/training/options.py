@@ -181,3 +181,13 @@ class Options:
                 raise UsageError(f"{name} must be a normec.{group.__name__}({fields}), got {given!r}")
         if self.local is not None and not isinstance(self.local, LocalSteps):
             raise UsageError(f"local must be a normec.LocalSteps(steps=…, lr=…), got {self.local!r}")
+
+
+def device_of(name: str | torch.device) -> torch.device:
+    """Return the device of that name; raises `UsageError` if this machine does not have it."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise UsageError(f"there is no device {str(name)!r} here; use cpu, or cuda where there is a GPU") from None
+    return device

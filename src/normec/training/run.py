@@ -20,8 +20,7 @@ from ..algorithms.server_optimizer import ServerOptimizer
 from ..errors import UsageError
 from ..gradients.precision import Precision
 from ..gradients.record_clip import RecordClip
-from ..problems.client_data import checksum
-from ..problems.objective import Buffers, Objective
+from ..problems.objective import Buffers, Objective, checksum
 from ..sampling.batches import Batches, BatchSource, PoissonBatches
 from ..sampling.participation import Participation, drawn_clients
 from ..storage.history import History

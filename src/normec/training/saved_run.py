@@ -191,7 +191,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 def _named_model(settings: Mapping[str, Any]) -> tuple[nn.Module, Callable[[Any], Any] | None]:
     """Return the model and the transform that the settings of a run of the command line name."""
     from ..experiments import build
-    from ..settings.config import make
+    from ..settings.validation import make
 
     problem = build.problem(make(settings))
     return problem.model, problem.transform

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import secrets
 from collections.abc import Iterator, Sequence
@@ -18,58 +17,43 @@ import torch
 from ..algorithms.averaging import Averaging, Kind, averaging_of
 from ..algorithms.local_steps import LocalSteps
 from ..algorithms.lr_schedule import LRSchedule, ScheduledLR, SchedulerFactory, scheduled
-from ..algorithms.message_weights import message_weights
 from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
 from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
 from ..errors import Diverged, UsageError, at_least, needed
-from ..gradients.loop import refuse_collated_records
 from ..gradients.precision import Precision, products
 from ..problems.client_data import ResidentRecords
-from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.batches import rounds_of
-from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, known_participation
+from ..sampling.participation import Everyone, Participation, Poisson
 from ..storage.checkpoint import SECRET, read_facts
-from ..storage.history import NOT_COVERED
 from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
 from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
-from .extension import Extension, extension_of, logging_of, refuse_hidden_growth, with_noise_before
+from .extension import extension_of, logging_of, refuse_hidden_growth, with_noise_before
 from .independence import refuse_coupled_clients, refuse_mixing_methods
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
 from .observer import COLUMNS
-from .options import Compute, Logging, Memory, Options, Storage
+from .options import Compute, Logging, Memory, Options, Storage, device_of
 from .run import (
-    LOGGING_SETTINGS,
     InitialMemory,
     Plan,
     Run,
     Schedule,
-    State,
-    batches_of,
     default_evaluate_every,
     default_log_every,
     record_clip_of,
 )
+from .run_mechanism import assumptions, mechanism_of, refuse_shared_records, refuse_subclasses
 from .settings_used import settings_used
 from .summary import keep_result, record_divergence
 from .usual import local_steps_of, method_of, rounds_of_method, step_size_of
 
 if TYPE_CHECKING:
-    from ..privacy.facts import Setting
-    from ..privacy.mechanism import Mechanism
     from ..privacy.statement import Privacy
-
-__all__ = ["Plan", "Run", "State", "prepare", "train"]
-
-RECORDED = (
-    "the run recorded the clients' losses, gradient norms, memory errors and message norms without noise "
-    f"(diagnostics = true): they are {NOT_COVERED}"
-)
 
 
 def train(
@@ -254,7 +238,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         raise UsageError(
             f"{method.name} corrects local steps; give local=LocalSteps(steps=…, lr=…) with scale='gradient'"
         )
-    device = _device(options.device) if options.device is not None else problem.x0.device
+    device = device_of(options.device) if options.device is not None else problem.x0.device
     problem = _moved(problem, device, compute.dtype)
     counted = epochs is not None and batch_size is not None  # the rounds follow from the clients' sizes
     if privacy is not None and counted:
@@ -333,14 +317,14 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
             extension = communicator.on_rank_zero(lambda: with_noise_before(before, stated, folder))
     mechanism = None
     if privacy is not None:
-        _refuse_subclasses(plan)
-        notes = _assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
+        refuse_subclasses(plan)
+        notes = assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
         counted_by = Path(witness) if witness is not None else None
-        mechanism = _mechanism(problem, method, plan, privacy, notes, counted_by, extension)
+        mechanism = mechanism_of(problem, method, plan, privacy, notes, counted_by, extension)
         if extension is not None:
             refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):
-            _refuse_shared_records(problem, privacy, plan.diagnostics)
+            refuse_shared_records(problem, privacy, plan.diagnostics)
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
@@ -395,16 +379,6 @@ def _check_metric_names(problem: Objective) -> None:
     for name in names:
         if name in COLUMNS or f"validation_{name}" in COLUMNS:
             raise UsageError(f"every run has a column {name!r} already; give the metric or test set another name")
-
-
-def _device(name: str | torch.device) -> torch.device:
-    """Return the device of that name, if this machine has it."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise UsageError(f"there is no device {str(name)!r} here; use cpu, or cuda where there is a GPU") from None
-    return device
 
 
 def _plain(number: Any) -> Any:
@@ -473,30 +447,6 @@ def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_s
     return rounds_of(epochs or 0, problem.sizes, batch_size)
 
 
-def _refuse_subclasses(plan: Plan) -> None:
-    """Refuse code of the caller's own in parts of a round that see all clients, or act on what is released."""
-    for name, part, kind in (("local", plan.local, LocalSteps), ("averaging", plan.averaging, Averaging)):
-        if part is not None and type(part) is not kind:
-            raise UsageError(
-                f"{name} is a {type(part).__name__}, a subclass of {kind.__name__}: nothing checks that its code keeps "
-                f"the clients apart and reads no data, so a private run takes {kind.__name__} itself"
-            )
-
-
-def _refuse_shared_records(problem: Problem, privacy: Privacy, diagnostics: bool) -> None:
-    """Refuse records that occur more than once, and evaluation data that contain the clients' records."""
-    if privacy.unit == "record" and problem.repeated:
-        raise UsageError(
-            "a record occurs more than once in the clients' data, and unit='record' accounts for one occurrence; "
-            "give every record to one client, once, or protect whole clients"
-        )
-    if problem.shown and not diagnostics:
-        raise UsageError(
-            f"the {problem.shown[0]} set contains records of the clients, and its results are reported without noise; "
-            "give records that no client holds, or set diagnostics = true (in Python, Logging(diagnostics=True))"
-        )
-
-
 def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float | None) -> None:
     if batch_size is not None and batch_rate is not None:
         raise UsageError("give batch_size or batch_rate, not both")
@@ -532,139 +482,6 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     if claimed is not None and given is not None and given != claimed:
         raise UsageError(f"privacy claims clients sampled by {claimed}, but participation is {given}; give one of them")
     return claimed or given or Everyone()
-
-
-def _mechanism(
-    problem: Objective,
-    method: Method,
-    plan: Plan,
-    privacy: Privacy,
-    notes: tuple[str, ...],
-    witness: Path | None,
-    extension: Extension | None,
-) -> Mechanism:
-    """Return the mechanism of a run, which has the noise of the run that it continues."""
-    from ..privacy.facts import FULL, Sampling, Setting
-    from ..privacy.mechanism import Mechanism
-
-    batches = batches_of(problem, plan)
-    if problem.x0.dtype in (torch.float16, torch.bfloat16):
-        raise UsageError(f"{problem.x0.dtype} rounds messages over their bound; private runs take float32 or float64")
-    if privacy.noise != "seeded" and (privacy.sampling is not None or plan.batch_rate is not None):
-        raise UsageError(
-            f"with noise={privacy.noise!r} no gain from sampling is claimed: the coins come from the run's seed, "
-            "which is no secret; drop sampling and batch_rate"
-        )
-    if plan.memory.dtype is not None:
-        raise UsageError(
-            f"memory_dtype={str(plan.memory.dtype).removeprefix('torch.')} rounds memories, and messages rounded alike "
-            f"would leave their bound; private runs keep their memories in the model's {problem.x0.dtype}"
-        )
-    if privacy.record_clip is not None:
-        if problem.sizes is None:
-            raise UsageError("record_clip needs records; plain functions have none")
-        if plan.batch_size is not None:
-            raise UsageError("record_clip goes with full local gradients or batch_rate, not with batch_size")
-        if isinstance(problem, Problem):
-            refuse_collated_records(problem)
-        if problem.augment is not None:
-            raise UsageError("record_clip does not go with augmentation yet; leave one of them out")
-    match plan.participation:
-        case Poisson(rate):
-            clients = Sampling(rate, "poisson", amplify=privacy.sampling is not None)
-        case FixedSize(count):
-            clients = Sampling(count / problem.clients, "fixed", amplify=False)
-        case _:
-            clients = FULL
-    divisors = problem.sizes if batches is None else batches.expected
-    records: float | tuple[float, ...] | None = float(divisors.min()) if divisors is not None else None
-    if divisors is not None and (plan.weights is not None or privacy.record_clip is not None):
-        records = tuple(divisors.tolist())
-    setting = Setting(
-        clients=problem.clients,
-        rounds=plan.rounds,
-        sampling=clients,
-        batch=Sampling(plan.batch_rate) if plan.batch_rate is not None else FULL,
-        records=records,
-        dimension=method.message_length(len(problem.x0)),
-        parameters=len(problem.x0),
-        buffers=problem.statistics,
-        start="gradients" if isinstance(plan.initial_memory, str) and plan.initial_memory == "gradient" else "public",
-        local_steps=plan.local is not None,
-        weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
-        message_weights=message_weights_for(method, plan, privacy),
-    )
-    name = noise_name(method, privacy, plan, setting, extension)
-    sigma = extension.sigma if extension is not None else None
-    return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness, sigma=sigma)
-
-
-def message_weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[float, ...] | None:
-    """Return the weight of each round's message in the last model, if the noise schedule depends on it."""
-    if privacy.noise_schedule != "best":
-        return None
-    if plan.server_optimizer is not None or plan.averaging is not None:
-        raise UsageError(
-            "noise_schedule='best' is for the last iterate of plain steps; leave out the server's optimizer and the "
-            "average, or choose another noise_schedule"
-        )
-    return message_weights(method, [plan.step_size(k) for k in range(plan.rounds)])
-
-
-def noise_name(
-    method: Method, privacy: Privacy, plan: Plan, setting: Setting, extension: Extension | None = None
-) -> str:
-    """Return the name of a run's seeded noise; runs that differ in any public setting share no noise.
-
-    A continued run does not share it with a run of as many rounds from the start.
-
-    The engine, the device and the logging are not part of the name, so the same run has the same noise.
-    """
-    public = {name: value for name, value in plan.identity().items() if name not in LOGGING_SETTINGS}
-    public |= {"method": identity_of(method), "privacy": privacy.to_dict()}
-    public |= {"clients": setting.clients, "dimension": setting.dimension}
-    public |= extension.facts() if extension is not None else {}
-    return hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) -> tuple[str, ...]:
-    """Return the assumptions of this run, for its report. `counted`: the rounds follow from the clients' sizes."""
-    notes = []
-    if not isinstance(plan.initial_memory, str):
-        notes.append("the given initial memory is assumed to be public")
-    if counted and privacy.unit == "client":
-        notes.append(
-            "the numbers of records of the clients are assumed to be public, because the rounds follow from them"
-        )
-    if plan.weights is not None:
-        notes.append("the clients' weights are assumed to be public, because the sum and its noise follow from them")
-    if plan.diagnostics:
-        notes.append(RECORDED)
-    if isinstance(problem, Problem) and problem.shown:
-        notes.append(f"the {problem.shown[0]} set contains records of the clients: results on it are {NOT_COVERED}")
-    if isinstance(problem, Problem) and problem.perhaps_shown:
-        notes.append(
-            f"the {problem.perhaps_shown[0]} set uses the same memory as the clients' data, in a class of the user's "
-            f"own: results on records that a client holds are {NOT_COVERED}"
-        )
-    if own_engine:
-        notes.append("the gradients come from the user's own engine; nothing checks that it keeps the clients separate")
-    if type(problem) not in (Problem, FunctionProblem):
-        notes.append(
-            f"the clients' losses come from the user's own class {type(problem).__name__}; "
-            "only a few gradients at the start were checked for keeping the clients separate"
-        )
-    if not known_participation(plan.participation):
-        notes.append(
-            f"the user's own rule {type(plan.participation).__name__} decides which clients take part; "
-            "nothing checks that it does not use the clients' data"
-        )
-    if plan.server_optimizer is not None and not plan.server_optimizer.known:
-        notes.append(
-            f"the caller's own optimizer {plan.server_optimizer.name} moves the model; nothing checks that it does not "
-            "look at the clients' data"
-        )
-    return tuple(notes)
 
 
 def _lr_by_theory(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from benchmarks.privacy import scattering
 from normec import Problem
 from normec.experiments import build
-from normec.settings.config import make
+from normec.settings import make
 
 
 def images(count: int = 3, side: int = 32) -> Tensor:

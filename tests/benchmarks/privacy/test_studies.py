@@ -22,7 +22,7 @@ from benchmarks.privacy.trial import Trial
 from normec import DPSGD, NormEC, SmoothedNorm, train
 from normec.errors import UsageError
 from normec.experiments import build
-from normec.settings.config import make
+from normec.settings import make
 from normec.training.train import prepare
 
 pytestmark = pytest.mark.slow  # nothing of the library depends on it

@@ -27,7 +27,8 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from normec.federation.flower.channel_clients import PartyChannel
-from normec.federation.flower.download import Allowance, PartsMissing
+from normec.federation.flower.download import PartsMissing
+from normec.federation.flower.limits import MessageLimits
 from normec.federation.flower.records import to_records
 from normec.federation.flower.roster import name_of
 from normec.federation.flower.supernode import VECTORS, limited_client, read_private_key
@@ -104,7 +105,7 @@ def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
     node = name_of(public_key_to_bytes(keys[1]))
     # Nothing of it is ever accepted, so the server's record stays as it is at the start.
     record = {"node": node, "round": 0, "record.accepted": 0, "record.digest": ""}
-    allowed = Allowance.of(650, VECTORS)
+    allowed = MessageLimits.of(650, VECTORS)
     signed = [NodeAuthHttpInterceptor(*keys)]
     with (
         http_request_response(superlink, False, authority, keys) as connection,

@@ -1,4 +1,4 @@
-"""A party's end with places where a test can stop it, and a list of what left.
+"""A party's side with points at which a test can stop it, and a list of what left.
 
 A file FOLDER/stop-I.json names a phase and a round. The party reaches it, renames the file to stopped-I.json and waits
 there to be killed. FOLDER/left-I.txt gets the digest of every message before it is sent.

@@ -185,17 +185,15 @@ def test_fig_dp_curves_says_who_is_faster(figures: SmokeFigures) -> None:
 def test_fig_dp_heatmaps(figures: SmokeFigures) -> None:
     content = figures.content("fig-dp-heatmaps")
     found = {(row["method"], row["beta"], row["lr"]): row["highest_accuracy"] for row in content["rows"]}
-    places = [(beta, lr) for beta in PRIVATE_BETAS for lr in LRS]
-    assert len(found) == 3 * len(places)
-    for place in places:
-        with_sn, without = (found[f"DP-NormEC {how} SN", *place] for how in ("with", "without"))
-        assert with_sn == close(figures.find("DP-NormEC with SN", *place).highest())
-        assert without == close(figures.find("DP-NormEC without SN", *place).highest())
-        assert found["difference", *place] == with_sn - without
+    pairs = [(beta, lr) for beta in PRIVATE_BETAS for lr in LRS]
+    assert len(found) == 3 * len(pairs)
+    for pair in pairs:
+        with_sn, without = (found[f"DP-NormEC {how} SN", *pair] for how in ("with", "without"))
+        assert with_sn == close(figures.find("DP-NormEC with SN", *pair).highest())
+        assert without == close(figures.find("DP-NormEC without SN", *pair).highest())
+        assert found["difference", *pair] == with_sn - without
     ours = [row["ours"] for row in content["compared"]]
-    without, with_sn = (
-        {place: found[f"DP-NormEC {how} SN", *place] for place in places} for how in ("without", "with")
-    )
+    without, with_sn = ({pair: found[f"DP-NormEC {how} SN", *pair] for pair in pairs} for how in ("without", "with"))
     assert ours[:2] == [max(without.values()), max(with_sn.values())]
     spreads = [max(abs(one[b, 0.01] - one[b, 0.1]) for b in (0.001, 0.01)) for one in (without, with_sn)]
     assert ours[2:] == [difference(spread) for spread in spreads]

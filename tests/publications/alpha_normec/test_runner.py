@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from normec.errors import UsageError
-from normec.experiments import runs
 from normec.experiments.grid import Cell
 from normec.experiments.sweep import Event, run_cells
-from normec.settings import config
+from normec.settings import make
+from normec.training import saved_run
 from publications.alpha_normec import plan, records, runner
 from publications.alpha_normec.protocol import Protocol
 from publications.alpha_normec.records import collect
@@ -35,7 +35,7 @@ def test_a_cell_leaves_a_record_of_its_run(smoke: Protocol, folders: Folders) ->
         (folder,) = (path for path in (folders.runs / "cells").iterdir() if name in path.name)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         tested = [row for row in rows if "accuracy" in row]
-        record, summary = found[name], runs.read(folder).summary
+        record, summary = found[name], saved_run.read(folder).summary
         assert record["curve"]["epoch"] == [row["round"] // 4 for row in tested]
         assert record["curve"]["test"] == [round(100 * row["accuracy"], 2) for row in tested]
         assert record["final"]["held_out"] == round(100 * rows[-1]["validation_accuracy"], 2)
@@ -79,8 +79,8 @@ def test_at_the_time_limit_the_running_cell_is_saved_and_continues_later(
 
     assert not runner.run(base, [name], folders, jobs=1, limit_seconds=10.0, on_event=on_event, clock=clock)
     (folder,) = (folders.runs / "cells").iterdir()
-    assert runs.read(folder).summary["status"] == "interrupted"
-    assert 0 < runs.read(folder).summary["round"] < 24
+    assert saved_run.read(folder).summary["status"] == "interrupted"
+    assert 0 < saved_run.read(folder).summary["round"] < 24
     assert records.read(folders.results, plan.plan(base)) == {}
     assert runner.run(base, [name], folders, jobs=1)
     other = Folders(tmp_path / "alone", tmp_path / "alone-records")
@@ -92,7 +92,7 @@ def test_at_the_time_limit_the_running_cell_is_saved_and_continues_later(
 
 def test_a_cell_that_diverges_has_a_record_without_a_final_accuracy(smoke: Protocol, folders: Folders) -> None:
     cell = plan.plan(smoke)[0]
-    wild = replace(cell, config=config.make({**cell.config.model_dump(exclude_none=True), **WILD}))
+    wild = replace(cell, config=make({**cell.config.model_dump(exclude_none=True), **WILD}))
     (outcome,) = run_cells([Cell(wild.config, {"name": wild.name})], folders.runs, jobs=1)
     record = records.make(wild, outcome, smoke)
     assert record["status"] == "diverged"

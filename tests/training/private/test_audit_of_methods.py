@@ -182,7 +182,7 @@ def test_too_few_runs_and_other_units_are_refused() -> None:
 
 
 def drawn_as(change: Callable[[Mechanism, Tensor, float, tuple[Any, ...]], Tensor]) -> Callable[..., None]:
-    """A bug that changes each draw of noise; the change is told the mechanism, the draw, σ and the draw's name."""
+    """A bug that changes each draw of noise; the change gets the mechanism, the draw, σ and the draw's name."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         real = Mechanism._draw

@@ -20,7 +20,7 @@ from normec.errors import Diverged, UsageError
 from normec.sampling.participation import Poisson
 from normec.storage.history import UNNOISED, Row
 from normec.training.callbacks import Callback
-from normec.training.train import RECORDED
+from normec.training.run_mechanism import RECORDED
 
 COVERED = {"round", "messages", "bytes", "epsilon", "test_loss", "accuracy"}
 PRIVACY = Privacy(epsilon=8, trust="secure-sum")

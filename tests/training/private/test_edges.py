@@ -15,7 +15,7 @@ from normec import DPSGD, Clip, Compute, NormEC, Poisson, Privacy, Problem, Smoo
 from normec.errors import UsageError
 from normec.experiments import build
 from normec.gradients.choice import choose_engine
-from normec.settings import config
+from normec.settings import make
 
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
 
@@ -70,7 +70,7 @@ def test_a_round_in_which_nobody_was_drawn_is_a_release_too(seed: int, tmp_path:
 @pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
 @pytest.mark.parametrize("engine", ["loop", "linear"])
 def test_empty_rounds_run_in_every_engine_and_trust(engine: str, trust: str) -> None:
-    of = build.problem(config.make({"clients": 12}))
+    of = build.problem(make({"clients": 12}))
     privacy = Privacy(sigma=1.0, trust=trust)  # type: ignore[arg-type]
     rate = Poisson(0.03)
     assert any(len(rate.draw(12, k, 0)) == 0 for k in range(15))  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_a_subclass_that_parts_its_clients_is_computed_by_the_loop_with_a_note(s
 
 
 class Draws:
-    """Draws what it is told in every round from the second on, and everyone before."""
+    """Draws the given clients in every round from the second on, and everyone before."""
 
     def __init__(self, drawn: Any) -> None:
         self._drawn = drawn

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Privacy, Problem, UsageError, train
 from normec.experiments import build
-from normec.settings import config
+from normec.settings import make
 
 BATCHES: dict[str, Any] = {"lr": 0.1, "batch_size": 4}
 
@@ -62,12 +62,12 @@ def test_epochs_of_full_gradients_are_rounds_whatever_the_clients_hold() -> None
 def test_a_configuration_is_refused_before_any_data_are_read() -> None:
     settings = {"epochs": 2, "batch_size": 4, "data": "no such data"}
     with pytest.raises(UsageError, match="give rounds, or declare"):
-        build.training(config.make(settings))
-    assert build.training(config.make({**settings, "public_sizes": True})).public_sizes
-    assert build.training(config.make({**settings, "private": False})).epochs == 2
+        build.training(make(settings))
+    assert build.training(make({**settings, "public_sizes": True})).public_sizes
+    assert build.training(make({**settings, "private": False})).epochs == 2
     with pytest.raises(UsageError, match="public_sizes is for private runs"):
-        build.training(config.make({"private": False, "public_sizes": True}))
+        build.training(make({"private": False, "public_sizes": True}))
 
 
 def test_a_declaration_changes_no_run_s_name() -> None:
-    assert config.make({"public_sizes": True}).digest() == config.make({}).digest()
+    assert make({"public_sizes": True}).digest() == make({}).digest()

@@ -1,4 +1,4 @@
-"""A record that is there twice, or whose losses are told as results on a test set, has no epsilon."""
+"""A record that is there twice, or whose losses are reported as results on a test set, has no epsilon."""
 
 from __future__ import annotations
 

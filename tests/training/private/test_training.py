@@ -15,7 +15,7 @@ import normec
 from normec import DPSGD, Clip, Clip21, Logging, Memory, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import Diverged, UsageError
 from normec.experiments import build
-from normec.settings import config
+from normec.settings import make
 
 D = 40
 
@@ -236,7 +236,7 @@ def test_the_paper_s_formula_reports_what_it_really_gives(reading: str) -> None:
 def test_record_level_with_clipped_records_needs_less_noise_with_more_records() -> None:
     sigmas = []
     for clients in (40, 5):
-        problem = build.problem(config.make({"clients": clients}))
+        problem = build.problem(make({"clients": clients}))
         privacy = Privacy(epsilon=4, unit="record", trust="local", record_clip=0.5)
         run = train(problem, NormEC(0.5, 0.1), lr=0.1, rounds=10, privacy=privacy)
         assert run.privacy is not None
@@ -246,7 +246,7 @@ def test_record_level_with_clipped_records_needs_less_noise_with_more_records() 
 
 @pytest.mark.slow
 def test_record_level_poisson_batches_amplify_without_memory() -> None:
-    problem = build.problem(config.make({"clients": 5}))
+    problem = build.problem(make({"clients": 5}))
     words: dict[str, Any] = {"epsilon": 2, "unit": "record", "trust": "local"}
     options: dict[str, Any] = {"lr": 0.1, "rounds": 20}
     full = train(problem, DPSGD(Clip(1.0)), privacy=Privacy(**words), **options)

@@ -16,7 +16,7 @@ from ...algorithms.operators import TopK
 from ...errors import Diverged, UsageError
 from ...privacy import Privacy
 from ...problems.problem import Problem
-from ...settings import config as configs
+from ...settings.validation import make
 from ...training.options import Logging, Memory
 from ...training.train import train
 from .. import build
@@ -50,7 +50,7 @@ def _load(name: str, data_dir: str | None) -> tuple[Problem, theory.Constants]:
     }
     if data_dir is not None:
         settings["data_dir"] = data_dir
-    problem = build.problem(configs.make(settings))
+    problem = build.problem(make(settings))
     problem.test = None
     return problem, theory.constants_of(problem)
 

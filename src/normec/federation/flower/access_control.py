@@ -14,9 +14,8 @@ come from the container's address.
 
 `OwnerAndParties` also admits parties to the fleet interface and to their side of `channel`. Flower reads a whole
 request before it checks who sent it, and believes a party about the sender of a message. Here the signature is checked
-first, a request is cut off at `LARGEST_BODY` and after `BODY_SECONDS`, and a party has at most `MOST_AT_ONCE` requests
-at a time. It can only push answers of its own. Flower accepts one answer to a request, so the list of an answer's
-objects (`LARGEST_LIST`) limits what a party can store.
+first, the bytes, the time and the number of a party's requests are limited (`limits`), and a party can only push
+answers of its own.
 """
 
 from __future__ import annotations
@@ -37,17 +36,15 @@ from typing import Any
 
 from ...errors import UsageError
 from ...system.files import PRIVATE_FILE
+from .limits import BODY_BYTES, BODY_SECONDS, LIST_BYTES, REQUESTS_AT_ONCE
 
 FLEET = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
 PUSH = FLEET + "push-messages"
-PARTY, SERVER = "/v1/normec/party/", "/v1/normec/server/"  # the calls of `channel`
+PARTY, SERVER = "/v1/normec/party/", "/v1/normec/server/"  # the two interfaces of `channel`, and their calls:
+RECEIVE, SEND, ABOUT = "receive", "send", "about"
 NODE = "normec.node"  # the key of an ASGI scope at which the number of the party that signed a request is kept
 HEALTH = "/health"
-LARGEST_BODY = 8 * 2**20  # bytes of a party's request; Flower sends arrays in chunks of 5 MiB
-LARGEST_LIST = 2**16  # bytes of the list of an answer's objects: about a thousand of them
-BODY_SECONDS = 120.0  # time in which the body of a party's request must arrive: 8 MiB at half a megabit per second
-MOST_AT_ONCE = 32  # requests of one party at the same time; Flower's SuperNode sends a few objects in parallel
-LISTS = (PUSH, PARTY + "receive")  # requests of parties that contain such a list, or less
+LISTS = (PUSH, PARTY + RECEIVE)  # requests of parties that contain the list of an answer's objects, or less
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LOOKS = 3  # readings of the kernel's table, which may skip a line while connections open and close
 INSECURE = "--insecure-for-tests"  # instead of Flower's --insecure
@@ -115,8 +112,8 @@ class OwnerAndParties(OwnerOnly):
             await super().__call__(scope, receive, send)
         elif (node := await self._registered(scope)) is None:
             await _refuse(send, 401, "this request is not signed by a registered party")
-        elif self._open[node] >= MOST_AT_ONCE:
-            await _refuse(send, 429, f"a party may have at most {MOST_AT_ONCE} requests at a time")
+        elif self._open[node] >= REQUESTS_AT_ONCE:
+            await _refuse(send, 429, f"a party may have at most {REQUESTS_AT_ONCE} requests at a time")
         else:
             self._open[node] += 1
             try:
@@ -125,7 +122,7 @@ class OwnerAndParties(OwnerOnly):
                 self._open[node] -= 1
 
     async def _of_party(self, node: int, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        most = LARGEST_LIST if path in LISTS else LARGEST_BODY
+        most = LIST_BYTES if path in LISTS else BODY_BYTES
         try:
             async with asyncio.timeout(self._body_seconds):
                 body = await _body(receive, most)
@@ -354,7 +351,7 @@ def _names(word: str, option: str) -> bool:
 
 
 def _listening(arguments: list[str]) -> set[str]:
-    """Return the addresses of the host at which Flower's program is told to listen."""
+    """Return the addresses of the host at which Flower's program listens."""
     host = _value(arguments, "--host")
     with suppress(OSError):  # Flower reports what is wrong with it
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)} if host else set()

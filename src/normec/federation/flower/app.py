@@ -31,10 +31,12 @@ from ...experiments import build, methods, runs, server
 from ...experiments.resolve import Measured, resolved
 from ...problems.problem import Problem
 from ...sampling.participation import Everyone
-from ...settings.config import RunConfig, to_toml
+from ...settings.config import RunConfig
+from ...settings.validation import to_toml
 from ...system.files import write_atomic
 from ...training.client_weights import checked_weights
 from ...training.run import Plan, default_evaluate_every
+from ...training.summary import record_end, summarise, write_summary
 from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.coordinator import Coordinator
 from ..protocol.federated_run import disk_failure
@@ -193,11 +195,11 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
                 run_sums(run, mailbox, roster, timeouts, _say)
             else:
                 run_rounds(run, mailbox, roster, timeouts, _say)
-            runs.write_summary(out, runs.summarise(run.finish(), config.record(settings_of_run.RECORDED)))
+            write_summary(out, summarise(run.finish(), config.record(settings_of_run.RECORDED)))
             _say(run.stopped or f"finished; the run is in {out}")
         except Diverged as error:
             facts = {"status": "diverged", "round": error.round, "error": str(error)}
-            runs.record_end(config.record(settings_of_run.RECORDED), out, facts)
+            record_end(config.record(settings_of_run.RECORDED), out, facts)
             raise
         finally:
             run.close()

@@ -33,18 +33,30 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .access_control import FLEET, LARGEST_LIST, NODE, PARTY, PUSH, SERVER, App, Receive, Scope, Send, own_answers
+from .access_control import (
+    ABOUT,
+    FLEET,
+    NODE,
+    PARTY,
+    PUSH,
+    RECEIVE,
+    SEND,
+    SERVER,
+    App,
+    Receive,
+    Scope,
+    Send,
+    own_answers,
+)
 from .download import object_names
+from .limits import CALL_PARTS, LIST_BYTES, RESPONSE_BYTES
 from .versions import versions
 
 if TYPE_CHECKING:
     from flwr.proto.fleet_pb2 import PullMessagesResponse
 
-RECEIVE, SEND, ABOUT = "receive", "send", "about"
 HOLD = 20.0  # seconds; Flower's clients give up after 30
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
-INLINE = 2**26  # the most bytes of objects in one response
-PARTS = 2**10  # the most parts of a party's call
 ENDED = (PUSH, FLEET + "push-object")  # Flower's own calls after which an answer may be complete
 
 Found = TypeVar("Found")
@@ -98,8 +110,8 @@ class Channel:
             return Response(status_code=404)
         try:
             given = (await run_in_threadpool(BytesList.FromString, await request.body())).vals
-            if request.url.path.startswith(PARTY) and len(given) > PARTS:
-                raise ValueError(f"a party's call has at most {PARTS} parts")
+            if request.url.path.startswith(PARTY) and len(given) > CALL_PARTS:
+                raise ValueError(f"a party's call has at most {CALL_PARTS} parts")
             found = await call(request, list(given))
         except (DecodeError, ValueError, IndexError) as error:
             return Response(f"{type(error).__name__}\n", 400)
@@ -111,7 +123,7 @@ class Channel:
 
         def look() -> list[bytes] | None:
             with self._confirming:
-                return self._next_request(node, process, confirmed.decode("ascii"), min(int(room), INLINE))
+                return self._next_request(node, process, confirmed.decode("ascii"), min(int(room), RESPONSE_BYTES))
 
         for older in self._waiting:  # of a connection that broke
             if older.topic == (PARTY, node):
@@ -135,7 +147,7 @@ class Channel:
                     answer.objects_to_push.remove(part.object_id)
             return answer.SerializeToString(), message.metadata.run_id
 
-        if len(given[0]) > LARGEST_LIST or not own_answers(given[0], request.scope[NODE]):
+        if len(given[0]) > LIST_BYTES or not own_answers(given[0], request.scope[NODE]):
             raise ValueError("a party may only push answers of its own, with a limited number of objects")
         answer, run = await run_in_threadpool(store)
         self._wake([(SERVER, run)])
@@ -180,9 +192,9 @@ class Channel:
             found = runtime_handlers.pull_messages(wanted, state, task)
             if not found.messages_list:
                 return None
-            packed, left = [], INLINE
+            packed, left = [], RESPONSE_BYTES
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-                if tree.ByteSize() > LARGEST_LIST:  # a list that repeats itself; without its parts, it is no message
+                if tree.ByteSize() > LIST_BYTES:  # a list that repeats itself; without its parts, it is no message
                     tree.ClearField("children")
                 contents = _contents(state, task.run_id, tree, min(room, left))
                 left -= sum(map(len, contents))
@@ -276,7 +288,7 @@ async def _gone(receive: Receive) -> None:
 def _contents(state: Any, run: int, tree: Any, room: int) -> list[bytes]:
     """The objects of a message in the order of `object_names`; none of them if one is missing or they lack room."""
     contents = []
-    for name in object_names(tree, LARGEST_LIST):
+    for name in object_names(tree, LIST_BYTES):
         content = state.get_object(run, name)
         room -= len(content or b"")
         if not content or room < 0:

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.wire import WireError
-from .access_control import LARGEST_BODY, LARGEST_LIST, PARTY, SERVER
-from .channel import ABOUT, RECEIVE, SEND
-from .download import Allowance, PartsMissing, limit_responses, object_names, pull_message
+from .access_control import ABOUT, PARTY, RECEIVE, SEND, SERVER
+from .download import PartsMissing, limit_responses, object_names, pull_message
+from .limits import ANSWER_BYTES, LIST_BYTES, REQUESTS_BYTES, MessageLimits
 
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
-ROOM = LARGEST_BODY - 2 * LARGEST_LIST  # bytes of an answer's objects that are sent with it
-BATCH = 2**26  # bytes of the objects of requests that are sent with them
 _RETRY_SECONDS = 0.05  # between two attempts to fetch an object, which may arrive after the message
 
 
@@ -41,7 +39,7 @@ class PartyChannel:
         allowed: The limits of a request.
     """
 
-    def __init__(self, client: FleetHttpClient, node: int, allowed: Allowance) -> None:
+    def __init__(self, client: FleetHttpClient, node: int, allowed: MessageLimits) -> None:
         from flwr.proto.node_pb2 import Node
         from flwr.supercore.retry import make_simple_http_retry_invoker
 
@@ -54,7 +52,7 @@ class PartyChannel:
         from flwr.proto.fleet_pb2 import PullMessagesResponse
         from flwr.proto.message_pb2 import PullObjectRequest
 
-        room = str(self._allowed.room).encode()
+        room = str(self._allowed.object_bytes).encode()
         found = self._attempt(_call, self._client, PARTY + RECEIVE, [room, self._process, self._received])
         if not found:
             return None
@@ -89,7 +87,9 @@ class PartyChannel:
             )
             for name, content in contents.items()
         }
-        found = self._attempt(_call, self._client, PARTY + SEND, [pushed.SerializeToString(), *_fitting(parts, ROOM)])
+        found = self._attempt(
+            _call, self._client, PARTY + SEND, [pushed.SerializeToString(), *_fitting(parts, ANSWER_BYTES)]
+        )
         response = PushMessagesResponse.FromString(found[0])
         for name in response.objects_to_push:
             parts[name].session_id = response.session_id
@@ -118,9 +118,9 @@ class ServerChannel:
         closed: Ends the wait for objects that do not arrive.
     """
 
-    def __init__(self, grid: Any, allowed: Allowance, parties: int, closed: threading.Event) -> None:
+    def __init__(self, grid: Any, allowed: MessageLimits, parties: int, closed: threading.Event) -> None:
         self._grid, self._allowed, self._closed = grid, allowed, closed
-        limits = {**allowed.responses, RECEIVE: parties * (2 * LARGEST_LIST + allowed.room)}
+        limits = {**allowed.responses, RECEIVE: parties * (2 * LIST_BYTES + allowed.object_bytes)}
         limit_responses(grid._runtime_client, limits)
 
     def send(self, requests: Sequence[Message]) -> list[str]:
@@ -138,7 +138,7 @@ class ServerChannel:
             for _, _, contents in apart
             for name, content in contents.items()
         }
-        found = _call(client, SERVER + SEND, [pushed.SerializeToString(), *_fitting(parts, BATCH)])
+        found = _call(client, SERVER + SEND, [pushed.SerializeToString(), *_fitting(parts, REQUESTS_BYTES)])
         response = PushAppMessagesResponse.FromString(found[0])
         for name in response.objects_to_push:
             parts[name].session_id = response.session_id
@@ -152,7 +152,7 @@ class ServerChannel:
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 
         wanted = PullAppMessagesRequest(message_ids=sorted(pending)).SerializeToString()
-        found = _call(self._grid._runtime_client, SERVER + RECEIVE, [wanted, str(self._allowed.room).encode()])
+        found = _call(self._grid._runtime_client, SERVER + RECEIVE, [wanted, str(self._allowed.object_bytes).encode()])
         if not found:
             return []
         pulled = PullAppMessagesResponse.FromString(found[0])

@@ -121,13 +121,15 @@ def _folder(path: Path) -> str:
 
 
 def _disk(party: PartyFile) -> str:
-    place = next(path for path in (party.folder, *party.folder.parents) if path.exists())
-    free, needed = shutil.disk_usage(place).free, LEAST_DISK
+    present = next(path for path in (party.folder, *party.folder.parents) if path.exists())
+    free, needed = shutil.disk_usage(present).free, LEAST_DISK
     if party.terms is not None and party.terms.is_file():
         needed += max((one.agreed.parameters for one in SignedTerms.load(party.terms).parties), default=0) * 4 * _STATES
     if free < needed:
-        raise _Problem(f"{place} has {free / 2**20:.0f} MiB left, {needed / 2**20:.0f} MiB are needed; free some space")
-    return f"{free / 2**30:.1f} GiB are free at {place}"
+        raise _Problem(
+            f"{present} has {free / 2**20:.0f} MiB left, {needed / 2**20:.0f} MiB are needed; free some space"
+        )
+    return f"{free / 2**30:.1f} GiB are free at {present}"
 
 
 def _policy(path: Path) -> str:
@@ -236,13 +238,13 @@ def _registration(party: PartyFile, about: dict[str, Any]) -> str:
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     from .channel_clients import about_server
-    from .download import Allowance
+    from .limits import MessageLimits
     from .supernode import limited_client
 
     private = read_private_key(party.key)
     signed = NodeAuthHttpInterceptor(private, private.public_key())
     interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
-    client = limited_client(Allowance.of(1, 1))
+    client = limited_client(MessageLimits.of(1, 1))
     trusted = party.root_certificates.read_bytes()
     try:
         with client.from_server_address(party.superlink, False, trusted, interceptors=interceptors) as fleet:

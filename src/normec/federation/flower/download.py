@@ -4,7 +4,8 @@ Flower's own reader fetches and decodes whatever is announced. An array may have
 chunk any number of times; a table may have a million fields; a response may be compressed, or redirect the client to
 another address. Here a message is measured before it is read: responses of the SuperLink are cut off at a size,
 compressed responses are refused and redirects are not followed (`limit_responses`), the objects of a message are
-counted before the first one is fetched, and the sizes of an array's chunks are added up before they are joined.
+counted before the first one is fetched, and the sizes of an array's chunks are added up before they are joined. The
+numbers are in `limits`.
 
 A message that exceeds one of these limits, or whose parts do not arrive, is deleted at the SuperLink. If the
 SuperLink's list of a message's objects is itself too long, there is nothing with which to delete the message, and it
@@ -16,53 +17,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from ..protocol.wire import WireError
+from .limits import PART_SECONDS, MessageLimits, table_bytes
 
 if TYPE_CHECKING:
     from flwr.app import Message
 
-PART_SECONDS = 120.0  # the time for the next part of a message to arrive at the SuperLink
-_PLAIN = 2**16  # bytes of an object without numbers, and of a message without its numbers
-_PIECE = 2**20  # the least bytes of an array chunk; those of Flower are five times as large
-_NAME = 2**8  # bytes of an object's name in a list
-
 
 class PartsMissing(Exception):  # noqa: N818  (a state of the network, not an error)
     """A message was announced but its parts did not arrive; its sender may have been killed."""
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """The limits of one message: `size` bytes in `objects` objects."""
-
-    size: int
-    objects: int
-
-    @staticmethod
-    def of(numbers: int, vectors: int = 1) -> Allowance:
-        """The limits for `vectors` float64 vectors of length `numbers` and a few fields."""
-        return Allowance.of_bytes(8 * numbers * vectors + _PLAIN, vectors)
-
-    @staticmethod
-    def of_bytes(size: int, arrays: int = 1) -> Allowance:
-        """The limits for `size` bytes in a few arrays and fields."""
-        return Allowance(size, 4 + 4 * arrays + size // _PIECE)
-
-    @property
-    def responses(self) -> dict[str, int]:
-        """The limits in bytes on responses that bring a list of objects, an object, or a message with its objects."""
-        listed = _PLAIN + _NAME * self.objects
-        return {"pull-messages": listed, "pull-object": self.room, "receive": listed + self.room}
-
-    @property
-    def room(self) -> int:
-        """The most bytes of a message's objects."""
-        return self.size + _PLAIN
 
 
 def limit_responses(client: Any, most: Mapping[str, int], others: int | None = None) -> None:
@@ -82,7 +49,7 @@ def limit_responses(client: Any, most: Mapping[str, int], others: int | None = N
 def pull_message(
     name: str,
     tree: Any,
-    allowed: Allowance,
+    allowed: MessageLimits,
     pull: Callable[[str], bytes | None],
     wait: Callable[[float], bool],
     every: float,
@@ -102,7 +69,7 @@ def pull_message(
         PartsMissing: A part of the message did not arrive.
     """
     contents: dict[str, bytes] = {}
-    left = allowed.room
+    left = allowed.object_bytes
     for part in object_names(tree, allowed.objects):
         until = time.monotonic() + PART_SECONDS
         while (content := pull(part)) is None:
@@ -175,7 +142,7 @@ def _inflated(name: str, contents: dict[str, bytes], most: int) -> Message:
     kinds = {key: head_of(content)[:2] for key, content in contents.items()}
     left = most
     for key, (kind, children) in kinds.items():
-        if kind != "ArrayChunk" and len(contents[key]) > _PLAIN + _NAME * len(contents):
+        if kind != "ArrayChunk" and len(contents[key]) > table_bytes(len(contents)):
             raise WireError("a table in it is larger than a message's may be")
         if kind == "Array":
             left -= _unpacked(contents[key], [len(contents[child]) for child in children])

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ..protocol.wire import Fields, Request, SumRequest, WireError, to_fields
 from .channel_clients import Arrival, ServerChannel
-from .download import Allowance, PartsMissing
+from .download import PartsMissing
+from .limits import MessageLimits
 from .records import from_records, to_records
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ class Mailbox:
         allowed: The limits of an answer (default: one array and a few fields).
     """
 
-    def __init__(self, grid: Grid, parties: int, largest: int, allowed: Allowance | None = None) -> None:
+    def __init__(self, grid: Grid, parties: int, largest: int, allowed: MessageLimits | None = None) -> None:
         self._largest = largest
         self._incoming: queue.Queue[Incoming] = queue.Queue()
         self._closed = threading.Event()
-        self._channel = ServerChannel(grid, allowed or Allowance.of(largest), parties, self._closed)
+        self._channel = ServerChannel(grid, allowed or MessageLimits.of(largest), parties, self._closed)
         self._newest: dict[int, int] = {}  # how many requests a node was sent
 
     def __enter__(self) -> Mailbox:

@@ -52,7 +52,7 @@ class PartyFile(BaseModel):
 
     @property
     def node_config(self) -> dict[str, Any]:
-        """What the party's app is told."""
+        """The settings that the party's app receives from Flower."""
         named = {"folder": str(self.folder), "policy": str(self.policy)}
         for name in ("data", "terms"):
             if getattr(self, name) is not None:

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...errors import UsageError, at_least, nearest
 from ...experiments import methods, server
-from ...settings.config import FEDERATED, RunConfig, make
+from ...settings.config import FEDERATED, RunConfig
+from ...settings.validation import make
 from ..secure_sum.roster import FEWEST
 from ..secure_sum.terms import least_threshold
 

@@ -24,7 +24,7 @@ from ..protocol.sum_terms import FOLDER
 from ..protocol.wire import Refusal, SumReply, SumRequest, WireError, from_fields, most_octets, octets
 from ..secure_sum.roster import Roster as SumRoster
 from .correspondence import Correspondence
-from .download import Allowance
+from .limits import MessageLimits
 from .mailbox import Incoming, Mailbox
 from .presence import WAIT, Clock, Presence, Say, Timeouts
 from .roster import Roster
@@ -38,9 +38,9 @@ PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds after an attempt that failed; double
 OPENINGS = 3  # time limits after which a sum that cannot be opened is given up
 
 
-def sum_limits(length: int) -> Allowance:
+def sum_limits(length: int) -> MessageLimits:
     """The limits of a party's answer for vectors of this length."""
-    return Allowance.of_bytes(most_octets(length))
+    return MessageLimits.of_bytes(most_octets(length))
 
 
 def introductions(

@@ -27,7 +27,8 @@ from ...errors import UsageError
 from ..protocol.policy import Policy
 from ..protocol.wire import WireError, most_octets
 from .channel_clients import PartyChannel
-from .download import Allowance, limit_responses
+from .download import limit_responses
+from .limits import PLAIN_BYTES, MessageLimits
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 
 VECTORS = 3  # in a request: x, the numbers that the method broadcasts, and the party's row if the party lost it
-_RESPONSE = 2**16  # bytes of a SuperLink's response that brings no message
 _PAUSE = 0.5  # seconds after an exchange that failed, or a call without a request that was not held
 _SHOWN = 300  # characters of an error that are printed
 _LOG = logging.getLogger("normec.party")
@@ -55,7 +55,7 @@ def run_supernode(
     root_certificates: Path,
     key: Path,
     node_config: Mapping[str, Any],
-    allowed: Allowance,
+    allowed: MessageLimits,
     patience: float = 150.0,
     reach: float = math.inf,
 ) -> None:
@@ -98,21 +98,21 @@ def run_supernode(
                 time.sleep(_PAUSE)
 
 
-def limits_of(policy: Policy) -> Allowance:
+def limits_of(policy: Policy) -> MessageLimits:
     """The limits of a request to a party with this policy."""
     if "secure-sum" in policy.trusts:
-        return Allowance.of_bytes(most_octets(policy.largest_model), VECTORS)
-    return Allowance.of(policy.largest_model, VECTORS)
+        return MessageLimits.of_bytes(most_octets(policy.largest_model), VECTORS)
+    return MessageLimits.of(policy.largest_model, VECTORS)
 
 
-def limited_client(allowed: Allowance) -> type[FleetHttpClient]:
+def limited_client(allowed: MessageLimits) -> type[FleetHttpClient]:
     """Return Flower's client of a SuperLink with limits on the responses that it reads."""
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     class Limited(FleetHttpClient):
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
-            limit_responses(self, allowed.responses, _RESPONSE)
+            limit_responses(self, allowed.responses, PLAIN_BYTES)
 
     return Limited
 

@@ -19,14 +19,19 @@ from typing import Any, Literal, NamedTuple
 import tomli_w
 
 from ...algorithms import registry
+from ...algorithms.catalogue import is_own
 from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
 from ...report import page
 from ...report.run_view import STATEMENTS, is_run
-from ...settings.config import RunConfig, is_own, load
+from ...settings.config import RunConfig
+from ...settings.validation import load
 from ...storage.history import History
 from ...system.files import private_folder, read_if_present, read_toml, write_atomic
+from ...training import saved_run
 from ...training.callbacks import Callback
+from ...training.saved_run import Result
+from ...training.summary import record_end
 from ..flower.scaffold import write_app
 from ..flower.settings import Settings, located, read
 from ..protocol.policy import load_policy
@@ -255,7 +260,7 @@ def run(
     callbacks: Sequence[Callback],
     wanted: Callable[[], bool],
     show: Callable[[list[PartyStatus]], None] = lambda _: None,
-) -> runs.Result:
+) -> Result:
     """Run a federation in `options.out`, or continue it there. It stops when it is no longer `wanted`.
 
     `show` is called now and then with the state of all parties. At the end, the page of the run shows what each party
@@ -300,10 +305,10 @@ def run(
         if read_if_present(options.out / SUMMARY) == before:
             _note_interruption(options.out)
         elif isinstance(error, Interrupted):  # the server had already finished and written its summary
-            return runs.read(options.out)
+            return saved_run.read(options.out)
         raise
     _write_statements(options.out, federation)
-    return runs.read(options.out)
+    return saved_run.read(options.out)
 
 
 def _write_statements(out: Path, federation: Federation) -> None:
@@ -402,6 +407,4 @@ def _note_interruption(out: Path) -> None:
     history = History(out / "metrics.jsonl")
     history.reread()
     last = history.rows[-1]["round"] if len(history) else 0
-    runs.record_end(
-        read_toml(out / "config.toml"), out, {"status": "interrupted", "stopped": "interrupted", "round": last}
-    )
+    record_end(read_toml(out / "config.toml"), out, {"status": "interrupted", "stopped": "interrupted", "round": last})

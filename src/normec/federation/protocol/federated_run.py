@@ -22,12 +22,12 @@ from ...algorithms.registry import identity_of
 from ...errors import Diverged, UsageError
 from ...privacy.mechanism import Mechanism, Spent
 from ...privacy.statement import Privacy
-from ...problems.client_data import checksum
+from ...problems.objective import checksum
 from ...storage.history import UNNOISED, Row
 from ...storage.run_folder import RunStorage
 from ...training.model_step import ModelStep
 from ...training.run import Plan, Run, State
-from .journal import Journal
+from .journal import JOURNAL, Journal
 from .method_checks import check_client_functions, check_server_functions
 from .server_mechanism import mechanism_of, record_terms
 from .server_metrics import observed
@@ -35,7 +35,6 @@ from .server_state import OPTIMIZER, ServerState
 from .terms import LocalTerms, MethodTerms, PlanTerms, PrivacyTerms
 from .wire import NAME, Reply
 
-JOURNAL = "events.jsonl"
 Evaluate = Callable[[Tensor], Mapping[str, float]]
 Self = TypeVar("Self", bound="FederatedRun")
 Given = ParamSpec("Given")

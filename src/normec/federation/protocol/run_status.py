@@ -16,7 +16,7 @@ from ...errors import UsageError
 from ...privacy.accounting import Account, Event
 from ...privacy.hash_chain import LedgerDamaged, read_chain
 from ...privacy.ledger_verification import verified
-from ...settings.config import load
+from ...settings.validation import load
 from ...storage.checkpoint import read_facts
 from ...storage.run_folder import CONFIG
 from ...system.files import parse_json, read_if_present

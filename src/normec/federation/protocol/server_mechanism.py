@@ -11,7 +11,7 @@ from ...privacy.mechanism import Mechanism
 from ...privacy.statement import Privacy
 from ...sampling.participation import Everyone
 from ...training.run import Plan
-from ...training.train import RECORDED, message_weights_for, noise_name
+from ...training.run_mechanism import RECORDED, message_weights_for, noise_name
 from .price import release_of
 from .terms import PlanTerms, RecordTerms
 

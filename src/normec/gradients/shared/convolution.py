@@ -16,9 +16,9 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ... import kernels
-from ...kernels import tiles
-from .layers import channels_last, precision, sum_channels
-from .slots import GradientSink, ParameterSlot
+from ...kernels import channels_last, tiles
+from ..precision import autocast_dtype
+from .slots import GradientSink, Maybe, ParameterSlot, SlotPair, sum_channels
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
@@ -47,15 +47,8 @@ class ConvRows(Function):
     """Convolution over 1, 2 or 3 dimensions, transposed ones, groups and dilation included."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        geometry: Geometry,
-    ):
-        x = x.to(precision(x))
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, geometry: Geometry):
+        x = x.to(autocast_dtype(x))
         weight = weight.to(x.dtype)
         if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
             weight = weight.contiguous(memory_format=torch.channels_last)
@@ -123,7 +116,7 @@ class TiledConvRows(Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,  # noqa: ARG004
-        bias: Tensor | None,
+        bias: Maybe,
         slots: tuple[ParameterSlot, ParameterSlot | None],
         stride: int,
         moments: Moments | None,
@@ -131,7 +124,7 @@ class TiledConvRows(Function):
         """`weight` is passed so that autograd records the layer (see `ParameterSlot.value`); `moments` are filled."""
         from ...kernels.convolution import convolve, widened
 
-        x = widened(x, precision(x))
+        x = widened(x, autocast_dtype(x))
         ctx.save_for_backward(x)
         ctx.slots, ctx.stride, slot = slots, stride, slots[0]
         way = tiles.forward(slot.shape[1], slot.shape[0], stride)
@@ -178,7 +171,7 @@ class TiledConvRows(Function):
     @staticmethod
     def fits(x: Tensor, sink: GradientSink, outputs: int) -> bool:
         """Whether the kernels can run on these images."""
-        half = precision(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
+        half = autocast_dtype(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
         numbers = x[:, 0].numel() * max(x.shape[1], outputs, tiles.LEAST) if x.ndim == 4 else 0
         return half and not sink.by_record and 0 < numbers < 2**31 and kernels.usable(x)
 

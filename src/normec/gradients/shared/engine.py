@@ -29,7 +29,7 @@ from ...problems.problem import Problem
 from ...sampling.batches import Batches, BatchSource
 from ..batch_feed import BatchFeed
 from ..cuda_graphs import MOST, CudaGraphs
-from ..engine import Block, upload
+from ..engine import Block, BlockEngine, GradientTable, upload
 from ..loop import RECORD_BLOCKS
 from ..precision import Precision, autocast
 from ..record_clip import RecordClip
@@ -45,7 +45,7 @@ _TABLE_FLOATS = {"cpu": 2**26, "cuda": 2**30}  # numbers in the gradients of sin
 _SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; larger GPUs get larger blocks
 
 
-class SharedEngine:
+class SharedEngine(BlockEngine):
     """Computes every client's gradient in one pass over all batches."""
 
     name = "shared"
@@ -77,13 +77,13 @@ class SharedEngine:
         self._feed = BatchFeed(problem, records, fixed, seed)
         device = problem.x0.device
         kind = device.type if device.type in _BLOCK_FLOATS else "cpu"
-        room = torch.cuda.get_device_properties(device).total_memory // _SMALL_GPU if kind == "cuda" else 1
+        scale = torch.cuda.get_device_properties(device).total_memory // _SMALL_GPU if kind == "cuda" else 1
         values = records.inputs[0].numel()
         typical = float(self._divisors.mean())
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
         if record_clip is not None and isinstance(self._model, OperationModel):
             by_grads = min(by_grads, _TABLE_FLOATS[kind] // len(problem.x0))
-        self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, room) // values))
+        self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, scale) // values))
         if isinstance(self._model, ModuleModel):
             # Cross entropy ignores records with target −100 and divides by the number of the others. In a private run,
             # one client's targets must not decide how the losses of other clients are computed.
@@ -91,33 +91,22 @@ class SharedEngine:
         self._everyone: tuple[Tensor, ...] | None = None
         self._kept = InputCache(problem, records, whole=batches is None)
         self._seen = False  # whether the model has run without reading values
-        self._grads = torch.empty(0, 0)
+        self._grads = GradientTable()
         self._graphs = CudaGraphs() if device.type == "cuda" else None
 
-    @property
-    def variant(self) -> str:
-        """The engine, with everything else that the bits of its sums depend on."""
-        return f"{self.name}, blocks of {self._block}"
-
-    @property
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
     def shrink(self) -> bool:
-        """Make blocks smaller after running out of memory; returns False if they cannot be smaller."""
-        self._grads, self._graphs = torch.empty(0, 0), (CudaGraphs() if self._graphs is not None else None)
+        self._grads, self._graphs = GradientTable(), (CudaGraphs() if self._graphs is not None else None)
         self._sink.clear()
         self._kept.forget()
-        self._block //= 2
         self._everyone = None
-        return self._block > 0
+        return super().shrink()
 
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
     ) -> Iterator[Block]:
         groups = self._groups(clients, full)
         for group in groups:
-            block = Block.of(group, self._room(x, len(group)), x.new_empty(0))
+            block = Block.of(group, self._grads.rows(x, len(group)), x.new_empty(0))
             if self._clip is not None:
                 losses = self._clipped(x, buffers, block, round, full, everyone=clients is None)
             else:
@@ -144,11 +133,6 @@ class SharedEngine:
         if full or self._batches is None or isinstance(self._batches, Batches):
             return tuple(self._feed.groups(clients, self._block, full=full))
         return tuple(clients.split(max(1, int(self._block // self._divisors[clients].max().clamp_min(1)))))
-
-    def _room(self, x: Tensor, count: int) -> Tensor:
-        if len(self._grads) < count or self._grads.dtype != x.dtype:
-            self._grads = x.new_empty(count, len(x))
-        return self._grads[:count]
 
     def _clipped(self, x: Tensor, buffers: Buffers, block: Block, round: int, full: bool, *, everyone: bool) -> Tensor:
         """Fill the block's gradients with sums of clipped gradients, and return the losses.

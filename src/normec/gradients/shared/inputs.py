@@ -42,8 +42,8 @@ class InputCache:
         device, transform = problem.x0.device, problem.transform
         steady = problem.augment is None and (transform is None or type(transform) in (Normalize, Scale))
         size = problem.x0.element_size() * records.inputs[0].numel() * int(records.sizes.sum())
-        room = torch.cuda.get_device_properties(device).total_memory // _PART if device.type == "cuda" else 0
-        self._on = whole and steady and size <= max(_BYTES, room)
+        share = torch.cuda.get_device_properties(device).total_memory // _PART if device.type == "cuda" else 0
+        self._on = whole and steady and size <= max(_BYTES, share)
         self._held: dict[int, tuple[Tensor, int]] = {}  # by the group's first client: the inputs and their version
 
     def of(self, group: Tensor, count: int, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor | None:

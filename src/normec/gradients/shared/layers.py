@@ -9,39 +9,27 @@ are written into the slots and not returned to autograd, and the statistics of B
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from ... import kernels
+from ..precision import autocast_dtype
 from .record_sums import product_squares
-from .slots import ParameterSlot
-
-if TYPE_CHECKING:
-    from ...models.resnet import Shortcut
+from .slots import Maybe, ParameterSlot, SlotPair, sum_channels, sum_positions
 
 aten = torch.ops.aten
-_WINDOW = 64  # the most pixels of a window for which a kernel is unrolled
 
 
 class LinearRows(Function):
     """y = x Wᵀ + b on [..., in]; `flipped`, y = x W + b."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        flipped: bool = False,
-    ):
-        x, weight = x.to(precision(x)), weight.to(precision(x))
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, flipped: bool = False):
+        x, weight = x.to(autocast_dtype(x)), weight.to(autocast_dtype(x))
         weight = weight.mT if flipped else weight
         ctx.save_for_backward(x, weight)
         ctx.slots, ctx.flipped = slots, flipped
@@ -59,9 +47,17 @@ class LinearRows(Function):
         return (g @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
+def _product(left: Tensor, right: Tensor, rows: Tensor) -> None:
+    """rows[i] = left[i]ᵀ right[i], written in place if the precisions agree."""
+    if left.dtype == rows.dtype:
+        torch.bmm(left.mT, right, out=rows)
+    else:
+        rows.copy_(torch.bmm(left.mT, right))
+
+
 def _write_products(flipped: bool, rows: Tensor, g: Tensor, x: Tensor) -> None:
     left, right = (part.reshape(len(rows), -1, part.shape[-1]) for part in (g, x))
-    product(right, left, rows) if flipped else product(left, right, rows)
+    _product(right, left, rows) if flipped else _product(left, right, rows)
 
 
 def _factors(flipped: bool, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,14 +104,7 @@ class AffineRows(Function):
     """y = x·w + b after a normalisation within one record."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        first: bool,
-    ):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, first: bool):
         """`first`: w belongs to the first dimension after the batch (channels), otherwise to the last dimensions."""
         ctx.save_for_backward(x, weight)
         ctx.slots, ctx.first = slots, first
@@ -141,14 +130,7 @@ class LayerNormRows(Function):
     """LayerNorm with weight, with the fused kernels of PyTorch for the output and the data gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        slots: tuple[ParameterSlot | None, ParameterSlot | None],
-        eps: float,
-    ):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, eps: float):
         x = x.to(weight.dtype)  # autocast computes norms in full precision
         y, mean, inverse = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, bias, mean, inverse)
@@ -168,115 +150,3 @@ class LayerNormRows(Function):
             needed = [True, False, False]
             data = aten.native_layer_norm_backward(g, x, weight.shape, mean, inverse, weight, bias, needed)[0]
         return data, None, None, None, None
-
-
-class ShortcutByKernel(Function):
-    """A `Shortcut` of channels-last images on a GPU, with one kernel forward and one backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shortcut: Shortcut):
-        from ...kernels.shortcut import pick
-
-        ctx.shape, ctx.shortcut = tuple(x.shape), shortcut
-        return pick(channels_last(x), shortcut.stride, shortcut.before, x.shape[1] + shortcut.missing)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor):
-        from ...kernels.shortcut import spread
-
-        return spread(channels_last(g), ctx.shape, ctx.shortcut.stride, ctx.shortcut.before), None
-
-    @staticmethod
-    def fits(x: Tensor, shortcut: Shortcut) -> bool:
-        numbers = x[:, 0].numel() * (x.shape[1] + shortcut.missing) if x.ndim == 4 else 0
-        return shortcut.missing > 0 and 0 < numbers < 2**31 and kernels.usable(x)
-
-
-class MaxPoolByKernel(Function):
-    """`nn.MaxPool2d(2)` of channels-last images on a GPU, with one kernel forward and one backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor):
-        from ...kernels.pooling import pool
-
-        y, indices = pool(channels_last(x))
-        ctx.save_for_backward(indices)
-        ctx.shape = tuple(x.shape)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor):
-        from ...kernels.pooling import unpool
-
-        return unpool(channels_last(g), *ctx.saved_tensors, ctx.shape)
-
-    @staticmethod
-    def fits(x: Tensor, module: nn.MaxPool2d) -> bool:
-        square = all(_both(size) == (2, 2) for size in (module.kernel_size, module.stride))
-        plain = _both(module.padding) == (0, 0) and _both(module.dilation) == (1, 1)
-        plain = plain and not module.ceil_mode and not module.return_indices
-        fits = x.ndim == 4 and min(x.shape[2:]) > 1 and 0 < x.numel() < 2**31
-        return square and plain and fits and kernels.usable(x)
-
-
-class AdaptiveMaxPoolByKernel(Function):
-    """`nn.AdaptiveMaxPool2d` of channels-last images on a GPU; unlike PyTorch's, its backward sums in a fixed order."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, module: nn.AdaptiveMaxPool2d):
-        from ...kernels.pooling import adapt
-
-        y, indices = adapt(channels_last(x), *_both(module.output_size))
-        ctx.save_for_backward(indices)
-        ctx.shape = tuple(x.shape)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor):
-        from ...kernels.pooling import adapt_back
-
-        return adapt_back(channels_last(g), *ctx.saved_tensors, ctx.shape), None
-
-    @staticmethod
-    def fits(x: Tensor, module: nn.AdaptiveMaxPool2d) -> bool:
-        sizes = _both(module.output_size)
-        if x.ndim != 4 or module.return_indices or None in sizes or not 0 < x.numel() < 2**31 or not kernels.usable(x):
-            return False
-        from ...kernels.pooling import largest_window
-
-        smaller = all(0 < size <= given for size, given in zip(sizes, x.shape[2:], strict=True))
-        return smaller and math.prod(largest_window(*x.shape[2:], *sizes)) <= _WINDOW
-
-
-def _both(size: Any) -> tuple[int, ...]:
-    return (size, size) if isinstance(size, int) else tuple(size)
-
-
-def sum_positions(rows: Tensor, values: Tensor) -> None:
-    """rows[i] = the sum of part i of the values over all dimensions but the last ones, which are those of a row."""
-    rows.copy_(values.reshape(len(rows), -1, *rows.shape[1:]).sum(1, dtype=rows.dtype))
-
-
-def sum_channels(rows: Tensor, values: Tensor) -> None:
-    """rows[i] = the sum of part i of the values ``[records, channels, ...]`` for each channel."""
-    per_part = values.reshape(len(rows), -1, values.shape[1], values[0, 0].numel())
-    rows.copy_(per_part.sum((1, 3), dtype=rows.dtype))
-
-
-def product(left: Tensor, right: Tensor, rows: Tensor) -> None:
-    """rows[i] = left[i]ᵀ right[i], written in place if the precisions agree."""
-    if left.dtype == rows.dtype:
-        torch.bmm(left.mT, right, out=rows)
-    else:
-        rows.copy_(torch.bmm(left.mT, right))
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """Return x with channels last in memory."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x.contiguous()
-
-
-def precision(x: Tensor) -> torch.dtype:
-    """Return the dtype in which autocast would compute."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

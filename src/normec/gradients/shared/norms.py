@@ -17,16 +17,14 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ... import kernels
-from .layers import MaxPoolByKernel, channels_last
-from .slots import ParameterSlot, filled
+from ...kernels import channels_last
+from .pooling import MaxPoolByKernel
+from .slots import Maybe, SlotPair, filled
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
 
 aten = torch.ops.aten
-
-Maybe = Tensor | None
-Slots = tuple[ParameterSlot | None, ParameterSlot | None]  # of weight and bias
 
 
 class GroupNormRows(Function):
@@ -34,7 +32,14 @@ class GroupNormRows(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, shortcut: Maybe, weight: Maybe, bias: Maybe, slots: Slots, norm: nn.GroupNorm, relu: bool
+        ctx: Any,
+        x: Tensor,
+        shortcut: Maybe,
+        weight: Maybe,
+        bias: Maybe,
+        slots: SlotPair,
+        norm: nn.GroupNorm,
+        relu: bool,
     ):
         from ...kernels import group_norm
 
@@ -71,7 +76,7 @@ class GroupNormPoolRows(Function):
     """GroupNorm, ReLU and 2×2 max pooling."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Maybe, bias: Maybe, slots: Slots, norm: nn.GroupNorm):
+    def forward(ctx: Any, x: Tensor, weight: Maybe, bias: Maybe, slots: SlotPair, norm: nn.GroupNorm):
         from ...kernels import group_norm_pool
 
         x = channels_last(x)
@@ -100,7 +105,7 @@ class GroupNormPoolRows(Function):
         return group_norm_pool.fits(tuple(x.shape))
 
 
-def _write_affine_gradients(slots: Slots, sums: Tensor) -> None:
+def _write_affine_gradients(slots: SlotPair, sums: Tensor) -> None:
     """Write the gradients of weight and bias, from sums over single images."""
     from ...kernels import group_norm
 
@@ -120,7 +125,7 @@ class BatchNormRows(Function):
         shortcut: Maybe,
         weight: Maybe,
         bias: Maybe,
-        slots: Slots,
+        slots: SlotPair,
         running: tuple[Tensor, Tensor] | None,
         clients: int,
         momentum: float,

@@ -36,9 +36,7 @@ from ..own_vmap_rules import reason, with_own_rule
 from .convolution import ConvRows, Geometry
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
 from .norms import BatchNormRows
-from .slots import GradientSink, NoRule, ParameterSlot, parameter_slots
-
-Maybe = Tensor | None
+from .slots import GradientSink, Maybe, NoRule, ParameterSlot, parameter_slots, values_of
 
 
 class OperationModel:
@@ -52,7 +50,8 @@ class OperationModel:
         self._problem, self._model, self.sink = problem, copy.deepcopy(problem.model), GradientSink()
         slots = parameter_slots(self._model, self.sink)
         numbers = {parameter: number for number, parameter in enumerate(slots)}
-        self._places: list[tuple[nn.Module, str, int]] = []
+        # Of each use of a parameter: the module, the name in it and the number of the slot.
+        self._owners: list[tuple[nn.Module, str, int]] = []
         if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
             raise NoRule("a global backward hook would see the gradients of several clients together")
         for module in self._model.modules():
@@ -64,7 +63,7 @@ class OperationModel:
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise NoRule(f"{kind} draws random numbers client by client")
             held = module._parameters.items()
-            self._places += [(module, key, numbers[p]) for key, p in held if p is not None and p in numbers]
+            self._owners += [(module, key, numbers[p]) for key, p in held if p is not None and p in numbers]
         self._buffers = {
             name: (self._model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
             for name, _ in self._model.named_buffers()
@@ -106,11 +105,11 @@ class OperationModel:
         self, parameters: Sequence[Tensor], buffers: Mapping[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, Buffers]:
         """Return the loss of one client, and the buffers that the model has assigned instead of changed in place."""
-        before = [module._parameters[key] for module, key, _ in self._places]
+        before = [module._parameters[key] for module, key, _ in self._owners]
         own = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
         known = {id(tensor): (tensor, slot) for tensor, slot in zip(parameters, self.sink.slots, strict=True)}
         try:
-            for module, key, number in self._places:
+            for module, key, number in self._owners:
                 module._parameters[key] = parameters[number]  # type: ignore[assignment]
             for name, value in buffers.items():
                 module, key = self._buffers[name]
@@ -120,7 +119,7 @@ class OperationModel:
             after = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
             return loss, {n: value for n, value in after.items() if value is not None and value is not buffers[n]}
         finally:
-            for (module, key, _), parameter in zip(self._places, before, strict=True):
+            for (module, key, _), parameter in zip(self._owners, before, strict=True):
                 module._parameters[key] = parameter
             for name, buffer in own.items():
                 module, key = self._buffers[name]
@@ -148,7 +147,7 @@ def _sum_parts(rows: Tensor, grads: Tensor) -> None:
 class _AcrossClients(Function):
     """Calls a function with the tensors of all clients at once: `function(clients, batched, *tensors)`.
 
-    A tensor that differs from client to client, as `batched` tells, has the clients in its first dimension. Autograd
+    A tensor that differs from client to client, as `batched` says, has the clients in its first dimension. Autograd
     differentiates what the function does. `marker` is any tensor under vmap, so that this is true of the whole call.
     """
 
@@ -313,8 +312,7 @@ class OperationRules(TorchFunctionMode):
 
     def _convolved(self, x: Tensor, slots: tuple[ParameterSlot, ParameterSlot | None], geometry: Geometry) -> Tensor:
         def apply(clients: int, batched: Sequence[bool], x: Tensor) -> Tensor:
-            values = [slot.value if slot is not None else None for slot in slots]
-            found = ConvRows.apply(_expanded(clients, batched[0], x).flatten(0, 1), *values, slots, geometry)
+            found = ConvRows.apply(_expanded(clients, batched[0], x).flatten(0, 1), *values_of(slots), slots, geometry)
             return found.unflatten(0, (clients, -1))
 
         return self._across(apply, x)
@@ -333,8 +331,7 @@ class OperationRules(TorchFunctionMode):
             return NotImplemented
 
         def apply(clients: int, batched: Sequence[bool], x: Tensor) -> Tensor:
-            values = [slot.value if slot is not None else None for slot in slots]
-            return LayerNormRows.apply(_expanded(clients, batched[0], x), *values, slots, eps)
+            return LayerNormRows.apply(_expanded(clients, batched[0], x), *values_of(slots), slots, eps)
 
         return self._across(apply, x)
 
@@ -356,9 +353,8 @@ class OperationRules(TorchFunctionMode):
             given = _expanded(clients, batched[0], x).flatten(0, 1)
             if slots is None:  # the norm is frozen, or has no parameters
                 return func(given, num_groups, weight, bias, eps).unflatten(0, (clients, -1))
-            values = [slot.value if slot is not None else None for slot in slots]
             normed = func(given, num_groups, None, None, eps)
-            return AffineRows.apply(normed, *values, slots, True).unflatten(0, (clients, -1))
+            return AffineRows.apply(normed, *values_of(slots), slots, True).unflatten(0, (clients, -1))
 
         return self._across(apply, x)
 
@@ -385,10 +381,9 @@ class OperationRules(TorchFunctionMode):
             given = _expanded(clients, batched[0], x).flatten(0, 1)
             if given.numel() < 2 * clients * given.shape[1]:
                 raise NoRule("BatchNorm needs more than one value per channel for a variance")
-            values = [slot.value if slot is not None else None for slot in pair]
             tables = running if running[0] is not None and running[1] is not None else None
             shared = (clients, momentum, eps, False)
-            found, _ = BatchNormRows.apply(given, None, *values, pair, tables, *shared)
+            found, _ = BatchNormRows.apply(given, None, *values_of(pair), pair, tables, *shared)
             return found.unflatten(0, (clients, -1))
 
         return self._across(apply, x, running_mean, running_var)

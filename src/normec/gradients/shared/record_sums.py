@@ -136,21 +136,21 @@ def add_up(
     records = weights.numel()
     squares: dict[Key, Tensor] = {}
     held: dict[Key, Tensor] = {}
-    room = _HELD.get(weights.device.type, _HELD["cpu"])
+    left = _HELD.get(weights.device.type, _HELD["cpu"])
     for key, several in uses.items():
         found, size = [], several[0].shape.numel()
-        # One product for each record is less work than two for its norm and one for the sum, where there is room.
+        # One product for each record is less work than two for its norm and one for the sum, where memory is left.
         fast = None
-        if len(several) == 1 and (several[0].one_position or records * size > room):
+        if len(several) == 1 and (several[0].one_position or records * size > left):
             fast = several[0].fast_squares()
         if fast is not None:
             squares[key] = fast
             continue
-        for start, stop in _parts(records, room // max(1, size)):
+        for start, stop in _parts(records, left // max(1, size)):
             grads = sum_of([use.part(start, stop, records).each(stop - start) for use in several])
             found.append(_square_norms(grads))
             if stop - start == records:  # they fit, and need not be computed again
-                held[key], room = grads, room - grads.numel()
+                held[key], left = grads, left - grads.numel()
         squares[key] = torch.cat(found)
     if clip.by_layer:
         factors = {key: clip.factors(square.sqrt(), layers) for key, square in squares.items()}

@@ -28,16 +28,9 @@ from ...models import MLP, GroupNormCNN, ResNet20, SmallCNN, binary_loss, resnet
 from ...models.resnet import Shortcut
 from ...problems.problem import Problem
 from .convolution import ConvRows, Geometry, TiledConvRows
-from .layers import (
-    AdaptiveMaxPoolByKernel,
-    AffineRows,
-    EmbeddingRows,
-    LayerNormRows,
-    LinearRows,
-    MaxPoolByKernel,
-    ShortcutByKernel,
-)
+from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
+from .pooling import AdaptiveMaxPoolByKernel, MaxPoolByKernel, ShortcutByKernel
 from .slots import GradientSink, NoRule, ParameterSlot, parameter_slots
 
 Slots = dict[str, ParameterSlot | None]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ...kernels.convolution import Moments
     from .record_sums import Products, Squares, Use, Write
 
+Maybe = Tensor | None
+
 
 class NoRule(Exception):  # noqa: N818  # not an error: another engine is used
     """The shared pass has no rule for a part of the model; the message names it."""
@@ -167,6 +169,14 @@ class ParameterSlot:
             self.written = True
 
 
+SlotPair = tuple[ParameterSlot | None, ParameterSlot | None]  # of weight and bias; None if there is no gradient
+
+
+def values_of(slots: Sequence[ParameterSlot | None]) -> list[Maybe]:
+    """Return the values of parameters for the forward pass."""
+    return [slot.value if slot is not None else None for slot in slots]
+
+
 @contextmanager
 def filled(slots: Sequence[ParameterSlot | None], spare: Tensor) -> Iterator[list[Tensor]]:
     """Yield rows of several parameters to be overwritten together; a parameter that is used twice gets the sum.
@@ -192,3 +202,14 @@ def parameter_slots(model: nn.Module, sink: GradientSink) -> dict[nn.Parameter, 
             position += parameter.numel()
     sink.slots = list(slots.values())
     return slots
+
+
+def sum_positions(rows: Tensor, values: Tensor) -> None:
+    """rows[i] = the sum of part i of the values over all dimensions but the last ones, which are those of a row."""
+    rows.copy_(values.reshape(len(rows), -1, *rows.shape[1:]).sum(1, dtype=rows.dtype))
+
+
+def sum_channels(rows: Tensor, values: Tensor) -> None:
+    """rows[i] = the sum of part i of the values ``[records, channels, ...]`` for each channel."""
+    per_part = values.reshape(len(rows), -1, values.shape[1], values[0, 0].numel())
+    rows.copy_(per_part.sum((1, 3), dtype=rows.dtype))

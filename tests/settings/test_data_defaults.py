@@ -12,7 +12,7 @@ import pytest
 from normec.cli.app import run
 from normec.experiments import build, methods, runs
 from normec.experiments.resolve import resolved
-from normec.settings.config import make
+from normec.settings import make
 from normec.settings.data_defaults import usual_settings
 from normec.storage.history import NOT_COVERED
 

@@ -20,7 +20,10 @@ from normec.experiments.resolve import resolved
 from normec.gradients.choice import ENGINES
 from normec.gradients.precision import PRECISIONS
 from normec.report import page
-from normec.settings.config import GROUPS, SETTINGS, RunConfig, load, make, to_toml, varied
+from normec.settings import RunConfig, load, make
+from normec.settings.config import SETTINGS, varied
+from normec.settings.declaration import GROUPS
+from normec.settings.validation import to_toml
 from normec.training.memory_table import HOMES
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 6, "seed": 3}
