@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.privacy.trial import Trial, measure
 from benchmarks.privacy.tuning import tune_and_test
 from normec.experiments.suggestions import suggested
-from normec.settings.config import make
+from normec.settings import make
 from normec.system.files import write_atomic
 
 from .conditions import CONDITIONS, Condition

@@ -20,10 +20,11 @@ def suggest(config: o.ConfigFile = None, set_: o.Set = None, as_json: o.Json = F
     protected, also the number of records of each client. Nothing is computed from the records themselves.
     """
     from ..experiments import suggestions
-    from ..settings import config as configs
+    from ..settings.declaration import text_of
+    from ..settings.validation import load
 
     given = o.overrides(set_, flags)
-    chosen = configs.load(config, given)
+    chosen = load(config, given)
     found = suggestions.suggested(chosen)
     line = suggestions.command(found, given, None if config is None else str(config))
     if as_json:
@@ -31,7 +32,7 @@ def suggest(config: o.ConfigFile = None, set_: o.Set = None, as_json: o.Json = F
         return
     from .output import show
 
-    rows = [(one.name, configs.text_of(one.value), one.reason) for one in found.chosen]
+    rows = [(one.name, text_of(one.value), one.reason) for one in found.chosen]
     title = f"{found.method} on {chosen.data}, {chosen.model}"
     show(rows, ("setting", ">value", "reason"), title, wrapped=True)
     print(found.outlook)

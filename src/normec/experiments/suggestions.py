@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UsageError
-from ..settings.config import SETTINGS, RunConfig, text_of
+from ..settings.config import SETTINGS, RunConfig
 from ..settings.data_defaults import usual_settings
+from ..settings.declaration import text_of
 from ..training.suggestion import SuggestedSetting, Suggestion, suggest
 from . import build, methods
 

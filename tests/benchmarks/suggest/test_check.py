@@ -13,7 +13,7 @@ from benchmarks.suggest.commands import PAGE, RECORDS
 from benchmarks.suggest.conditions import CONDITIONS, Condition
 from benchmarks.suggest.page import page, table
 from normec.experiments.suggestions import suggested
-from normec.settings.config import make
+from normec.settings import make
 
 EMBEDDED = ("digits", "breast_cancer", "wine", "heart-disease")
 SMALL = TuningBudget(4, (0,), (2, 3, 4), rounds=(100,))
