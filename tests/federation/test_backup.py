@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from scipy.stats import norm
 
-from normec import UsageError
+from normec import Privacy, UsageError
 from normec.federation.protocol.account import FILE, read_releases
 from normec.federation.protocol.backup import back_up, restore
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.wire import Refusal, Reply
+from normec.privacy.accounting import Account, Event, mu_for
 
 from .faulty_network import DIMENSION, Quadratic
 from .hostile import HostileServer, zeros
@@ -101,15 +105,66 @@ def test_a_restoration_that_cannot_charge_leaves_no_folder(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tgz"]
 
 
-def test_a_policy_for_records_says_nothing_about_the_client(tmp_path: Path) -> None:
-    rules, folder = policy(tmp_path, unit="record", units=["client", "record"]), tmp_path / "state"
-    spend(folder, rules, 1)
-    back_up(folder, rules, tmp_path / "a.tgz")
-    spend(folder, rules, 1, run="later")
+@pytest.mark.parametrize("kind", ["records", "records at the time of the backup", "records now"])
+def test_a_budget_for_records_alone_bounds_nothing(tmp_path: Path, kind: str) -> None:
+    """Messages on batches that are drawn gain from sampling, and one ε does not say what they add to later ones."""
+    both = {"units": ["client", "record"], "witness": str(tmp_path / "witness.head"), "epsilon": 8.0}
+    client, record = (Policy.model_validate({**both, "unit": unit}) for unit in ("client", "record"))
+    before, now = {
+        "records": (record, record),
+        "records at the time of the backup": (record, client),
+        "records now": (client, record),
+    }[kind]
+    folder = tmp_path / "state"
+    spend(folder, before, 1)
+    back_up(folder, before, tmp_path / "a.tgz")
+    spend(folder, now, 1, run="later")
     shutil.rmtree(folder)
-    restore(folder, rules, tmp_path / "a.tgz", charge_lost=True)
-    assert 8.0 <= epsilon(folder, rules, "record") < 8.001
-    assert epsilon(folder, rules, "client") > 1e12
+    with pytest.raises(UsageError, match="no bound on what was spent: the policy limits records alone"):
+        restore(folder, now, tmp_path / "a.tgz", charge_lost=True)
+    assert not folder.exists()
+
+
+def test_one_epsilon_of_drawn_batches_does_not_bound_what_they_add() -> None:
+    """The reason for the refusal, in closed form.
+
+    A release that shows a record with probability q < δ has ε = 0 at δ. A Gaussian with ε = 0 at δ takes its place, and
+    a later release is added: its ε then belongs to a δ that is almost twice as large.
+    """
+    delta, q, later = 1e-5, 8e-6, 0.5
+    charged = 2 * norm.ppf((1 + delta) / 2)
+    epsilon = Account(delta, [Event(1 / charged), Event(1 / later)]).epsilon()
+    edge = epsilon / later + later / 2  # the later release is above it with the largest gain
+    seen, missed = norm.sf(edge - later), norm.sf(edge)
+    assert math.isclose(seen - math.exp(epsilon) * missed, delta, rel_tol=1e-3)
+    shown, by_chance = q * norm.sf(50 - 100), norm.sf(50)  # noise of a hundredth of the record's share
+    either = seen + shown - seen * shown
+    assert either - math.exp(epsilon) * (missed + by_chance) > 1.7 * delta
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace"])
+@pytest.mark.parametrize("delta", [1e-3, 1e-7])
+def test_the_charge_covers_what_was_lost_at_every_delta_and_with_later_messages(
+    tmp_path: Path, delta: float, relation: str
+) -> None:
+    """The budget was spent at a δ of its own, and then δ is changed in the policy."""
+    rules, folder = policy(tmp_path, delta=delta, relation=relation), tmp_path / "state"
+    stated: Any = {"sigma": 2.5, "noise": "secure", "memory": "noisy", "relation": relation}
+    server = HostileServer(Party(folder, rules, Quadratic(), node="a"), zeros(DIMENSION), privacy=Privacy(**stated))
+    server.sigma = 2.5
+    assert isinstance(server.ask(), Reply)
+    back_up(folder, rules, tmp_path / "a.tgz")
+    while isinstance(server.ask(), Reply):
+        pass
+    lines = read_releases(folder, rules.witness)
+    true = {unit: lines.account(unit, 0.5).mu_unamplified for unit in ("client", "record")}
+    shutil.rmtree(folder)
+    now = rules.model_copy(update={"delta": 1e-5})
+    restore(folder, now, tmp_path / "a.tgz", charge_lost=True)
+    charged = read_releases(folder, now.witness)
+    for unit, mu in true.items():
+        assert charged.account(unit, 0.5).mu_unamplified >= mu
+    assert charged.account("client", 0.5).mu_unamplified < 1.001 * mu_for(8.0, max(delta, 1e-5))
 
 
 def test_a_ledger_is_never_replaced(tmp_path: Path) -> None:

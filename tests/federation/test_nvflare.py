@@ -17,9 +17,9 @@ pytest.importorskip("nvflare")
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import ContentBlockedException
-from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import make_reply
+from nvflare.apis.shareable import Shareable, make_reply
 
 from normec import BudgetSpent, UsageError
 from normec.federation.nvflare.private_updates import LEDGER, PrivateUpdates
@@ -58,8 +58,10 @@ job.simulator_run(folder + "/work")
 
 
 def context(site: str = "site-1") -> FLContext:
-    found = FLContext()
+    found, task = FLContext(), Shareable()
+    task.set_header("current_round", 2)
     found.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
+    found.set_prop(FLContextKey.TASK_DATA, task, private=True, sticky=False)
     return found
 
 
@@ -68,7 +70,8 @@ def result(value: float = 5.0, kind: Any = DataKind.WEIGHT_DIFF, dtype: Any = np
     meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 4711, "initial_metrics": {"loss": 4711.0}}
     shareable = DXO(kind, data, meta).to_shareable()
     shareable.set_header("patients", 4711)
-    shareable.set_header("current_round", 2)
+    shareable.set_header("current_round", 4711)
+    shareable.add_cookie("patients", 4711)
     shareable["more"] = 4711
     return shareable
 
@@ -98,6 +101,9 @@ def test_nothing_else_of_the_site_leaves(tmp_path: Path) -> None:
     failed["trace"] = "patient 4711"
     again = PrivateUpdates(str(tmp_path / "b"), epsilon=8.0, rounds=3, clip=1.0).process(failed, context())
     assert (again.get_return_code(), "4711" in repr(again)) == (ReturnCode.EXECUTION_EXCEPTION, False)
+    failed.set_return_code("patient 4711")
+    again = PrivateUpdates(str(tmp_path / "b"), epsilon=8.0, rounds=3, clip=1.0).process(failed, context())
+    assert again.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
 
 def test_the_budget_outlives_the_job(tmp_path: Path) -> None:

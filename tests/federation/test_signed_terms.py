@@ -6,6 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -112,19 +115,16 @@ def test_all_must_sign(folder: Path) -> None:
         agreed_by_all(folder / "all", folder / "south", folder / "app")
 
 
-@pytest.mark.parametrize("change", ["rounds", "sigma", "order", "key", "settings", "app", "run"])
+@pytest.mark.parametrize("change", ["rounds", "sigma", "settings", "app"])
 def test_a_change_makes_every_signature_wrong(folder: Path, change: str) -> None:
     signed(folder)
     whole = json.loads((folder / "terms.json").read_text())
     terms = whole["terms"]
     if change == "rounds":
-        terms["parties"][0]["agreed"]["plan"]["rounds"] = 11
+        for party in terms["parties"]:
+            party["agreed"]["plan"]["rounds"] = 11
     elif change == "sigma":
         terms["parties"][1]["agreed"]["privacy"]["sigma"] *= 0.99
-    elif change == "order":
-        terms["parties"].reverse()
-    elif change == "key":
-        terms["parties"][2]["key"] = terms["parties"][1]["key"]
     elif change == "settings":
         terms["settings"]["epsilon"] = 3.0
     else:
@@ -132,6 +132,63 @@ def test_a_change_makes_every_signature_wrong(folder: Path, change: str) -> None
     (folder / "terms.json").write_text(json.dumps(whole))
     assert set(SignedTerms.load(folder / "terms.json").state().values()) == {"wrong"}
     assert run(["federation", "terms", "verify", str(folder / "terms.json")]) == 1
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> str:
+    """Change the terms, and return why they cannot be read."""
+    whole = json.loads((folder / "terms.json").read_text())
+    change(whole["terms"])
+    (folder / "terms.json").write_text(json.dumps(whole))
+    with pytest.raises(UsageError) as error:
+        SignedTerms.load(folder / "terms.json")
+    assert str(error.value).isprintable()
+    return str(error.value)
+
+
+def test_nobody_signs_in_the_name_of_another_party(folder: Path) -> None:
+    """A second entry of the same name, with another key, would take the place of the first one's missing signature."""
+    terms = SignedTerms.load(folder / "terms.json")
+    north, south, east = terms.parties
+    forged = replace(terms, parties=(north, south, replace(east, name="south")))
+    for name in ("north", "east"):
+        forged = forged.sign(read_private_key(folder / name))
+    forged.save(folder / "terms.json")
+    with pytest.raises(UsageError, match="every party needs a name and a key of its own"):
+        agreed_by_all(folder / "terms.json", folder / "north", folder / "app")
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "order": (lambda terms: terms["parties"].reverse(), "are not those of party 0"),
+    "run": (lambda terms: terms.update(run="other"), "are not those of party 0"),
+    "no parties": (lambda terms: terms["parties"].clear(), "every party needs a name"),
+    "fewer parties": (lambda terms: terms["parties"].pop(), "are not those of party 0"),
+    "a key twice": (lambda terms: terms["parties"][2].update(key=terms["parties"][1]["key"]), "a key of its own"),
+    "rounds of one": (
+        lambda terms: terms["parties"][1]["agreed"]["plan"].update(rounds=10**6),
+        "north and south differ: plan.rounds is 10 and 1000000",
+    ),
+    "trust of one": (
+        lambda terms: terms["parties"][2]["agreed"]["privacy"].update(trust="central"),
+        "north and east differ: privacy.trust is 'local' and 'central'",
+    ),
+    "a name for the terminal": (lambda terms: terms["parties"][1].update(name="\x1b[2Jsouth"), "a name must be"),
+    "a huge model": (lambda terms: terms["parties"][0]["agreed"].update(parameters=10**15), "a model has 1 to"),
+    "a word as noise": (lambda terms: terms["parties"][0]["agreed"]["privacy"].update(sigma="1"), "cannot be read"),
+    "negative noise": (lambda terms: terms["parties"][0]["agreed"]["privacy"].update(sigma=-1.0), "cannot be read"),
+    "no number as noise": (
+        lambda terms: terms["parties"][0]["agreed"].update(sigmas=[float("nan")] * 10),
+        "noise that changes by round",
+    ),
+    "no number in a setting": (lambda terms: terms["settings"].update(lr=float("nan")), "is no file of terms"),
+    "a word as precision": (lambda terms: terms["parties"][0]["agreed"].update(dtype="9" * 5000), "a model has 1 to"),
+    "a word as target": (lambda terms: terms["settings"].update(epsilon="small"), "epsilon"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_terms_that_a_person_would_misread_are_refused(folder: Path, name: str) -> None:
+    change, message = CHANGES[name]
+    assert message in changed(folder, change)
 
 
 def test_a_signature_counts_for_its_own_party_only(folder: Path) -> None:
@@ -163,6 +220,14 @@ def test_another_copy_of_the_app_is_refused(folder: Path) -> None:
         table.write("# another range\n")
     with pytest.raises(UsageError, match="differs from that of the terms"):
         agreed_by_all(folder / "terms.json", folder / "north", folder / "app")
+
+
+def test_compiled_files_are_part_of_the_app(folder: Path) -> None:
+    before = digest_of_app(folder / "app")
+    for name in (f"task{EXTENSION_SUFFIXES[0]}", "more.pyc"):
+        (folder / "app" / "learning" / name).write_bytes(b"code")
+        assert digest_of_app(folder / "app") != before
+        (folder / "app" / "learning" / name).unlink()
 
 
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

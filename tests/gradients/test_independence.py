@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, TensorDataset
 
 from normec import DPSGD, GD, Clip, Compute, NormEC, Privacy, Problem, UsageError, models, train
@@ -372,3 +374,34 @@ def test_a_linear_model_with_a_transform_over_the_batch_clips_single_records() -
     """The transform sees one record: no statistic of the batch is left in it."""
     run = train(linear(transform=standardised), DPSGD(Clip(1.0)), lr=0.1, rounds=2, privacy=RECORD)
     assert run.finished
+
+
+class Mixes(TorchFunctionMode):
+    """Divides every product by its largest value, which is that of all clients where they are computed together."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found / found.abs().amax().clamp(min=1.0) if func is torch.Tensor.matmul else found
+
+
+class MixesBelow(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("active", "name"),
+    [
+        (Mixes, "Mixes"),
+        (MixesBelow, "a TorchDispatchMode"),
+        (lambda: torch.autograd.graph.save_on_cpu(), "a pair of hooks for saved tensors"),
+    ],
+)
+def test_a_mode_that_sees_all_operations_of_a_private_run_is_refused(active: Callable[[], Any], name: str) -> None:
+    how: dict[str, Any] = {"lr": 0.1, "rounds": 1}
+    with active():
+        with pytest.raises(UsageError, match=f"{name} is active and would see the clients of a private run together"):
+            train(linear(), NormEC(0.1, 0.1), privacy=CLIENT, **how)
+        assert train(linear(), NormEC(0.1, 0.1), **how).finished
+    with torch.device("cpu"):  # a mode of torch's own
+        assert train(linear(), NormEC(0.1, 0.1), privacy=CLIENT, **how).finished

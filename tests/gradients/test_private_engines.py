@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 
-from normec import DPSGD, Compute, Privacy, Problem, SmoothedNorm, UsageError, models, train
+from normec import DPSGD, Compute, LocalSteps, Privacy, Problem, SmoothedNorm, UsageError, models, train
 from normec.gradients.choice import choose_engine
 from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared.operations import OperationModel
@@ -244,6 +245,116 @@ def test_a_vmap_rule_of_the_users_own_does_not_see_several_clients(
     assert usual == name == ("loop" if not fast else "batched" if engine == "batched" else "shared")
     others = [client for client in range(CLIENTS) if client != 4]
     assert torch.equal(plain[others], moved[others])
+
+
+class Nested(SlopesByRule):
+    """Has no vmap rule of its own, and calls a function that has one."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return LimitedSlopes.apply(x)
+
+
+class InBackward(SlopesByRule):
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> Tensor:  # type: ignore[override]  # noqa: ARG004
+        return MixedValues.apply(slopes)
+
+
+class MixedValues(LimitedSlopes):
+    """Divides by the length of all that it sees, if that is above 50."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x / (x.norm() / 50).clamp(min=1)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, Any]:  # noqa: ARG004
+        return MixedValues.forward(x), in_dims[0]
+
+
+class MixingMode(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return MixedValues.forward(found) if func is torch.ops.aten.abs.default else found
+
+
+class Indirect(Head):
+    """Code that sees what vmap hides, and is not called by the model itself."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x @ self.fc.weight.T
+        if self.way == "function":
+            y = Nested.apply(y)
+        elif self.way == "backward":
+            y = InBackward.apply(y)
+        elif self.way == "hook":
+            y.register_hook(MixedValues.apply)
+        elif self.way == "callable":
+            far = F.triplet_margin_with_distance_loss(
+                y, y + 1, y - 1, distance_function=lambda a, b: MixedValues.apply(a - 2 * b).norm(dim=-1)
+            )
+            y = y + far
+        elif self.way == "saved":
+            with torch.autograd.graph.saved_tensors_hooks(MixedValues.forward, lambda held: held):
+                y = y.square()
+        else:
+            with MixingMode():
+                y = y.abs()
+        return super().forward(x).square() + y
+
+
+@pytest.mark.parametrize("engine", ["shared", "batched"])
+@pytest.mark.parametrize("way", ["function", "backward", "hook", "callable", "saved", "mode"])
+def test_no_indirect_code_of_the_user_sees_several_clients(way: str, engine: str) -> None:
+    _, plain = gradients(built(seeded(lambda: Indirect(way)), loss=outlying), engine)
+    _, moved = gradients(built(seeded(lambda: Indirect(way)), outlier=4, loss=outlying), engine)
+    others = [client for client in range(CLIENTS) if client != 4]
+    assert torch.equal(plain[others], moved[others])
+
+
+@pytest.mark.parametrize("way", ["function", "backward", "hook", "callable", "mode"])
+def test_no_indirect_code_of_the_user_sees_several_records(way: str) -> None:
+    problem = built(seeded(lambda: Indirect(way)), loss=outlying)
+    with pytest.raises(UsageError, match="would see several clients or records together"):
+        list(choose_engine("loop", problem, None, 0, RecordClip(1.0), private=True).blocks(problem.x0, {}, 0))
+
+
+def test_a_loss_with_a_vmap_rule_of_its_own_is_refused_where_records_are_clipped() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outlying(MixedValues.apply(outputs), targets)
+
+    problem = built(seeded(lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES))), loss=loss)
+    for name in ("shared", "loop"):
+        engine = choose_engine(name, problem, None, 0, RecordClip(1.0), private=True)
+        with pytest.raises(UsageError, match="vmap rule of MixedValues"):
+            list(engine.blocks(problem.x0, {}, 0))
+
+
+def test_a_penalty_with_a_vmap_rule_of_its_own_is_refused_where_clients_have_models_of_their_own() -> None:
+    """After the first local step, the linear engine computes the penalties of all clients at once."""
+    draw = torch.Generator().manual_seed(1)
+    sets = [
+        TensorDataset(torch.rand(10, FEATURES, generator=draw), torch.randint(0, CLASSES, (10,), generator=draw))
+        for _ in range(4)
+    ]
+    made = models.build("softmax", (FEATURES,), CLASSES)
+    problem = Problem(made.model, made.loss, sets, penalty=lambda x: MixedValues.apply(x).square().sum())
+    local = LocalSteps(steps=2, lr=0.1)
+    with pytest.raises(UsageError, match="vmap rule of MixedValues"):
+        train(problem, DPSGD(SmoothedNorm(0.1)), lr=0.1, rounds=1, local=local, compute=Compute(engine="linear"))
+
+
+def test_other_code_may_use_vmap_rules_of_its_own_again_after_a_pass() -> None:
+    problem = built(seeded(lambda: Indirect("function")), loss=outlying)
+    gradients(problem, "shared")
+    assert torch.equal(torch.vmap(MixedValues.apply)(torch.ones(2, 2)), torch.ones(2, 2))
+    with MixingMode():
+        assert float(torch.zeros(1).abs()) == 0.0
 
 
 def test_a_vmap_rule_of_the_users_own_does_not_see_several_records() -> None:

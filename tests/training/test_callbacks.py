@@ -128,6 +128,21 @@ def test_the_epsilon_of_a_stopped_run_counts_rounds_that_were_released_twice(tmp
     assert n.load(tmp_path).privacy.epsilon == run.privacy.epsilon  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("sampling", [None, pytest.param(0.05, marks=pytest.mark.slow)])
+def test_the_epsilon_of_a_stopped_run_counts_reserved_rounds_once(sampling: float | None, tmp_path: Path) -> None:
+    """A simulation in a folder pays for several rounds at a time; the run is stopped between two payments."""
+    privacy = n.Privacy(sigma=3.0, trust="central", sampling=sampling)
+    how: dict[str, Any] = {"lr": 0.1, "rounds": 1000, "seed": 0, "privacy": privacy}
+    functions = [lambda x, c=c: ((x - c) ** 2).sum() / 2 for c in (1.0, 2.0, 6.0)]
+    bowls = n.Problem.from_functions(functions, torch.zeros(2))
+    whole = epsilon_of([Event(3.0 * 3**0.5, sampling or 1.0, 1000)], privacy.delta)
+    for rounds in (55, 57):  # the second time the run goes on inside its reservation
+        run = n.train(bowls, METHOD, callbacks=[Enough(rounds)], out=tmp_path / "run", **how)
+        assert run.privacy is not None
+        assert (run.state.round, run.privacy.releases) == (rounds, 60)
+        assert run.privacy.epsilon == pytest.approx(whole, rel=1e-9)
+
+
 class Enough(n.Callback):
     def __init__(self, at: int) -> None:
         self.at = at

@@ -277,6 +277,7 @@ def _show_terms(found: SignedTerms) -> None:
     first = found.parties[0].agreed
     privacy = first.privacy
     noise = {one.name: f"{one.agreed.privacy.sigma:.4g}" for one in found.parties}
+    least = {one.name: f"{one.agreed.privacy.least_sigma:.4g}" for one in found.parties if one.agreed.sigmas}
     rows = [
         ("method", f"{first.method.name} {first.method.spec}"),
         ("model", f"{first.parameters} parameters"),
@@ -292,7 +293,9 @@ def _show_terms(found: SignedTerms) -> None:
             ("noise σ", ", ".join(f"{name}: {sigma}" for name, sigma in noise.items())),
             ("bound of a message", f"{privacy.bound:g}"),
         ]
-        if "epsilon" in found.settings:
+        if least:
+            rows.append(("smallest σ of a round", ", ".join(f"{name}: {sigma}" for name, sigma in least.items())))
+        if found.settings.get("epsilon") is not None:
             rows.append(("target", f"ε = {found.settings['epsilon']:g} at δ = {privacy.delta:g}"))
     rows += [
         ("code of the app", found.app[:32]),

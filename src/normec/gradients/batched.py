@@ -95,16 +95,17 @@ class BatchedEngine(BlockEngine):
 
         def one(point: Tensor, own: Buffers, item: Tensor, target: Tensor) -> tuple[Tensor, Buffers]:
             held = dict(own)
-            with RefuseOwnVmapRules(NoRule):
-                if problem.transform is not None:
-                    item = problem.transform(item)
-                if item.is_floating_point():
-                    item = item.to(point.dtype)
-                outputs = functional_call(problem.model, {**problem.unflatten(point), **held}, (item,))
-                value = problem.loss(outputs, target)
+            if problem.transform is not None:
+                item = problem.transform(item)
+            if item.is_floating_point():
+                item = item.to(point.dtype)
+            outputs = functional_call(problem.model, {**problem.unflatten(point), **held}, (item,))
+            value = problem.loss(outputs, target)
             return value + problem.penalty(point) if problem.penalty is not None else value, held
 
         gradient = grad_and_value(one, has_aux=True)
         dimensions = (None if shared else 0, 0, 0, 0)
-        grads, (losses, after) = vmap(gradient, in_dims=dimensions, randomness="error")(x, buffers, inputs, targets)
+        each = vmap(gradient, in_dims=dimensions, randomness="error")
+        with RefuseOwnVmapRules(NoRule):
+            grads, (losses, after) = each(x, buffers, inputs, targets)
         return grads, (losses, after)

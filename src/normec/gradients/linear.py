@@ -8,6 +8,7 @@ block of clients are one product over padded records [c, B, features]. A record'
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import cast
 
 import torch
@@ -125,7 +126,8 @@ class LinearEngine(BlockEngine):
         losses, grads = self._gradients(points, inputs, targets, weights)
         if self._problem.penalty is None:
             return losses, grads
-        penalties, slopes = vmap(grad_and_value(self._problem.penalty))(points)[::-1]
+        with RefuseOwnVmapRules(UsageError):
+            penalties, slopes = vmap(grad_and_value(self._problem.penalty))(points)[::-1]
         return losses + penalties, grads.add_(slopes)
 
     def _ahead_of(self, number: int, clients: Tensor, batches: Batches, round: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,16 +180,12 @@ class LinearEngine(BlockEngine):
             return transform(inputs.flatten(0, 1)).view(*inputs.shape[:2], -1)
         one: Transform = transform
         if self._clip is not None:
-
-            def of_record(item: Tensor) -> Tensor:
-                with RefuseOwnVmapRules(UsageError):
-                    return transform(item[None])[0]
-
-            one = vmap(of_record, randomness="different")
+            one = vmap(lambda item: transform(item[None])[0], randomness="different")
         held = self._problem.x0.new_zeros(*inputs.shape[:2], cast(nn.Linear, self._problem.model).in_features)
-        for client, length in enumerate(lengths.tolist()):
-            if length:
-                held[client, :length] = one(inputs[client, :length]).flatten(1)
+        with RefuseOwnVmapRules(UsageError) if self._clip is not None else nullcontext():
+            for client, length in enumerate(lengths.tolist()):
+                if length:
+                    held[client, :length] = one(inputs[client, :length]).flatten(1)
         return held
 
     def _gradients(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

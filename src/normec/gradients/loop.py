@@ -192,11 +192,11 @@ def record_gradients(
     problem.model.train()
 
     def one(point: Tensor, item: Tree, target: Tree) -> Tensor:
-        with RefuseOwnVmapRules(UsageError):
-            return problem.value(point, alone(item), alone(target)).loss
+        return problem.value(point, alone(item), alone(target)).loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness=randomness)
-    grads, values = each(x, inputs, targets)
+    with RefuseOwnVmapRules(UsageError):
+        grads, values = each(x, inputs, targets)
     return grads, values
 
 

@@ -218,6 +218,12 @@ class Ledger:
         """Whether a line pays for this attempt of `round`."""
         return (round, attempt) in self._paid
 
+    def next_attempt(self, round: int, key: str | None) -> int | None:
+        """The attempt that `spend` would pay for next; None if it would add nothing."""
+        if (round, key) in self._keys if key is not None else round in self._allowance:
+            return None
+        return self._attempts.get(round, 0)
+
     def spend(self, round: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
         """Pay for the release of `round`. Raises `BudgetSpent` if the budget does not allow it."""
         at_least(0, round=round)

@@ -17,12 +17,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -440,13 +440,20 @@ class Mechanism:
         account.add(Event(least, count=more))
         return account.epsilon()
 
-    def epsilon_to_end(self, round: int) -> float:
-        """ε of the releases so far and of one of every planned round from `round` on, as far as the budget allows."""
-        account = self._ledger.account() if self._ledger is not None else self._account.copy()
-        repeated = self.releases > round  # coins of later rounds may have been used already
-        rest = self.release.multipliers(self.sigma, self.setting.rounds - round, round)
-        for multiplier, count in zip(*np.unique(rest, return_counts=True), strict=True):
-            account.add(Event(float(multiplier), 1.0 if repeated else self.release.rate, int(count)))
+    def epsilon_to_end(self, round: int, key: str | None = None) -> float:
+        """ε of the releases so far and of one of every planned round from `round` on, as far as the budget allows.
+
+        Rounds that `pay` would not charge for with this `key`, because they were reserved, count once.
+        """
+        ledger, due = self._ledger, Counter[Event]()
+        account = ledger.account() if ledger is not None else self._account.copy()
+        rest = self.release.multipliers(self.sigma, self.setting.rounds - round, round).tolist()
+        for k, multiplier in enumerate(rest, round):
+            attempt = ledger.next_attempt(k, key) if ledger is not None else self.releases - round
+            if attempt is not None:
+                due[without_used_coins(Event(multiplier, self.release.rate), attempt)] += 1
+        for event, count in due.items():
+            account.add(dataclasses.replace(event, count=count))
         return min(account.epsilon(), self.privacy.budget)
 
     def spent(self) -> Spent:

@@ -230,13 +230,13 @@ class Privacy:
             ("record", "replace"): "each record of each client: which record it was",
         }[self.unit, self.relation]
         if self.trust == "local":
-            progress_display = "the server, the other clients and anyone who sees every message"
+            against = "the server, the other clients and anyone who sees every message"
         elif self.trust == "central":
-            progress_display = "anyone who sees the models and the noisy sums; the server itself is trusted"
+            against = "anyone who sees the models and the noisy sums; the server itself is trusted"
         elif self.honest is None:
-            progress_display = "a server that sees only the sum of all messages, all clients adding their noise"
+            against = "a server that sees only the sum of all messages, all clients adding their noise"
         else:
-            progress_display = f"a server that sees only the sum, joined by all but {self.honest} clients"
+            against = f"a server that sees only the sum, joined by all but {self.honest} clients"
         if self.is_target:
             strength = f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g})"
         elif self.replay is not None:
@@ -246,7 +246,7 @@ class Privacy:
             )
         else:
             strength = f"given noise sigma = {self.sigma:g}; the exact epsilon at delta = {self.delta:g} is reported"
-        promise = f"Protected: {who}. Against: {progress_display}. Strength: {strength}."
+        promise = f"Protected: {who}. Against: {against}. Strength: {strength}."
         return f"{SIMULATION} {promise}" if self.noise == "seeded" else promise
 
     def not_covered(self) -> list[str]:

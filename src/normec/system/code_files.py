@@ -1,4 +1,8 @@
-"""Objects in a user's Python file, which are named as FILE.py:NAME."""
+"""Code in a user's own files: objects named as FILE.py:NAME, and folders whose modules are loaded from their sources.
+
+Python runs a compiled copy of a module (`__pycache__`) in place of its source, if the copy says that it belongs to it.
+A digest of sources then says nothing about the code that runs, so these files are always compiled from their sources.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,50 @@ import importlib.util
 import re
 import sys
 from functools import cache
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+
+CODE_SUFFIXES = (*SOURCE_SUFFIXES, *BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES)  # of files that Python imports
+_folders: set[Path] = set()  # whose modules are loaded from their sources
+
+
+class _FromSource(SourceFileLoader):
+    def get_code(self, fullname: str) -> Any:  # noqa: ARG002
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def import_from_source(folder: Path) -> None:
+    """Put a folder first among those that modules are imported from, and load its modules from their sources."""
+    folder = folder.resolve()
+    if _finder not in sys.path_hooks:
+        sys.path_hooks.insert(0, _finder)
+    _folders.add(folder)
+    for known in [path for path in sys.path_importer_cache if Path(path).is_relative_to(folder)]:
+        del sys.path_importer_cache[known]
+    sys.path.insert(0, str(folder))
+
+
+def _finder(path: str) -> FileFinder:
+    where = Path(path).resolve()
+    if "site-packages" in where.parts or not any(map(where.is_relative_to, _folders)):
+        raise ImportError(f"{path} is not loaded from its sources")  # another finder takes it
+    return FileFinder(
+        path,
+        (ExtensionFileLoader, EXTENSION_SUFFIXES),
+        (_FromSource, SOURCE_SUFFIXES),
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),
+    )
 
 
 def in_a_file(name: str) -> bool:
@@ -44,7 +88,7 @@ def _module(path: str, given: str, what: str) -> Any:
         return sys.modules[name]
     if not Path(path).is_file():
         raise UsageError(f"there is no file {given}; name a {what}")
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, path))
     if spec is None or spec.loader is None:
         raise UsageError(f"{given} is not a Python file; name a {what}")
     module = importlib.util.module_from_spec(spec)

@@ -88,9 +88,10 @@ class Budget:
         """Return what rank 0 paid without a ledger; None on other ranks, and where there is a ledger."""
         return self._mechanism.payments() if self._communicator.rank == 0 and not self._kept else None
 
-    def epsilon_to_end(self, round: int) -> float:
+    def epsilon_to_end(self, round: int, key: str | None) -> float:
         """Return `Mechanism.epsilon_to_end` on all ranks. Collective."""
-        found: float = self._communicator.on_rank_zero(lambda: self._mechanism.epsilon_to_end(round))
+        key = key if self._same else None
+        found: float = self._communicator.on_rank_zero(lambda: self._mechanism.epsilon_to_end(round, key))
         return found
 
     def spent(self) -> Spent:

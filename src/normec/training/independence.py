@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset
 
@@ -67,6 +68,24 @@ def refuse_coupled_clients(problem: Objective, seed: int, record_clip: RecordCli
             _compare_clients(problem, seed, record_clip, mine, other, third)
         if record_clip is not None and isinstance(problem, Problem):
             _compare_records(problem, seed)
+
+
+def refuse_modes() -> None:
+    """Refuse modes and hooks of the caller's own that are active, because they see every operation of a run.
+
+    Many operations compute several clients together, so a mode that changes results may mix them.
+    """
+    seen = [mode for mode in torch.overrides._get_current_function_mode_stack() if type(mode) is not DeviceContext]
+    name = type(seen[-1]).__name__ if seen else ""
+    if torch._C._len_torch_dispatch_stack():
+        name = "a TorchDispatchMode"
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("not used here"):
+            pass
+    except RuntimeError:
+        name = "a pair of hooks for saved tensors"
+    if name:
+        raise UsageError(f"{name} is active and would see the clients of a private run together; call train without it")
 
 
 def refuse_mixing_methods(method: Method, dimension: int) -> None:

@@ -236,7 +236,8 @@ class TrainingLoop:
         if self.stopped is None and not done:
             self.stopped = reason or "interrupted"
             if self.budget is not None and spent is not None and reason is not None:
-                spent = self._spent_on_stop(spent, self.budget.epsilon_to_end(state.round), reason)
+                planned = self.budget.epsilon_to_end(state.round, self._release_key())
+                spent = self._spent_on_stop(spent, planned, reason)
         run = Run(
             method=self.method,
             state=state,

@@ -207,6 +207,7 @@ class Plan:
     memory: MemoryTable = field(default_factory=MemoryTable)
     local: LocalSteps | None = None  # its batch_size is None: the plan's counts
     secret: int | None = field(default=None, repr=False)
+    mask_secret: int | None = field(default=None, repr=False)
     server_optimizer: ServerOptimizer | None = None  # None: x ← x − lr · direction
     averaging: Averaging | None = None
     weights: Tensor | None = None  # n·w_i of every client (`client_weights`); None: equal weights
@@ -224,9 +225,15 @@ class Plan:
         """The seed of the random numbers of models and transforms.
 
         The dropout mask of a record depends on its position, and so on which records stand before it. If the masks were
-        known, leaving out one record would show in those of all later ones. So this seed is as secret as the sampling.
+        known, leaving out one record would show in those of all later ones. So this seed is as secret as the sampling,
+        and where records are clipped under noise that cannot be repeated, it is a secret whatever seed was given.
         """
-        return self.privacy_seed
+        return self.mask_secret if self.mask_secret is not None else self.privacy_seed
+
+    @property
+    def kept_secret(self) -> int | None:
+        """The secret that the folder of the run keeps, so that a stopped run can continue with it."""
+        return self.secret if self.secret is not None else self.mask_secret
 
     def participants(self, clients: int, round: int) -> Tensor | None:
         """Return the clients that take part in a round: increasing numbers, or None for all of them."""
@@ -242,7 +249,7 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
-        apart = ("secret", "diagnostics", "local", "weights")
+        apart = ("secret", "mask_secret", "diagnostics", "local", "weights")
         facts = {name: value for name, value in vars(self).items() if name not in apart}
         # A run without local steps or weights keeps the identity that it had before there were any.
         if self.local is not None:

@@ -33,7 +33,7 @@ from .callbacks import Callback
 from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
 from .extension import extension_of, logging_of, refuse_hidden_growth, with_noise_before
-from .independence import refuse_coupled_clients, refuse_mixing_methods
+from .independence import refuse_coupled_clients, refuse_mixing_methods, refuse_modes
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
 from .observer import COLUMNS
@@ -264,7 +264,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         batch_rate=batch_rate,
         warmup=warmup,
         seed=seed or 0,
-        secret=_secret(privacy, seed, out, communicator),
+        secret=_secret(out, communicator) if _draws_in_secret(privacy, seed) else None,
+        mask_secret=_secret(out, communicator) if _masks_in_secret(privacy) else None,
         participation=_participation(options.participation, privacy),
         initial_memory=initial_memory,
         log_every=log_every if log_every is not None else default_log_every(total),
@@ -305,7 +306,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         "method": identity_of(method),
         "dtype": str(problem.x0.dtype),
         "privacy": privacy.to_dict() if privacy is not None else None,
-        SECRET: _digest(plan.secret) if plan.secret is not None else None,
+        SECRET: _digest(plan.kept_secret) if plan.kept_secret is not None else None,
         **plan.identity(),
         **({"diagnostics": plan.diagnostics} if privacy is not None else {}),
     }
@@ -325,6 +326,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
             refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):
             refuse_shared_records(problem, privacy, plan.diagnostics)
+        refuse_modes()
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
@@ -336,7 +338,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     identity |= extension.facts() if extension is not None else {}
     if communicator.size > 1:
         _spread(communicator, problem.clients, {**identity, "device": problem.x0.device.type, "out": str(out)})
-    storage = RunStorage(folder if kept and communicator.rank == 0 else None, identity, plan.secret, previous)
+    storage = RunStorage(folder if kept and communicator.rank == 0 else None, identity, plan.kept_secret, previous)
     watching = options.callbacks if communicator.rank == 0 else ()
     seconds = options.storage.checkpoint_seconds
     loop = TrainingLoop(
@@ -393,15 +395,22 @@ def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) 
     return problem if near and dtype in (None, problem.x0.dtype) else problem.to(device, dtype)
 
 
-def _secret(
-    privacy: Privacy | None, seed: int | None, out: str | Path | None, communicator: Communicator
-) -> int | None:
-    """Return the secret of seeded noise and sampling if no seed was given: the folder's, or a fresh one."""
-    if privacy is None or privacy.noise != "seeded" or seed is not None:
-        return None
-    return communicator.on_rank_zero(
+def _draws_in_secret(privacy: Privacy | None, seed: int | None) -> bool:
+    """Whether noise and sampling come from a secret: those of a simulation for which no seed was given."""
+    return privacy is not None and privacy.noise == "seeded" and seed is None
+
+
+def _masks_in_secret(privacy: Privacy | None) -> bool:
+    """Whether the random numbers of models come from a secret of their own (`Plan.model_seed`)."""
+    return privacy is not None and privacy.noise != "seeded" and privacy.record_clip is not None
+
+
+def _secret(out: str | Path | None, communicator: Communicator) -> int:
+    """Return the secret of a run: the folder's, or a fresh one."""
+    found: int = communicator.on_rank_zero(
         lambda: (stored_secret(Path(out)) if out is not None else None) or secrets.randbits(128)
     )
+    return found
 
 
 def _stored(out: str | Path | None) -> tuple[dict[str, Any] | None, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch.utils.data import TensorDataset
 from normec import (
     DPSGD,
     AdaptiveClip,
+    Callback,
     Clip,
     Clip21,
     FixedSize,
@@ -261,3 +263,56 @@ def test_records(
     # Where clients differ, the rule takes each part of Δ at its largest over the clients.
     assert run.privacy.epsilon >= expected * (1 - 1e-7)
     assert run.privacy.epsilon <= expected * (1.05 if hidden and weights == "records" else 1 + 1e-7)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "given"])
+def test_a_run_that_a_rule_stops(schedule: str, drawn: Drawn) -> None:
+    """ε is that of all planned rounds, whose noise follows from that of the first and from the schedule."""
+
+    class Stop(Callback):
+        def round(self, round: int) -> None:
+            if round == 3:
+                self.run.stop("enough")
+
+    privacy = Privacy(epsilon=4, delta=DELTA, trust="central", noise_schedule=SCHEDULES[schedule])
+    how: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 3, "callbacks": [Stop()]}
+    run = train(clients(), Clip21(0.3), privacy=privacy, **how)
+    assert sorted(drawn.of_sum) == [0, 1, 2]
+    relative = ONE_BY_ONE if schedule == "given" else [1.0] * ROUNDS
+    noise = [drawn.of_sum[0] * relative[k] / relative[0] for k in range(ROUNDS)]
+    assert [drawn.of_sum[k] for k in range(3)] == pytest.approx(noise[:3])
+    assert run.privacy is not None
+    assert run.privacy.epsilon == pytest.approx(epsilon_of_gaussians([0.3 / sigma for sigma in noise]), rel=1e-7)
+
+
+@pytest.mark.parametrize(("unit", "clip"), [("client", None), ("record", 0.4)])
+def test_a_run_that_is_continued(unit: Any, clip: float | None, drawn: Drawn, tmp_path: Path) -> None:
+    """The rounds of both parts are one composition, each at the noise that it had."""
+    method = NormEC(2.0, 0.2, decay=0.1)
+    stated: dict[str, Any] = {"delta": DELTA, "unit": unit, "trust": "central", "record_clip": clip}
+    how: dict[str, Any] = {"lr": 0.1, "seed": 3, "out": tmp_path / "run"}
+    train(clients(), method, rounds=4, privacy=Privacy(epsilon=4, **stated), **how)
+    run = train(clients(), method, rounds=ROUNDS, privacy=Privacy(epsilon=8, **stated), **how)
+    noise = [drawn.of_sum[k] for k in range(ROUNDS)]
+    assert len(set(noise)) == 1
+    shifts = shifts_of_records(method, clip, "zero-out", hidden=True).max(0) if clip is not None else [1.0] * ROUNDS
+    expected = epsilon_of_gaussians([shift / sigma for shift, sigma in zip(shifts, noise, strict=True)])
+    assert run.privacy is not None
+    assert run.privacy.epsilon == pytest.approx(expected, rel=1e-7)
+    assert 4 < run.privacy.epsilon < 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", ["local", "central"])
+def test_records_of_drawn_batches(trust: Any, drawn: Drawn) -> None:
+    rate, bound, clip = 0.3, 0.3, 0.2
+    privacy = Privacy(sigma=0.3, delta=DELTA, unit="record", trust=trust, record_clip=clip)
+    run = train(clients(), DPSGD(Clip(bound)), lr=0.1, rounds=ROUNDS, seed=3, privacy=privacy, batch_rate=rate)
+    moved = [min(2 * bound, clip / (rate * size)) for size in SIZES]  # the divisor is the expected size of a batch
+    if trust == "local":  # the server sees each message, with the noise of its own client
+        each = [[moved[i] / drawn.of_message[k][i] for k in range(ROUNDS)] for i in range(4)]
+    else:
+        each = [[max(moved) / drawn.of_sum[k] for k in range(ROUNDS)]]
+    low, high = (max(epsilon_of_sampled(one, rate, pessimistic) for one in each) for pessimistic in (False, True))
+    assert run.privacy is not None
+    assert low <= run.privacy.epsilon <= 1.01 * high

@@ -186,3 +186,31 @@ def test_masks_of_dropout_are_as_secret_as_the_noise() -> None:
     assert loop.plan.secret is not None
     assert loop.plan.model_seed == loop.plan.secret
     assert prepare(bowls(CLIENTS), METHOD, Options(lr=0.1, rounds=1, seed=4)).plan.model_seed == 4
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_masks_of_clipped_records_are_secret_where_the_noise_is_real(seed: int | None, tmp_path: Path) -> None:
+    """With known masks, leaving out one of 40 records moves the sum by five times the clip that is accounted for."""
+    records = TensorDataset(torch.rand(20, 4), torch.zeros(20, dtype=torch.int64))
+    privacy = Privacy(epsilon=8, unit="record", record_clip=1.0, trust="central", noise="secure")
+    of = Problem(Masked(4, 2), F.cross_entropy, [records])
+
+    def seeds(out: Path | None) -> set[int]:
+        """The seeds of the masks; the run stops after four of six rounds, and goes on if there is a folder."""
+        SEEDS.clear()
+        how: dict[str, Any] = {"lr": 0.1, "rounds": 6, "seed": seed, "out": out, "callbacks": [_Stop()]}
+        train(of, DPSGD(Clip(1.0)), privacy=privacy, **how)
+        return set(SEEDS)
+
+    def known(secret: int) -> list[int]:
+        """The seeds of all rounds but the first, in which the clients are also compared with known masks."""
+        return [derive_seed(secret, "model", 0, round) for round in range(1, 6)]
+
+    assert seeds(None).isdisjoint(known(0))
+    first = seeds(tmp_path / "run")
+    secret = int((tmp_path / "run" / ".noise-secret").read_text(), 16)
+    assert first.issuperset(known(secret)[:3])
+    assert first.isdisjoint(known(0))
+    assert seeds(tmp_path / "run").issuperset(known(secret)[3:]), "the run goes on with its secret"
+    clients = Privacy(epsilon=8, trust="central", noise="secure")
+    assert prepare(bowls(CLIENTS), METHOD, Options(lr=0.1, rounds=1, seed=4, privacy=clients)).plan.model_seed == 4

@@ -312,6 +312,10 @@ def _terms(party: PartyFile, file: Path) -> str:
 
 def would_cost(agreed: AgreedTerms, policy: Policy, folder: Path) -> str:
     """What a run under these terms would cost the party; raises `UsageError` if the party would refuse it."""
+    if agreed.parameters > policy.largest_model:  # before a model of that size is made
+        raise UsageError(
+            f"run {agreed.run} would be refused: its model has more than {policy.largest_model} parameters"
+        )
     request = agreed.first_request()
     verdict = policy.check(request)
     if verdict is not None:

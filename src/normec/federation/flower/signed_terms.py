@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import UsageError
+from ...system.code_files import CODE_SUFFIXES
 from ...system.files import read_bytes, read_json, read_toml, write_atomic
 from ..protocol.agreed_terms import AgreedTerms
 from . import settings as settings_of_run
@@ -37,6 +38,7 @@ FORMAT = 1
 _LARGEST = 16 * 2**20  # bytes of a file of terms
 _PURPOSE = b"normec run terms 1\n"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_CODE = (*{Path(f"a{suffix}").suffix for suffix in CODE_SUFFIXES}, ".toml")
 _NOT_CODE = ("pyproject.toml", "policy.toml", "party.toml")  # settings are in the terms, rules belong to a party
 
 
@@ -154,13 +156,44 @@ class SignedTerms:
                 Signatory(one["name"], one["key"], AgreedTerms.from_facts(one["agreed"])) for one in terms["parties"]
             )
             found = cls(terms["run"], terms["app"], terms["settings"], terms["versions"], parties, signatures)
-        except (KeyError, TypeError, AttributeError) as error:
+            texts = (found.run, found.app, *(text for one in parties for text in (one.name, one.key)))
+            tables = (found.settings, found.versions, signatures)
+            if not all(isinstance(text, str) for text in (*texts, *signatures.values())):
+                raise TypeError("a name, a key, a digest or a signature is no text")
+            if not all(isinstance(table, dict) for table in tables):
+                raise TypeError("the settings, versions or signatures are no table")
+            _ = found.canonical
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{path} is no file of terms: {type(error).__name__} {error}") from None
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
         if found._facts() != terms:
             raise UsageError(f"{path} contains entries that no terms have; do not sign it")
+        try:
+            found._check()
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}; do not sign it") from None
         return found
+
+    def _check(self) -> None:
+        """Raise `UsageError` unless the parties have names and keys of their own, and terms of one and the same run.
+
+        A person reads the terms once for all parties, and signatures are found by the names.
+        """
+        settings_of_run.read(self.settings)
+        names = [one.name for one in self.parties]
+        if not all(map(_NAME.fullmatch, [*names, self.run])):
+            raise UsageError("a name must be at most 64 letters, digits, '.', '-' and '_'")
+        if not names or len({*names}) < len(names) or len({raw_key(one.public) for one in self.parties}) < len(names):
+            raise UsageError("every party needs a name and a key of its own")
+        first = self.parties[0].agreed
+        for position, one in enumerate(self.parties):
+            node, own = name_of(raw_key(one.public)), one.agreed
+            if (own.run, own.node, own.index, own.parties) != (self.run, node, position, len(names)):
+                raise UsageError(f"the terms of {one.name} are not those of party {position} with its key in this run")
+            difference = first.differs_from(own)
+            if difference is not None:
+                raise UsageError(f"the terms of {names[0]} and {one.name} differ: {difference}")
 
 
 def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -> SignedTerms:
@@ -217,12 +250,15 @@ def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -
 
 
 def digest_of_app(app: Path) -> str:
-    """SHA-256 of the names and contents of an app's code: its Python files and the schema of tables."""
+    """SHA-256 of the names and contents of an app's code: all files that Python imports, and the schema of tables.
+
+    Compiled copies of sources (`__pycache__`) are left out, because a party does not use them (`import_from_source`).
+    """
     found = hashlib.sha256()
     for path in sorted(app.rglob("*")):
         inside = path.relative_to(app)
         hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
-        if hidden or path.suffix not in (".py", ".toml") or inside.name in _NOT_CODE or not path.is_file():
+        if hidden or path.suffix not in _CODE or inside.name in _NOT_CODE or not path.is_file():
             continue
         content = read_bytes(path)
         found.update(f"{inside.as_posix()}\0{len(content)}\0".encode() + content)

@@ -15,7 +15,6 @@ import importlib
 import logging
 import math
 import signal
-import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ...system.code_files import import_from_source
 from ..protocol.policy import Policy
 from ..protocol.wire import WireError, most_octets
 from .channel_clients import PartyChannel
@@ -216,7 +216,7 @@ def _client_module(app: Path) -> tuple[Any, str]:
         module, _, name = table["tool"]["flwr"]["app"]["components"]["clientapp"].partition(":")
     except (OSError, KeyError, TypeError, AttributeError, tomllib.TOMLDecodeError):
         raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
-    sys.path.insert(0, str(app.resolve()))
+    import_from_source(app)
     return importlib.import_module(module), name
 
 

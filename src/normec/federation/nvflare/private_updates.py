@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.filter import ContentBlockedException, Filter
-from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
 
 LEDGER = "ledger.jsonl"
+_CODES = {value for name, value in vars(ReturnCode).items() if name.isupper()}  # words of FLARE, not of the site
 _ROUNDS = (AppConstants.CURRENT_ROUND, AppConstants.START_ROUND, AppConstants.NUM_ROUNDS)  # numbers of the server
 
 
@@ -80,7 +81,7 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
         """Return a result that holds the noisy weight difference and nothing else of the site."""
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
-            return make_reply(code)
+            return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
         try:
             dxo = from_shareable(shareable)
         except Exception:
@@ -99,7 +100,7 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
         length = float(torch.linalg.vector_norm(flat))
         message = flat * min(1.0, self.clip / length) if length else flat
         noisy = mechanism.noisy(message[None], torch.tensor([0]))[0].numpy()
-        return _reply(shareable, _parted(noisy, arrays, dxo.data))
+        return _reply(fl_ctx.get_prop(FLContextKey.TASK_DATA), _parted(noisy, arrays, dxo.data))
 
     def close(self) -> None:
         """Release the ledger. FLARE ends the process of a site with its job, which releases it as well."""
@@ -139,14 +140,14 @@ def _parted(vector: Any, arrays: dict[str, Any], given: dict[str, Any]) -> dict[
     return parts
 
 
-def _reply(shareable: Shareable, data: dict[str, Any]) -> Shareable:
-    """A new result with the data, and the headers that the server itself gave to the task."""
+def _reply(task: Shareable | None, data: dict[str, Any]) -> Shareable:
+    """A new result with the data, and with the numbers of rounds that the server gave to the task.
+
+    FLARE adds the server's cookies after the filters.
+    """
     reply = make_reply(ReturnCode.OK)
     for name in _ROUNDS:
-        value = shareable.get_header(name)
+        value = task.get_header(name) if task is not None else None
         if type(value) is int:
             reply.set_header(name, value)
-    jar = shareable.get_header(ReservedKey.COOKIE_JAR)
-    if jar is not None:
-        reply.set_header(ReservedKey.COOKIE_JAR, jar)
     return DXO(DataKind.WEIGHT_DIFF, data, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}).update_shareable(reply)

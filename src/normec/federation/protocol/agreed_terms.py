@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from ...errors import UsageError
 from .policy import Verdict
-from .terms import LocalTerms, MethodTerms, PlanTerms, PrivacyTerms, RecordTerms
-from .wire import Record, Request, run_name
+from .terms import MethodTerms, PlanTerms, PrivacyTerms
+from .wire import FLOATS, LARGEST, LIMITS, Record, Request, WireError, from_fields, run_name, to_fields
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,33 @@ class AgreedTerms:
                 return Verdict("terms", f"the request has {name} = {asked!r}, the agreed terms have {agreed!r}")
         return None
 
+    def differs_from(self, other: Self) -> str | None:
+        """Where the terms of another party of the run differ, except in its name, its place, its noise and its divisor.
+
+        Returns the entry and both values, in words; None if all else is the same.
+        """
+        own, records = other.privacy, self.plan.records
+        if records is not None and other.plan.records is not None:
+            records = dataclasses.replace(records, divisor=other.plan.records.divisor)
+        wanted = dataclasses.replace(
+            self,
+            node=other.node,
+            index=other.index,
+            privacy=dataclasses.replace(self.privacy, sigma=own.sigma, least_sigma=own.least_sigma),
+            plan=dataclasses.replace(self.plan, records=records),
+            sigmas=other.sigmas,
+        )
+        if wanted == other:
+            return None
+        name, mine, theirs = _difference("terms", wanted, other)
+        return f"{name.removeprefix('terms.')} is {mine!r} and {theirs!r}"
+
     def first_request(self) -> Request:
         """A request as the terms state it, at a model of zeros: what a policy and an account decide about."""
         x = np.zeros(self.parameters, np.dtype(self.dtype))
         record = Record(0, 0, "", "", 0, "", None)
         return Request(
-            f"{self.run}~agreed",
+            f"{self.run}~{0:016x}",
             self.node,
             0,
             self.index,
@@ -92,18 +114,20 @@ class AgreedTerms:
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
         """Read what `to_facts` returns. Raises `UsageError` if it is something else."""
         try:
-            plan = dict(facts["plan"])
-            plan["local"] = LocalTerms(**plan["local"]) if plan["local"] is not None else None
-            plan["records"] = RecordTerms(**plan["records"]) if plan["records"] is not None else None
-            parts = {
-                "method": MethodTerms(**facts["method"]),
-                "privacy": PrivacyTerms(**facts["privacy"]),
-                "plan": PlanTerms(**plan),
-                "sigmas": tuple(map(float, facts["sigmas"])),
-            }
-            return cls(**{**facts, **parts})
-        except (KeyError, TypeError, ValueError) as error:
+            found = msgspec.convert(facts, type=cls)
+            if found.to_facts() != facts:
+                raise WireError("it has entries that no terms have")
+            if not 1 <= found.parameters <= LARGEST or found.dtype not in {known.name for known in FLOATS}:
+                raise WireError(f"a model has 1 to {LARGEST} parameters in float32 or float64")
+            least, most = found.privacy.least_sigma, LIMITS["privacy.sigma"][1]
+            if (least is None) != (not found.sigmas) or len(found.sigmas) not in (0, found.plan.rounds):
+                raise WireError("noise that changes by round needs a number for each round, and the smallest of them")
+            if not all(least <= sigma <= most for sigma in found.sigmas if least is not None):
+                raise WireError(f"the noise of a round must lie between the smallest of the run and {most:g}")
+            _ = from_fields(to_fields(dataclasses.replace(found, parameters=1).first_request()))
+        except (msgspec.ValidationError, WireError, TypeError) as error:
             raise UsageError(f"the terms of a party cannot be read: {error}") from None
+        return found
 
 
 def _difference(name: str, agreed: Any, asked: Any) -> tuple[str, Any, Any]:

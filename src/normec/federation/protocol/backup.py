@@ -7,13 +7,22 @@ policy, which lies outside the folder, how many lines the ledger had:
 - The witness knows the head of the backup: no message was made since, and the whole folder is restored.
 - The witness knows more lines, or there is none: messages may be missing. How many there were and with how much noise
   is not known, but the policy never let the party spend more than its budget. So they are charged at this upper bound:
-  the ledger gets a line that brings ε to the budget, for the party and for its records, where the policy limits both.
-  The party then refuses everything until its owner raises the budget. The states of runs are not restored, because they
-  are older than what the server has seen; the party gets its memory from the server by a handshake, like a party that
-  lost its disk. This needs the owner's explicit consent (`charge_lost`).
+  the ledger gets a line that brings the ε of the client to the budget. The party then refuses everything until its
+  owner raises the budget. The states of runs are not restored, because they are older than what the server has seen;
+  the party gets its memory from the server by a handshake, like a party that lost its disk. This needs the owner's
+  explicit consent (`charge_lost`).
+
+The charge must also be enough when the budget is raised and further messages are added to it. At client level no
+message gains from sampling, so all messages together are μ-GDP, and the budget (ε, δ) says that μ is at most that of
+the curve through (ε, δ). The line brings μ to this value or above it, and a larger μ is the weaker guarantee at every δ
+and in every composition. A record moves a message at most twice as far as a client that is left out, and no farther
+than one that is replaced (`price`), so the same line with that factor covers all records, drawn in batches or not.
+
+A budget for records alone gives no such bound, and the restoration is refused: messages on batches that were drawn gain
+from sampling, their δ(ε) is no curve of that family, and one point of it does not say what they add to later messages.
 
 The bound holds if the budget was never above the larger of the one at the time of the backup and the one of the present
-policy. A folder that still has a ledger is never replaced.
+policy, each at its own δ. A folder that still has a ledger is never replaced.
 """
 
 from __future__ import annotations
@@ -37,10 +46,9 @@ from ...system.files import parse_json, private_folder, read_if_present, unpacke
 from . import party_state
 from .account import FILE, Releases, read_releases
 from .policy import Policy
-from .price import UNITS
 
 FACTS = "backup.json"
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST_FACTS = 2**16
 _STATES = "runs"  # the folder of the states of runs
 _LEFT_OUT = (".lock",)
@@ -75,6 +83,7 @@ def back_up(folder: Path, policy: Policy, archive: Path) -> Head:
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "ledger": list(head),
             "budgets": policy.budgets,
+            "delta": policy.delta,
         }
 
         def write(path: Path) -> None:
@@ -124,7 +133,8 @@ def restore(folder: Path, policy: Policy, archive: Path, *, charge_lost: bool = 
 
         def complete(copy: Path) -> None:
             if lost:
-                _charge(copy, policy, facts["budgets"], releases)
+                limits = [(facts["budgets"], float(facts["delta"])), (policy.budgets, policy.delta)]
+                _charge(copy, policy, limits, releases)
 
         with writing(folder):
             _copy(source, folder, complete, with_states=not lost)
@@ -198,21 +208,16 @@ def _copy(source: Path, folder: Path, complete: Callable[[Path], None], *, with_
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _charge(folder: Path, policy: Policy, earlier: dict[str, float], releases: Releases) -> None:
-    """Append a line that brings the account of every unit to the largest ε that the policy allowed.
-
-    Where the policy limits clients alone, a message costs a record at most what twice the change of a client costs
-    (`price`). Where it limits records alone, nothing limits what was spent at client level, and the line says so by a
-    multiplier that no budget allows.
-    """
-    budgets = {
-        unit: max(float(earlier.get(unit, 0.0)), policy.budgets.get(unit, 0.0))
-        for unit in {*earlier, *policy.budgets} & set(UNITS)
-    }
-    noise = {unit: _completing(releases.account(unit, policy.delta), epsilon) for unit, epsilon in budgets.items()}
-    if "record" not in noise:
-        noise["record"] = noise["client"] / 2
-    noise.setdefault("client", _NO_NOISE)
+def _charge(folder: Path, policy: Policy, limits: list[tuple[dict[str, float], float]], releases: Releases) -> None:
+    """Append a line that brings the client's account to the largest of some budgets, each with its δ."""
+    if not all("client" in budgets for budgets, _ in limits):
+        raise UsageError(
+            "there is no bound on what was spent: the policy limits records alone, now or when the backup was made, "
+            "and what batches of records cost cannot be added to later messages; begin a new folder with a smaller "
+            "budget"
+        )
+    noise = min(_completing(releases.account("client", delta), budgets["client"]) for budgets, delta in limits)
+    more = 2 if policy.relation == "zero-out" else 1  # how much farther a record may move a message than the client
     line = {
         "kind": "release",
         "run": "restored",
@@ -223,7 +228,8 @@ def _charge(folder: Path, policy: Policy, earlier: dict[str, float], releases: R
         "trust": "local",
         "noise": "secure",
         "sigma": 0.0,
-        **{unit: noise[unit] for unit in UNITS},
+        "client": noise,
+        "record": noise / more,
         "recovered": True,
     }
     with Chain(folder / FILE) as chain:

@@ -224,7 +224,7 @@ class SharedEngine(BlockEngine):
             ready = prepare_inputs(problem, self._records.inputs, numbers, uniforms, x.dtype)
         own = {name: values[rows] for name, values in buffers.items()}
         sink.fill(x, grads, own)
-        with torch.enable_grad(), autocast(x.device, self._precision):
+        with torch.enable_grad(), autocast(x.device, self._precision), self._model.guard():
             losses = self._model.losses(ready, targets)
             losses.sum().backward()
         self._model.collect()

@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
-from ..own_vmap_rules import reason, with_own_rule
+from ..own_vmap_rules import RefuseOwnVmapRules
 from .convolution import ConvRows, Geometry
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
 from .norms import BatchNormRows
@@ -92,6 +92,10 @@ class OperationModel:
         for name, values in assigned.items():
             buffers[name].copy_(values)
         return losses
+
+    def guard(self) -> RefuseOwnVmapRules:
+        """Return the context of the forward and backward pass, in which no code of the user sees several clients."""
+        return RefuseOwnVmapRules(NoRule, (_AcrossClients,))
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -192,8 +196,6 @@ class OperationRules(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if (name := with_own_rule(func, args)) is not None and args[0] is not _AcrossClients:
-            raise NoRule(reason(name))
         if (rule := _RULES.get(func)) is not None:
             found = rule(self, func, *args, **kwargs)
             if found is not NotImplemented:

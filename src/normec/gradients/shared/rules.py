@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from ...models import MLP, GroupNormCNN, ResNet20, SmallCNN, binary_loss, resnet
 from ...models.resnet import Shortcut
 from ...problems.problem import Problem
+from ..own_vmap_rules import RefuseOwnVmapRules
 from .convolution import ConvRows, Geometry, TiledConvRows
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
@@ -90,6 +92,11 @@ class ModuleModel:
         if self.sink.by_record:
             return vmap(loss)(split, targets)
         return torch.stack([loss(own, target) for own, target in zip(split, targets, strict=True)])
+
+    def guard(self) -> AbstractContextManager[object]:
+        """Return the context of the forward and backward pass, in which no code of the user sees several records."""
+        by_vmap = self.sink.by_record and not self._plain
+        return RefuseOwnVmapRules(NoRule) if by_vmap else nullcontext()
 
     def collect(self) -> None:
         """After the backward pass: every use of a parameter has a rule, which has written its gradient."""
