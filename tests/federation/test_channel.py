@@ -114,32 +114,72 @@ def answer(to: Any, vector: Any) -> Any:
     return flwr.Message(to_records({"message": vector}), reply_to=to)
 
 
+def deliver(party: PartyChannel, message: Any) -> None:
+    """Send an answer without waiting for the next request."""
+    _call(party._client, access_control.PARTY + "send", party._last_part(message))
+
+
 def vector(seed: int, numbers: int = NUMBERS) -> Any:
     return np.random.default_rng(seed).normal(size=numbers)
 
 
-def test_an_exchange_takes_two_calls_of_a_party_and_brings_every_number(superlink: SuperLink) -> None:
-    server, parties = superlink.serve(), [superlink.party() for _ in range(2)]
-    sent = server.send([request(node, vector(9), index=i) for i, (node, _, _) in enumerate(parties)])
-    for i, (_, party, _) in enumerate(parties):
-        found = party.receive()
-        assert found is not None
-        fields = from_records(found.content)
-        assert fields["index"] == i
-        assert np.array_equal(fields["x"], vector(9))
-        party.send(answer(found, vector(i)))
-    pending, arrived = set(sent), {}
-    while pending:
-        for arrival in server.receive(pending):
-            pending.discard(arrival.request)
-            arrived[arrival.request] = arrival
-    for i, (node, _, _) in enumerate(parties):
-        arrival = arrived[sent[i]]
-        assert arrival.sender == node
-        assert np.array_equal(from_records(server.open(arrival).content)["message"], vector(i))
-    assert superlink.calls[access_control.PARTY + "receive"] == superlink.calls[access_control.PARTY + "send"] == 2
-    assert superlink.calls[access_control.SERVER + "send"] == 1
-    assert not any(path.startswith(("/v1/fleet", "/v1/runtime")) for path in superlink.calls)
+def arrived(server: ServerChannel, names: list[str]) -> dict[str, Any]:
+    """The answers to all these requests, by the name of the request."""
+    found: dict[str, Any] = {}
+    while len(found) < len(names):
+        found |= {arrival.request: arrival for arrival in server.receive(set(names) - set(found))}
+    return found
+
+
+def test_an_exchange_takes_one_call_of_a_party_and_brings_every_number(superlink: SuperLink) -> None:
+    server, parties, rounds = superlink.serve(), [superlink.party() for _ in range(2)], 3
+
+    def answering(channel: PartyChannel) -> list[Any]:
+        seen: list[Any] = []
+        reply = None
+        while len(seen) < rounds:
+            found = channel.receive(reply)
+            assert found is not None
+            seen.append(from_records(found.content))
+            reply = answer(found, vector(int(seen[-1]["index"])))
+        deliver(channel, reply)
+        return seen
+
+    with ThreadPoolExecutor(2) as threads:
+        answered = [threads.submit(answering, party) for _, party, _ in parties]
+        for k in range(rounds):
+            sent = server.send([request(node, vector(9 + k), index=i) for i, (node, _, _) in enumerate(parties)])
+            found = arrived(server, sent)
+            for i, (node, _, _) in enumerate(parties):
+                arrival = found[sent[i]]
+                assert arrival.sender == node
+                assert np.array_equal(from_records(server.open(arrival).content)["message"], vector(i))
+        for i, one in enumerate(answered):
+            for k, fields in enumerate(one.result()):
+                assert fields["index"] == i
+                assert np.array_equal(fields["x"], vector(9 + k))
+    calls = superlink.calls
+    assert (calls[access_control.PARTY + "receive"], calls[access_control.PARTY + "send"]) == (2 * rounds, 2)
+    assert calls[access_control.SERVER + "send"] == rounds
+    assert not any(path.startswith(("/v1/fleet", "/v1/runtime")) for path in calls)
+
+
+def test_the_server_receives_answers_together(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call waits for the other answers, but not for ever."""
+    monkeypatch.setattr(channel, "LINGER", 20.0)  # longer than any call
+    server, parties = superlink.serve(), [superlink.party() for _ in range(3)]
+    sent = server.send([request(node, vector(0)) for node, _, _ in parties])
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(server.receive, sent)
+        for _, party, _ in parties:
+            deliver(party, answer(party.receive(), vector(1)))
+        assert {arrival.request for arrival in waiting.result()} == set(sent)
+    monkeypatch.setattr(channel, "LINGER", 0.05)
+    sent = server.send([request(node, vector(0)) for node, _, _ in parties])
+    (_, first, _), (_, second, _), _ = parties
+    deliver(first, answer(first.receive(), vector(1)))
+    deliver(second, answer(second.receive(), vector(1)))
+    assert {arrival.request for arrival in server.receive(sent)} == {sent[0], sent[1]}
 
 
 def test_calls_are_held_until_there_is_something_to_return(superlink: SuperLink) -> None:
@@ -151,7 +191,7 @@ def test_calls_are_held_until_there_is_something_to_return(superlink: SuperLink)
         found = held.result()
         waiting = threads.submit(server.receive, [sent])
         wait_for(lambda: len(superlink.channel._waiting) == 1, "the server's call")
-        party.send(answer(found, vector(1)))
+        deliver(party, answer(found, vector(1)))
         (arrival,) = waiting.result()
     assert arrival.request == sent
     assert superlink.calls[access_control.PARTY + "receive"] == superlink.calls[access_control.SERVER + "receive"] == 1
@@ -186,7 +226,7 @@ def test_a_request_that_got_lost_on_its_way_is_sent_again(superlink: SuperLink) 
     assert found is not None
     assert np.array_equal(from_records(found.content)["x"], vector(1))
     assert found.metadata.message_id == sent
-    party.send(answer(found, vector(2)))
+    deliver(party, answer(found, vector(2)))
     assert [arrival.request for arrival in server.receive([sent])] == [sent]
 
 
@@ -210,16 +250,55 @@ def test_a_connection_that_breaks_while_a_call_is_held_loses_no_request(superlin
     assert party.receive() is not None
 
 
-def test_what_does_not_fit_into_one_call_travels_in_flowers_way(superlink: SuperLink) -> None:
+def test_an_answer_that_does_not_fit_into_one_call_arrives_whole(superlink: SuperLink) -> None:
     numbers = 3_000_000  # an answer of 24 MB
-    server, (node, party, _) = superlink.serve(numbers), superlink.party(numbers)
-    (sent,) = server.send([request(node, vector(0, numbers))])
+    server, (node, party, client) = superlink.serve(numbers), superlink.party(numbers)
+    (sent,) = server.send([request(node, vector(0))])
     found = party.receive()
     assert found is not None
-    party.send(answer(found, vector(1, numbers)))
-    (arrival,) = server.receive([sent])
+    last = party._last_part(answer(found, vector(1, numbers)))  # all other parts were sent
+    assert superlink.calls[access_control.PARTY + "send"] > 1
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(server.receive, [sent])
+        wait_for(lambda: len(superlink.channel._waiting) == 1, "the server's call")
+        assert not waiting.done()
+        _call(client, access_control.PARTY + "send", last)
+        (arrival,) = waiting.result()
     assert np.array_equal(from_records(server.open(arrival).content)["message"], vector(1, numbers))
-    assert superlink.calls["/v1/fleet/push-object"] > 0
+    assert not any(path.startswith(("/v1/fleet", "/v1/runtime")) for path in superlink.calls)
+
+
+def test_a_request_that_does_not_fit_into_one_call_travels_in_flowers_way(
+    superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "RESPONSE_BYTES", NUMBERS)
+    server, (node, party, _) = superlink.serve(), superlink.party()
+    server.send([request(node, vector(0))])
+    found = party.receive()
+    assert found is not None
+    assert np.array_equal(from_records(found.content)["x"], vector(0))
+    assert superlink.calls["/v1/fleet/pull-object"] > 0
+
+
+def test_an_answer_that_stays_incomplete_reaches_the_server_in_the_end(
+    superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "PART_SECONDS", 0.5)
+    monkeypatch.setattr(channel, "LOOK", 0.1)
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    (sent,) = server.send([request(node, vector(0))])
+    announced, *_ = party._last_part(answer(party.receive(), vector(1)))
+    _call(client, access_control.PARTY + "send", [announced])
+    (arrival,) = server.receive([sent])
+    assert (arrival.request, arrival.contents) == (sent, [])
+
+
+def test_a_call_that_brings_half_an_answer_and_asks_for_the_next_request_is_refused(superlink: SuperLink) -> None:
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    server.send([request(node, vector(0))])
+    announced, *parts = party._last_part(answer(party.receive(), vector(1)))
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        _call(client, access_control.PARTY + "receive", [b"100000", party._process, b"", announced, parts[0]])
 
 
 def test_a_message_that_is_too_large_is_refused_unread(superlink: SuperLink) -> None:
@@ -231,7 +310,7 @@ def test_a_message_that_is_too_large_is_refused_unread(superlink: SuperLink) -> 
     (sent,) = server.send([request(node, vector(0))])
     found = party.receive()  # the refused request does not come again
     assert found is not None
-    party.send(answer(found, large))
+    deliver(party, answer(found, large))
     (arrival,) = server.receive([sent])
     assert arrival.contents == []
     with pytest.raises(WireError):
@@ -247,7 +326,7 @@ def test_a_party_answers_nothing_in_the_name_of_others(superlink: SuperLink) -> 
     with pytest.raises(httpx.HTTPStatusError, match="400"):
         _call(client, access_control.PARTY + "send", [pushed.SerializeToString()])
     assert superlink.state.num_message_res() == 0
-    party.send(answer(found, vector(1)))
+    deliver(party, answer(found, vector(1)))
     assert [arrival.sender for arrival in server.receive([sent])] == [node]
 
 
@@ -261,6 +340,7 @@ def test_a_party_answers_nothing_in_the_name_of_others(superlink: SuperLink) -> 
         [PushMessagesRequest().SerializeToString()],
         [PushMessagesRequest(messages_list=[ProtoMessage(metadata=Metadata(run_id=1))] * 2).SerializeToString()],
         [bytes(2**17)],
+        [b"100000", b"", b"", bytes(2**17)],  # a list of objects that is too long
     ],
 )
 @pytest.mark.parametrize("call", ["receive", "send"])
@@ -270,8 +350,12 @@ def test_a_malformed_call_is_refused(superlink: SuperLink, call: str, parts: lis
         _call(client, access_control.PARTY + call, parts)
 
 
-def test_a_list_that_repeats_itself_harms_only_its_sender(superlink: SuperLink) -> None:
+def test_a_list_that_repeats_itself_harms_only_its_sender(
+    superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A few kilobytes that Flower would write out as a list of a hundred thousand objects."""
+    monkeypatch.setattr(channel, "PART_SECONDS", 0.2)
+    monkeypatch.setattr(channel, "LOOK", 0.1)
     server, (node, party, client), (other, honest, _) = superlink.serve(), superlink.party(), superlink.party()
     sent = server.send([request(node, vector(0)), request(other, vector(0))])
     found = party.receive()
@@ -284,8 +368,8 @@ def test_a_list_that_repeats_itself_harms_only_its_sender(superlink: SuperLink) 
     pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[root])
     _call(client, access_control.PARTY + "send", [pushed.SerializeToString()])
     found = honest.receive()
-    honest.send(answer(found, vector(2)))
-    arrivals = {arrival.request: arrival for arrival in server.receive(sent)}
+    deliver(honest, answer(found, vector(2)))
+    arrivals = arrived(server, sent)
     assert np.array_equal(from_records(server.open(arrivals[sent[1]]).content)["message"], vector(2))
     server._closed.set()
     with pytest.raises((WireError, PartsMissing)):
@@ -306,6 +390,6 @@ def test_a_request_that_flower_no_longer_knows_does_not_hide_the_others(superlin
     server, (node, party, _), (other, _, _) = superlink.serve(), superlink.party(), superlink.party()
     kept, gone = server.send([request(node, vector(0)), request(other, vector(0))])
     superlink.state.delete_messages({gone})
-    party.send(answer(party.receive(), vector(1)))
-    arrived = {arrival.request: arrival.sender for arrival in server.receive([kept, gone])}
-    assert arrived == {kept: node, gone: None}  # None: the SuperLink says that there is no answer
+    deliver(party, answer(party.receive(), vector(1)))
+    senders = {arrival.request: arrival.sender for arrival in server.receive([kept, gone])}
+    assert senders == {kept: node, gone: None}  # None: the SuperLink says that there is no answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from scipy import stats
 
 from normec.errors import UsageError
+from normec.federation.secure_sum import party as party_module
+from normec.federation.secure_sum import shares
 from normec.federation.secure_sum.server import AttemptFailed, Stage
 from normec.federation.secure_sum.wire import MaskedVector, decode_answers
 from normec.privacy.noise import SecureNoise
@@ -183,6 +186,39 @@ def test_a_sum_of_many_parties(tmp_path: Path) -> None:
     assert 9 in made.survivors
 
 
+def quickly_split(seed: bytes, threshold: int, parties: int) -> list[bytes]:
+    """Shamir shares over GF(2^128) with x^128 + x^7 + x^2 + x + 1, as pycryptodome deals them, for all points at once.
+
+    The halves of a share are two unsigned numbers. A point has at most 8 bits.
+    """
+    words = np.frombuffer(secrets.token_bytes(16 * (threshold - 1)) + seed, ">u8").astype(np.uint64).reshape(-1, 2)
+    one, top, points = np.uint64(1), np.uint64(63), np.arange(1, parties + 1, dtype=np.uint64)
+    high, low = np.zeros_like(points), np.zeros_like(points)
+    for constant_high, constant_low in words:  # Horner's method
+        total_high, total_low = np.full_like(points, constant_high), np.full_like(points, constant_low)
+        for bit in range(8):
+            chosen = -((points >> np.uint64(bit)) & one)  # all bits, or none
+            total_high, total_low = total_high ^ (high & chosen), total_low ^ (low & chosen)
+            reduced = -(high >> top) & np.uint64(0b10000111)
+            high, low = (high << one) | (low >> top), (low << one) ^ reduced
+        high, low = total_high, total_low
+    return [int(a).to_bytes(8, "big") + int(b).to_bytes(8, "big") for a, b in zip(high, low, strict=True)]
+
+
+@pytest.mark.slow
+def test_a_sum_of_two_hundred_parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest roster. On one core, pycryptodome would take minutes to deal the shares of all parties."""
+    dealt = quickly_split(b"0123456789abcdef", 3, 200)
+    assert shares.combine({party: dealt[party] for party in (0, 101, 199)}) == b"0123456789abcdef"
+    monkeypatch.setattr(party_module, "split", quickly_split)
+    federation = Federation(tmp_path, 200, rounds=1)
+    silent = {17: Stage.VECTORS, 60: Stage.SIGNATURES, 133: Stage.REVEALS}
+    made = federation.sum(0, reaches=lambda party, now: now < silent.get(party, Stage.REVEALS + 1))
+    federation.check(made)
+    assert made.survivors == tuple(party for party in range(200) if party != 17)
+    assert all(len(ledger.paid) == (ledger.number != 17) for ledger in federation.ledgers)
+
+
 @pytest.mark.parametrize("sigma", [0.5, 0.0])
 def test_messages_on_the_grid_with_noise_come_out_as_their_sum(tmp_path: Path, sigma: float) -> None:
     """Weighted messages through the grid and the masks; with noise, all of its variance and nothing else is added."""
@@ -202,6 +238,24 @@ def test_messages_on_the_grid_with_noise_come_out_as_their_sum(tmp_path: Path, s
         assert abs(error.var() / (3 * sigma**2) - 1) < 6 * (2 / size) ** 0.5
     else:
         assert np.abs(error).max() <= 3 * grid.step
+
+
+def test_the_noise_of_a_sum_has_the_variance_and_the_tails_of_the_account(tmp_path: Path) -> None:
+    """100,000 coordinates of one sum without party 2: a Gaussian with the noise of the three others, with its tails."""
+    size, sigma = 100_000, 0.3
+    grid = SumGrid(parties=4, bound=1.0, sigma=sigma)
+    federation = Federation(tmp_path, 4, sigma=sigma, step=grid.step, modulus_bits=grid.bits, dimension=size)
+    for ledger in federation.ledgers:
+        ledger.vector = grid.encode(np.zeros(size), SecureNoise())
+    made = federation.sum(0, reaches=lambda party, now: party != 2 or now < Stage.VECTORS)
+    found = grid.decode(made.values).numpy() / (sigma * 3**0.5)
+    squares = float(found @ found)
+    assert min(stats.chi2.cdf(squares, size), stats.chi2.sf(squares, size)) > 1e-6
+    assert stats.kstest(found, "norm").pvalue > 1e-6
+    for far in (1.0, 2.0, 3.0, 4.0):
+        for beyond in (np.count_nonzero(found > far), np.count_nonzero(found < -far)):
+            assert stats.binomtest(beyond, size, stats.norm.sf(far)).pvalue > 1e-6
+    assert np.abs(found).max() < 7.0  # exceeded once in a million sums
 
 
 # ---- what the server sees -------------------------------------------------------------------------------------------

@@ -60,4 +60,4 @@ def _after(owner: object, name: str, phase: str, matters=lambda *_: True) -> Non
 _after(ProblemOracle, "gradient", "computed")
 _after(PartyAccount, "pay", "paid")
 _after(party_state, "save", "written", lambda _, state: state.pending is not None)
-_after(PartyChannel, "send", "sent")
+_after(PartyChannel, "receive", "sent", lambda _, answer=None: answer is not None)

@@ -7,10 +7,10 @@ SuperNode also opens a port, for the processes that run its apps. Anybody who re
 can replace the party's folder and policy, and so run code as the SuperNode's owner.
 
 `OwnerOnly` restricts both. It answers a request only if it comes from a process of the same user (or of root) on the
-same machine, over the loopback interface. On Linux, /proc/net/tcp names the user at the other end of a connection.
-Other systems only check the loopback interface, which all users of a machine share. The user alone is not enough: in a
-container without root privileges, a process of the container's own root may forward requests from outside, and they
-come from the container's address.
+same machine, over the loopback interface. On Linux, the kernel names the user at the other end of a connection
+(`system.connections`). Other systems only check the loopback interface, which all users of a machine share. The user
+alone is not enough: in a container without root privileges, a process of the container's own root may forward requests
+from outside, and they come from the container's address.
 
 `OwnerAndParties` also admits parties to the fleet interface and to their side of `channel`. Flower reads a whole
 request before it checks who sent it, and believes a party about the sender of a message. Here the signature is checked
@@ -31,10 +31,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...system.connections import TABLES, available, connection_owner, plain_address
 from ...system.files import PRIVATE_FILE
 from .limits import BODY_BYTES, BODY_SECONDS, LIST_BYTES, REQUESTS_AT_ONCE
 
@@ -44,11 +44,7 @@ PARTY, SERVER = "/v1/normec/party/", "/v1/normec/server/"  # the two interfaces 
 RECEIVE, SEND, ABOUT = "receive", "send", "about"
 NODE = "normec.node"  # the key of an ASGI scope at which the number of the party that signed a request is kept
 HEALTH = "/health"
-LISTS = (PUSH, PARTY + RECEIVE)  # requests of parties that contain the list of an answer's objects, or less
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-LOOKS = 3  # readings of the kernel's table, which may skip a line while connections open and close
 INSECURE = "--insecure-for-tests"  # instead of Flower's --insecure
-_ESTABLISHED = "01"
 
 # Proxies, which forward the requests of others, add the first three headers; with x-forwarded-for, the web server would
 # also believe the sender about where the request comes from. Browsers, which run scripts of any page, add the last one.
@@ -58,7 +54,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Address = tuple[str, int]
 
 
 class OwnerOnly:
@@ -122,7 +117,7 @@ class OwnerAndParties(OwnerOnly):
                 self._open[node] -= 1
 
     async def _of_party(self, node: int, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        most = LIST_BYTES if path in LISTS else BODY_BYTES
+        most = LIST_BYTES if path == PUSH else BODY_BYTES
         try:
             async with asyncio.timeout(self._body_seconds):
                 body = await _body(receive, most)
@@ -144,13 +139,10 @@ def from_owner(scope: Scope, hosts: Collection[str]) -> bool:
     client, server = scope.get("client"), scope.get("server")
     if not client or not server or server[1] is None:
         return False
-    loopback = ipaddress.ip_address(_plain(*client)[0]).is_loopback
+    loopback = plain_address(client[0]).is_loopback
     if sys.platform != "linux" or not (loopback or client[0] in hosts):
         return loopback
-    found = None
-    for _ in range(LOOKS):
-        found = holder(client, server) if found is None else found
-    return found in (0, os.getuid())
+    return connection_owner(client, server) in (0, os.getuid())
 
 
 def own_answers(body: bytes, node: int) -> bool:
@@ -198,38 +190,6 @@ async def _refuse(send: Send, status: int, why: str) -> None:
     kind = [(b"content-type", b"text/plain; charset=utf-8")]
     await send({"type": "http.response.start", "status": status, "headers": kind})
     await send({"type": "http.response.body", "body": f"{why}\n".encode()})
-
-
-def holder(client: Address, server: Address) -> int | None:
-    """The user whose process holds the other end of a connection; None if it is closed or on another machine."""
-    wanted = _plain(*client), _plain(*server)
-    for table in TABLES:
-        try:
-            lines = table.read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            local, remote, state, *rest = line.split()[1:]
-            # A socket that its process has closed has no owner; the kernel writes 0 for it, the number of root.
-            if state == _ESTABLISHED and rest[5] != "0" and (_listed(local), _listed(remote)) == wanted:
-                return int(rest[3])
-    return None
-
-
-def _plain(host: str, port: int) -> tuple[bytes, int]:
-    """An address as bytes; an IPv4-mapped IPv6 address becomes an IPv4 address."""
-    found = ipaddress.ip_address(host.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).packed, port
-
-
-def _listed(text: str) -> tuple[bytes, int]:
-    """Parse an address of the kernel's table: words of four bytes in the byte order of the machine."""
-    host, port = text.split(":")
-    raw = bytes.fromhex(host)
-    if sys.byteorder == "little":
-        raw = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
-    return _plain(str(ipaddress.ip_address(raw)), int(port, 16))
 
 
 def run_superlink(arguments: list[str]) -> None:
@@ -299,9 +259,10 @@ def run_flower_supernode(arguments: list[str]) -> None:
 
 
 def _check_system() -> None:
-    if sys.platform == "linux" and not os.access(TABLES[0], os.R_OK):
+    if sys.platform == "linux" and not available():
         raise UsageError(
-            f"cannot read {TABLES[0]}, which names the owners of connections; allow this process to read it"
+            f"cannot ask the kernel for the owners of connections, neither by netlink nor in {TABLES[0]}; allow this "
+            "process to read that file"
         )
 
 

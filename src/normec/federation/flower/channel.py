@@ -9,15 +9,18 @@ the server of a run:
 
 | call | brings | returns |
 | --- | --- | --- |
-| `PARTY`receive | the name of the last request received | the next request with its objects, once there is one |
-| `PARTY`send | an answer with its objects | Flower's response |
+| `PARTY`receive | the name of the last request received, and the answer to it | the next request, once there is one |
+| `PARTY`send | an answer with some of its objects | Flower's response, which names the objects that are missing |
 | `PARTY`about | nothing | the server's time and versions, as JSON |
 | `SERVER`send | requests to parties with their objects | Flower's response |
 | `SERVER`receive | the names of pending requests | answers with their objects, once there is one |
 
 Each is a list of Flower's own protobuf messages, which Flower's own handlers process, so that the same rules hold as on
 Flower's interfaces, and parties that use those take part as well. A call to receive is held until there is something to
-return, at most `HOLD` seconds. Objects that are too large for one call travel in Flower's way.
+return, at most `HOLD` seconds; the server's also until all answers are there, at most `LINGER` seconds after the first,
+because every call costs as much as many answers. The objects of an answer that is too large for one call come before it
+in further calls, and the server receives the answer when it is whole. The objects of requests that are too large for
+one call travel in Flower's way.
 
 A request is kept until the party that received it says so in its next call, and is sent again otherwise: a connection
 that breaks while a call is held would else lose the request, and the round would wait until its time limit. Access
@@ -28,9 +31,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .access_control import (
@@ -49,17 +54,20 @@ from .access_control import (
     own_answers,
 )
 from .download import object_names
-from .limits import CALL_PARTS, LIST_BYTES, RESPONSE_BYTES
+from .limits import CALL_PARTS, LIST_BYTES, PART_SECONDS, RESPONSE_BYTES
 from .versions import versions
 
 if TYPE_CHECKING:
-    from flwr.proto.fleet_pb2 import PullMessagesResponse
+    from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
 
 HOLD = 20.0  # seconds; Flower's clients give up after 30
+LINGER = 0.1  # seconds
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
+FEW = 2**16  # bytes that are read or written in less time than another thread takes to begin
 ENDED = (PUSH, FLEET + "push-object")  # Flower's own calls after which an answer may be complete
 
 Found = TypeVar("Found")
+Given = TypeVar("Given")
 Topic = tuple[str, int]  # PARTY and the number of a party, or SERVER and that of a run
 
 
@@ -72,6 +80,7 @@ class Channel:
         self._waiting: set[_Waiting] = set()
         self._unconfirmed: dict[int, tuple[bytes, PullMessagesResponse]] = {}
         self._confirming = threading.Lock()
+        self._incomplete: dict[str, _Incomplete] = {}  # by the name of the request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -95,7 +104,6 @@ class Channel:
     async def _respond(self, request: Any) -> Any:
         from flwr.proto.recorddict_pb2 import BytesList
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-        from starlette.concurrency import run_in_threadpool
         from starlette.responses import Response
 
         calls: dict[str, Callable[[Any, list[bytes]], Awaitable[Sequence[bytes]]]] = {
@@ -109,17 +117,19 @@ class Channel:
         if call is None or request.method != "POST":
             return Response(status_code=404)
         try:
-            given = (await run_in_threadpool(BytesList.FromString, await request.body())).vals
+            given = (await _computed(BytesList.FromString, body := await request.body(), len(body))).vals
             if request.url.path.startswith(PARTY) and len(given) > CALL_PARTS:
                 raise ValueError(f"a party's call has at most {CALL_PARTS} parts")
             found = await call(request, list(given))
         except (DecodeError, ValueError, IndexError) as error:
             return Response(f"{type(error).__name__}\n", 400)
-        content = await run_in_threadpool(lambda: BytesList(vals=found).SerializeToString())
+        content = await _computed(lambda vals: BytesList(vals=vals).SerializeToString(), found, sum(map(len, found)))
         return Response(content, media_type="application/x-protobuf")
 
     async def _party_receives(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
-        node, (room, process, confirmed) = request.scope[NODE], given
+        node, (room, process, confirmed), answer = request.scope[NODE], given[:3], given[3:]
+        if answer and (await self._stored(node, answer)).objects_to_push:
+            raise ValueError("an answer must be whole, and its first objects are missing")
 
         def look() -> list[bytes] | None:
             with self._confirming:
@@ -131,27 +141,46 @@ class Channel:
         return await self._held((PARTY, node), request, look) or []
 
     async def _party_sends(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
+        return [(await self._stored(request.scope[NODE], given)).SerializeToString()]
+
+    async def _stored(self, node: int, given: list[bytes]) -> PushMessagesResponse:
+        """Store an answer and those of its objects that came with it."""
         from flwr.proto.fleet_pb2 import PushMessagesRequest
         from flwr.proto.message_pb2 import PushObjectRequest
         from flwr.superlink.servicer.fleet import fleet_handlers
         from starlette.concurrency import run_in_threadpool
 
-        def store() -> tuple[bytes, int]:
-            state, pushed = self._state(), PushMessagesRequest.FromString(given[0])
-            (message,) = pushed.messages_list
+        if len(given[0]) > LIST_BYTES or not own_answers(given[0], node):
+            raise ValueError("a party may only push answers of its own, with a limited number of objects")
+        pushed = PushMessagesRequest.FromString(given[0])
+        (message,) = pushed.messages_list
+        about = message.metadata
+        request = about.reply_to_message_id
+
+        def store() -> PushMessagesResponse:
+            state = self._state()
+            self._incomplete[request] = _Incomplete(None, time.monotonic() + PART_SECONDS)
             answer = fleet_handlers.push_messages(pushed, state)
             for part in map(PushObjectRequest.FromString, given[1:]):
-                part.run_id, part.session_id = message.metadata.run_id, answer.session_id
+                part.run_id, part.session_id = about.run_id, answer.session_id
                 if part.object_id in answer.objects_to_push:
                     fleet_handlers.push_object(part, state)
                     answer.objects_to_push.remove(part.object_id)
-            return answer.SerializeToString(), message.metadata.run_id
+            return answer
 
-        if len(given[0]) > LIST_BYTES or not own_answers(given[0], request.scope[NODE]):
-            raise ValueError("a party may only push answers of its own, with a limited number of objects")
-        answer, run = await run_in_threadpool(store)
-        self._wake([(SERVER, run)])
-        return [answer]
+        missing: tuple[str, ...] = ()
+        try:
+            answer = await run_in_threadpool(store)
+            missing = tuple(answer.objects_to_push)
+        finally:
+            self._incomplete.pop(request, None)
+            if missing:
+                now = time.monotonic()
+                self._incomplete = {name: one for name, one in self._incomplete.items() if now < one.until}
+                self._incomplete[request] = _Incomplete(missing, now + PART_SECONDS)
+        if not missing:
+            self._wake([(SERVER, about.run_id)])
+        return answer
 
     async def _server_sends(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
         from flwr.proto.message_pb2 import PushObjectRequest
@@ -180,19 +209,23 @@ class Channel:
         return [answer]
 
     async def _server_receives(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
         from flwr.superlink.servicer.runtime import runtime_handlers
         from starlette.concurrency import run_in_threadpool
 
         wanted, room = PullAppMessagesRequest.FromString(given[0]), int(given[1])
         task = await run_in_threadpool(self._task, request)
+        whole, packed = PullAppMessagesResponse(), list[bytes]()
+        left, until, linger = RESPONSE_BYTES, math.inf, min(LINGER, HOLD)
 
-        def look() -> list[bytes] | None:
-            state = self._state()
-            found = runtime_handlers.pull_messages(wanted, state, task)
-            if not found.messages_list:
-                return None
-            packed, left = [], RESPONSE_BYTES
+        def look() -> bool | None:
+            nonlocal left, until
+            state, known = self._state(), len(packed)
+            names = set(wanted.message_ids).difference(one.metadata.reply_to_message_id for one in whole.messages_list)
+            asked = PullAppMessagesRequest(message_ids=sorted(names - self._held_back(state, names)))
+            found = (
+                runtime_handlers.pull_messages(asked, state, task) if asked.message_ids else PullAppMessagesResponse()
+            )
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                 if tree.ByteSize() > LIST_BYTES:  # a list that repeats itself; without its parts, it is no message
                     tree.ClearField("children")
@@ -201,9 +234,24 @@ class Channel:
                 packed.append(_packed(contents))
                 if contents:
                     state.object_store.delete(message.metadata.message_id)
-            return [found.SerializeToString(), *packed]
+            whole.MergeFrom(found)
+            if packed and not known:
+                until = time.monotonic() + linger
+            return len(packed) >= len(wanted.message_ids) or time.monotonic() >= until or None
 
-        return await self._held((SERVER, task.run_id), request, look) or []
+        await self._held((SERVER, task.run_id), request, look, lambda: until)
+        return [whole.SerializeToString(), *packed] if packed else []
+
+    def _held_back(self, state: Any, requests: set[str]) -> set[str]:
+        """The requests whose answers have begun to arrive and are not whole yet."""
+        found = set()
+        for name in requests:
+            one = self._incomplete.get(name)
+            if one is None or time.monotonic() >= one.until:
+                continue
+            if one.missing is None or not all(map(state.object_store.get, one.missing)):
+                found.add(name)
+        return found
 
     def _next_request(self, node: int, process: bytes, confirmed: str, room: int) -> list[bytes] | None:
         """The next request to a party with its objects; None if there is none."""
@@ -240,8 +288,17 @@ class Channel:
             if waiting.topic in woken:
                 waiting.event.set()
 
-    async def _held(self, topic: Topic, request: Any, look: Callable[[], Found | None]) -> Found | None:
-        """What `look` finds, as soon as it finds something; None after `HOLD` seconds."""
+    async def _held(
+        self,
+        topic: Topic,
+        request: Any,
+        look: Callable[[], Found | None],
+        again: Callable[[], float] = lambda: math.inf,
+    ) -> Found | None:
+        """What `look` finds, as soon as it finds something; None after `HOLD` seconds.
+
+        `again` is the time at which to look again although nothing has happened.
+        """
         from starlette.concurrency import run_in_threadpool
 
         loop, waiting = asyncio.get_running_loop(), _Waiting(topic)
@@ -254,7 +311,7 @@ class Channel:
                 if found is not None or waiting.ended or gone.done() or loop.time() >= until:
                     return found
                 news = asyncio.ensure_future(waiting.event.wait())
-                seconds = max(0.0, min(LOOK, until - loop.time()))
+                seconds = max(0.0, min(LOOK, until - loop.time(), again() - time.monotonic()))
                 await asyncio.wait({news, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
                 if waiting.ended or gone.done():
@@ -266,6 +323,17 @@ class Channel:
 
 async def _about(_request: Any, _given: list[bytes]) -> Sequence[bytes]:
     return [json.dumps({"time": time.time(), "versions": versions()}).encode()]
+
+
+@dataclass(frozen=True)
+class _Incomplete:
+    """An answer that is not whole, and the time until which the server does not receive it.
+
+    `missing` are the names of the objects that have not arrived; None while the answer is being stored.
+    """
+
+    missing: tuple[str, ...] | None
+    until: float
 
 
 class _Waiting:
@@ -283,6 +351,13 @@ async def _gone(receive: Receive) -> None:
     """Wait until the caller has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _computed(function: Callable[[Given], Found], given: Given, size: int) -> Found:
+    """The result of a function of `size` bytes: at once if they are few, otherwise without stopping other calls."""
+    from starlette.concurrency import run_in_threadpool
+
+    return function(given) if size <= FEW else await run_in_threadpool(function, given)
 
 
 def _contents(state: Any, run: int, tree: Any, room: int) -> list[bytes]:

@@ -47,13 +47,24 @@ class PartyChannel:
         self._process, self._received = secrets.token_bytes(16), b""
         self._attempt: Callable[..., Any] = make_simple_http_retry_invoker().invoke
 
-    def receive(self) -> Message | None:
-        """The next request; None if there is none yet. Raises `WireError` if it exceeds a limit."""
+    def receive(self, answer: Message | None = None) -> Message | None:
+        """Send the answer to the last request, if there is one, and return the next request.
+
+        Returns:
+            The next request; None if there is none yet.
+
+        Raises:
+            WireError: The request exceeds a limit.
+            PartsMissing: The server did not take a part of the answer.
+        """
         from flwr.proto.fleet_pb2 import PullMessagesResponse
         from flwr.proto.message_pb2 import PullObjectRequest
 
         room = str(self._allowed.object_bytes).encode()
-        found = self._attempt(_call, self._client, PARTY + RECEIVE, [room, self._process, self._received])
+        said = [room, self._process, self._received]
+        if answer is not None:
+            said += self._last_part(answer)
+        found = self._attempt(_call, self._client, PARTY + RECEIVE, said)
         if not found:
             return None
         announced = PullMessagesResponse.FromString(found[0])
@@ -69,8 +80,8 @@ class PartyChannel:
         message.metadata.__dict__["_message_id"] = tree.object_id  # the name of an object is not part of the object
         return message
 
-    def send(self, answer: Message) -> None:
-        """Send an answer.
+    def _last_part(self, answer: Message) -> list[bytes]:
+        """Send all of an answer but what fits into one more call, and return the parts of that call.
 
         Flower reports how many seconds the computation took, which may depend on the data, so this reports 0.
         """
@@ -78,23 +89,22 @@ class PartyChannel:
         from flwr.proto.message_pb2 import PushObjectRequest
 
         message, tree, contents = _taken_apart(answer)
-        pushed = PushMessagesRequest(
+        announced = PushMessagesRequest(
             node=self._node, messages_list=[message], message_object_trees=[tree], clientapp_runtime_list=[0.0]
-        )
-        parts = {
+        ).SerializeToString()
+        left = {
             name: PushObjectRequest(
                 node=self._node, run_id=message.metadata.run_id, object_id=name, object_content=content
             )
             for name, content in contents.items()
         }
-        found = self._attempt(
-            _call, self._client, PARTY + SEND, [pushed.SerializeToString(), *_fitting(parts, ANSWER_BYTES)]
-        )
-        response = PushMessagesResponse.FromString(found[0])
-        for name in response.objects_to_push:
-            parts[name].session_id = response.session_id
-            if not self._attempt(self._client.PushObject, parts[name]).stored:
+        while len(parts := _fitting(left, ANSWER_BYTES)) < len(left):
+            found = self._attempt(_call, self._client, PARTY + SEND, [announced, *parts])
+            missing = set(PushMessagesResponse.FromString(found[0]).objects_to_push)
+            if not parts or missing >= left.keys():
                 raise PartsMissing("the server did not take a part of the answer")
+            left = {name: part for name, part in left.items() if name in missing}
+        return [announced, *parts]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ Nobody may exhaust the memory, the disk or the connections of another by what th
 | a party | any other response | `PLAIN_BYTES` |
 | a party, the server | a message whose parts never arrive | `PART_SECONDS` |
 
-`ANSWER_BYTES` and `REQUESTS_BYTES` decide only how a message travels: objects beyond them are sent one by one, in
-Flower's way.
+`ANSWER_BYTES` and `REQUESTS_BYTES` decide only how a message travels: further objects of an answer are sent in further
+calls, and those of requests one by one, in Flower's way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUESTS_AT_ONCE = 32  # of one party; Flower's SuperNode sends a few objects in
 
 # Objects that travel together with their messages (`channel`, `channel_clients`)
 RESPONSE_BYTES = 2**26  # of the objects in one response of the SuperLink
-ANSWER_BYTES = BODY_BYTES - 2 * LIST_BYTES  # of the objects that a party sends with its answer
+ANSWER_BYTES = BODY_BYTES - 2 * LIST_BYTES  # of the objects that a party sends in one call
 REQUESTS_BYTES = 2**26  # of the objects that the server sends with its requests
 
 # Messages and responses that a party or the server reads (`download`)

@@ -31,6 +31,7 @@ from .download import limit_responses
 from .limits import PLAIN_BYTES, MessageLimits
 
 if TYPE_CHECKING:
+    from flwr.app import Message
     from flwr.clientapp import ClientApp
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
@@ -85,11 +86,14 @@ def run_supernode(
         node = connection[0]
         channel = PartyChannel(fleet, node, allowed)
         _LOG.info("node %s waits for requests from %s", node, superlink)
+        reply: Message | None = None
         while True:
-            began = time.monotonic()
+            began, answer, reply = time.monotonic(), reply, None
             try:
-                answered = _exchange(app, channel, node, dict(node_config), signals)
-                if not answered and time.monotonic() < began + _PAUSE:
+                message = channel.receive(answer)
+                if message is not None:
+                    reply = _answered(app, message, node, dict(node_config), signals)
+                elif answer is None and time.monotonic() < began + _PAUSE:
                     time.sleep(_PAUSE)
             except RunNotRunningException:
                 time.sleep(_PAUSE)
@@ -117,24 +121,19 @@ def limited_client(allowed: MessageLimits) -> type[FleetHttpClient]:
     return Limited
 
 
-def _exchange(app: ClientApp, channel: PartyChannel, node: int, node_config: dict[str, Any], signals: _Signals) -> bool:
-    """Answer one request; False if there is none."""
+def _answered(app: ClientApp, message: Message, node: int, node_config: dict[str, Any], signals: _Signals) -> Message:
+    """The answer to a request."""
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.common.constant import ErrorCode
 
-    message = channel.receive()
-    if message is None:
-        return False
     run, name = message.metadata.run_id, message.metadata.message_id
     with signals.later():
         try:
-            reply = app(message, Context(run, node, node_config, RecordDict(), run_config={}))
+            return app(message, Context(run, node, node_config, RecordDict(), run_config={}))
         except Exception as error:  # the process continues after any error of the party's code
             _LOG.error("request %s failed: %s", name[:12], _shown(error))
             # The server does not learn what went wrong.
-            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
-    channel.send(reply)
-    return True
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the party failed"), reply_to=message)
 
 
 @contextmanager

@@ -268,11 +268,10 @@ class SumCoordinator(FederatedRun):
                 raise WireError("it names another run or party")
             if isinstance(message, Refusal):
                 return self._refused(node, message.reason)
-            content = message.content.tobytes()
-            answers = decode_answers(content)
+            answers = decode_answers(message.content.tobytes())
         except (WireError, Refused) as error:
             return self.fault(node, str(error))
-        self.server.receive(self.parties.index(node), content)
+        self.server.take(self.parties.index(node), answers)
         while self.server.reports:
             report = self.server.reports.popleft()
             self.journal.note("report", round=self.round, party=node, attempt=report.attempt, what=report.what)

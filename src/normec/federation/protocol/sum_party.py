@@ -29,7 +29,7 @@ from ..secure_sum.keys import Identity
 from ..secure_sum.refusals import Refused
 from ..secure_sum.roster import Roster
 from ..secure_sum.terms import Terms
-from ..secure_sum.wire import Invitation, attempt_of, decode_answers, decode_requests, encode
+from ..secure_sum.wire import Invitation, attempt_of, decode_requests, encode
 from ..secure_sum.wire import Refusal as SumRefusal
 from .client_message import in_words
 from .departure import left
@@ -111,20 +111,19 @@ class SumParty:
 
     def _exchanged(self, request: SumRequest) -> bytes:
         """The bytes of an answer, which may be a refusal of the secure sum."""
-        data = request.content.tobytes()
         attempt = 0
         try:
-            requests = decode_requests(data)
+            requests = decode_requests(request.content.tobytes())
             attempt = attempt_of(requests[0])
             party = self._party(request, requests[0])
         except Refused as refused:
             self._note(request, refused.reason, refused.exact)
             return encode((SumRefusal(attempt, refused.reason),))
-        answer = party.answer(data)
-        for part in decode_answers(answer):
+        answers = party.answers(requests)
+        for part in answers:
             if isinstance(part, SumRefusal):
                 self._note(request, part.reason, f"attempt {part.attempt}; see the party's log")
-        return answer
+        return encode(answers)
 
     def _note(self, request: SumRequest, reason: str, exact: str) -> None:
         logging.getLogger("normec").warning("secure sum refused (%s): %s", reason, exact)

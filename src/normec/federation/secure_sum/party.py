@@ -241,8 +241,12 @@ class Party:
             requests = decode_requests(data)
         except Refused as refused:
             return encode((_refusal(0, refused),))
+        return encode(self.answers(requests))
+
+    def answers(self, requests: Sequence[Request]) -> tuple[Answer, ...]:
+        """The answers to requests that were read already."""
         with self._one_at_a_time:  # two threads must not make two vectors for one task
-            return encode(tuple(self._answered(request) for request in requests))
+            return tuple(self._answered(request) for request in requests)
 
     def _answered(self, request: Request) -> Answer:
         try:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -343,19 +343,23 @@ class Server:
         except Refused as refused:
             self._report(party, f"sent a message that cannot be read: {refused.exact}")
             return
+        self.take(party, answers)
+
+    def take(self, party: int, answers: Sequence[Answer]) -> None:
+        """Take answers that were read already."""
         for answer in answers:
             attempt = self._find(answer.attempt)
             if attempt is None:
                 self._report(party, f"sent a late {type(answer).__name__} of attempt {answer.attempt}")
             else:
-                self._take(party, answer, attempt)
+                self._take_one(party, answer, attempt)
 
     def _find(self, number: int) -> _Attempt | None:
         if self.stage is Stage.REVEALS and number == self._statement.attempt:
             return self._attempt
         return next((one for one in (self._attempt, self._next) if one is not None and one.number == number), None)
 
-    def _take(self, party: int, answer: Answer, attempt: _Attempt) -> None:
+    def _take_one(self, party: int, answer: Answer, attempt: _Attempt) -> None:
         if isinstance(answer, Refusal):
             attempt.refused.add(party)
             self._report(party, f"refused: {answer.reason}")
