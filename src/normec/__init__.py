@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .training.options import Compute, Logging, Memory, Storage
     from .training.run import Run
     from .training.saved_run import SavedRun, load
+    from .training.suggestion import PublicFacts, SuggestedSetting, Suggestion, suggest
     from .training.train import train
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ _HOME = {
     "training.options": ("Compute", "Logging", "Memory", "Storage"),
     "training.run": ("Run",),
     "training.saved_run": ("SavedRun", "load"),
+    "training.suggestion": ("PublicFacts", "SuggestedSetting", "Suggestion", "suggest"),
     "training.train": ("train",),
 }
 _PACKAGES = ("data", "distributed", "federation", "models", "privacy", "theory", "trackers")
@@ -90,6 +92,7 @@ __all__ = [
     "Poisson",
     "Privacy",
     "Problem",
+    "PublicFacts",
     "RandK",
     "Run",
     "SavedRun",
@@ -97,9 +100,12 @@ __all__ = [
     "ServerOptimizer",
     "SmoothedNorm",
     "Storage",
+    "SuggestedSetting",
+    "Suggestion",
     "TopK",
     "UsageError",
     "load",
+    "suggest",
     "train",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,16 +206,16 @@ def test_a_file_of_another_user_is_named(copied: Path, name: str, capsys: pytest
         os.chown(path, 65534, 65534)
     os.chown(copied / name, 0, 0)
     (copied / name).chmod(0o600)
-    for folder in (copied, *copied.parents):
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == 0 and str(folder).startswith("/tmp/pytest"):
-            folder.chmod(0o755)
-    os.seteuid(65534)
-    try:
-        capsys.readouterr()
-        code = command(["train", *WORDS, "--out", str(copied)])
-        said = capsys.readouterr().err
-    finally:
-        os.seteuid(0)
+    with tempfile.TemporaryDirectory() as open_to_all:  # another start of pytest closes its own folders to others
+        Path(open_to_all).chmod(0o755)
+        moved = copied.rename(Path(open_to_all) / "run")
+        os.seteuid(65534)
+        try:
+            capsys.readouterr()
+            code = command(["train", *WORDS, "--out", str(moved)])
+            said = capsys.readouterr().err
+        finally:
+            os.seteuid(0)
     assert code in (1, 2)
     assert said.count("\n") == 1
     assert name in said

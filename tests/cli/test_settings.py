@@ -30,6 +30,11 @@ FLAGS = {
         "--settings",
     },
     "compare": {*SHARED, "--config", "--by"},
+    "suggest": {
+        *("--set", "--data", "--data-dir", "--target", "--data-schema", "--split", "--model", "--clients", "--method"),
+        *("--rounds", "--private", "--no-privacy", "--epsilon", "--delta", "--unit", "--relation", "--trust", "--seed"),
+        "--json",
+    },
     "theory plan": {
         *("--set", "--data", "--data-dir", "--split", "--model", "--clients", "--alpha", "--beta", "--rounds"),
         *("--private", "--no-privacy", "--epsilon", "--delta", "--relation", "--trust", "--seed", "--json"),

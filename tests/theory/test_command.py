@@ -56,6 +56,8 @@ def test_plan_promises_and_says_when_empty(tmp_path: Path) -> None:
     assert not private["useful"]
     assert private["sigma"] > 0
     assert "promise is empty" in private["verdict"]
+    shown = [normec(*common[:-1], *more, cwd=tmp_path).stdout for more in (("--rounds", "500"), ("--epsilon", "8"))]
+    assert [("settings: " in text, "normec suggest" in text) for text in shown] == [(True, False), (False, True)]
 
 
 def test_verify_writes_a_table_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

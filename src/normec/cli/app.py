@@ -13,7 +13,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError
-from . import compare, data, federation, privacy, report, results, sweep, tag, theory, train, ui
+from . import compare, data, federation, privacy, report, results, suggest, sweep, tag, theory, train, ui
 from . import options as o
 from .output import printable
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 o.command(app, "train")(train.train)
+o.command(app, "suggest", only=suggest.SETTINGS)(suggest.suggest)
 o.command(app, "compare", without=("method", "lr"))(compare.compare)
 app.command("sweep")(sweep.sweep)
 app.command("results")(results.results)

@@ -24,18 +24,18 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def show(rows: Sequence[Sequence[str]], columns: Sequence[str] = (), title: str = "") -> None:
+def show(rows: Sequence[Sequence[str]], columns: Sequence[str] = (), title: str = "", wrapped: bool = False) -> None:
     """Print a table of `rows` under `columns`; a column whose name starts with '>' is aligned to the right.
 
-    Without a terminal the table is 160 characters wide.
+    Without a terminal the table is 160 characters wide. If the last column is `wrapped`, it may have several lines.
     """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=_text(title) if title else None, show_header=bool(columns))
-    for name in columns:
-        head = _text(name.removeprefix(">"))
-        table.add_column(head, justify="right" if name.startswith(">") else "left", no_wrap=True)
+    for number, name in enumerate(columns, 1):
+        head, one_line = _text(name.removeprefix(">")), not (wrapped and number == len(columns))
+        table.add_column(head, justify="right" if name.startswith(">") else "left", no_wrap=one_line)
     for row in rows:
         table.add_row(*map(_text, row))
     Console(width=None if sys.stdout.isatty() else 160).print(table)

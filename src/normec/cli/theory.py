@@ -102,7 +102,12 @@ def plan(
     print(found.proposal.verdict())
     for note in facts["notes"]:
         print(f"note: {note}")
-    print(f"settings: {found.command()}")
+    if found.proposal.useful:
+        print(f"settings: {found.command()}")
+    else:
+        print(
+            "No settings are proposed, because the theory knows none. `normec suggest` has settings that were tested."
+        )
 
 
 @app.command("verify")
