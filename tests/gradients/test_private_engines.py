@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -279,6 +279,20 @@ class MixingMode(TorchDispatchMode):
         return MixedValues.forward(found) if func is torch.ops.aten.abs.default else found
 
 
+class MixingTensor(Tensor):
+    """Ones, by which everything may be multiplied that is mixed then."""
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> MixingTensor:
+        made: MixingTensor = Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)  # type: ignore[attr-defined]
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen = next(one for one in args if not isinstance(one, MixingTensor))
+        return MixedValues.forward(seen) if func is torch.ops.aten.mul.Tensor else seen
+
+
 class Indirect(Head):
     """Code that sees what vmap hides, and is not called by the model itself."""
 
@@ -302,6 +316,8 @@ class Indirect(Head):
         elif self.way == "saved":
             with torch.autograd.graph.saved_tensors_hooks(MixedValues.forward, lambda held: held):
                 y = y.square()
+        elif self.way == "tensor":
+            y = y * MixingTensor(torch.ones(CLASSES, dtype=x.dtype))
         else:
             with MixingMode():
                 y = y.abs()
@@ -309,7 +325,7 @@ class Indirect(Head):
 
 
 @pytest.mark.parametrize("engine", ["shared", "batched"])
-@pytest.mark.parametrize("way", ["function", "backward", "hook", "callable", "saved", "mode"])
+@pytest.mark.parametrize("way", ["function", "backward", "hook", "callable", "saved", "mode", "tensor"])
 def test_no_indirect_code_of_the_user_sees_several_clients(way: str, engine: str) -> None:
     _, plain = gradients(built(seeded(lambda: Indirect(way)), loss=outlying), engine)
     _, moved = gradients(built(seeded(lambda: Indirect(way)), outlier=4, loss=outlying), engine)
@@ -317,7 +333,44 @@ def test_no_indirect_code_of_the_user_sees_several_clients(way: str, engine: str
     assert torch.equal(plain[others], moved[others])
 
 
-@pytest.mark.parametrize("way", ["function", "backward", "hook", "callable", "mode"])
+class Watched(Tensor):
+    """Records whose functions see what a run computes with them."""
+
+    seen: ClassVar[list[int]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            cls.seen += [len(one) for one in args if isinstance(one, Tensor) and one.ndim]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Fetched(TensorDataset):
+    """Items are fetched one by one."""
+
+
+@pytest.mark.parametrize(("kind", "engine"), [(TensorDataset, "shared"), (Fetched, "loop")])
+def test_the_class_of_the_records_sees_nothing_of_a_run(kind: type[TensorDataset], engine: str) -> None:
+    draw = torch.Generator().manual_seed(1)
+    sets = [
+        kind(torch.rand(10, FEATURES, generator=draw).as_subclass(Watched), torch.zeros(10, dtype=torch.int64))
+        for _ in range(CLIENTS)
+    ]
+    Watched.seen.clear()
+    problem = Problem(seeded(lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES))), F.cross_entropy, sets)
+    name, rows = gradients(problem)
+    assert name == engine
+    assert float(rows.norm()) > 0
+    assert all(count <= 10 for count in Watched.seen)  # at most one client, when its records are read
+
+
+def test_records_that_are_no_tensors_without_their_class_are_refused() -> None:
+    sets = [TensorDataset(MixingTensor(torch.rand(10, FEATURES)), torch.zeros(10, dtype=torch.int64))] * 2
+    with pytest.raises(UsageError, match="the class MixingTensor; give them as plain tensors"):
+        Problem(Head(), F.cross_entropy, sets)
+
+
+@pytest.mark.parametrize("way", ["function", "backward", "hook", "callable", "mode", "tensor"])
 def test_no_indirect_code_of_the_user_sees_several_records(way: str) -> None:
     problem = built(seeded(lambda: Indirect(way)), loss=outlying)
     with pytest.raises(UsageError, match="would see several clients or records together"):

@@ -1,8 +1,9 @@
 """Code of the user's own that vmap would show several clients, or several records, together.
 
 vmap shows a model one client or record at a time, with a few exceptions: the `vmap` method of an `autograd.Function`,
-the rule of an operator of `torch.library` (`register_vmap`), a `TorchDispatchMode`, and hooks for saved tensors. They
-are called with all clients, and may mix them for some values only, which no comparison on a few records notices.
+the rule of an operator of `torch.library` (`register_vmap`), a `TorchDispatchMode`, a class of tensors with a
+`__torch_dispatch__` of its own, and hooks for saved tensors. They are called with all clients, and may mix them for
+some values only, which no comparison on a few records notices.
 
 A rule can be called from anywhere: from a function that has no such rule itself, from a backward pass, from a hook. So
 it is refused where PyTorch is about to call it, and not where the model calls the function.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from typing import Any, Self
@@ -67,10 +68,13 @@ class RefuseOwnVmapRules(TorchFunctionMode):
         self._stack.close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = _own_kernel(func)
+        name, kwargs = _own_kernel(func), kwargs or {}
         if name is not None:
             raise self._error(_reason(name))
-        return func(*args, **(kwargs or {}))
+        for tensor in _tensors((*args, *kwargs.values())):
+            if _has_own_dispatch(tensor):
+                raise self._error(_dispatch_reason(tensor))
+        return func(*args, **kwargs)
 
     def check_rule(self, function: Any) -> None:
         """Raise the error if this function's own vmap rule must not be called."""
@@ -81,6 +85,29 @@ class RefuseOwnVmapRules(TorchFunctionMode):
 
     def check_mode(self) -> None:
         raise self._error(_MODES)
+
+
+def _has_own_dispatch(tensor: Tensor) -> bool:
+    """Whether operations on a tensor call the `__torch_dispatch__` of its class, under vmap with all clients."""
+    kind = type(tensor)
+    return kind is not Tensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _dispatch_reason(tensor: Tensor) -> str:
+    """Return why a tensor with a `__torch_dispatch__` of its own is not used, and what to do."""
+    return (
+        f"the __torch_dispatch__ of {type(tensor).__name__} would see several clients or records together; use plain "
+        "tensors"
+    )
+
+
+def _tensors(given: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments of a function, also those in lists."""
+    for one in given:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
 
 
 def _own_kernel(func: Any) -> str | None:

@@ -64,6 +64,7 @@ class BatchForm:
         if isinstance(batch, Mapping):
             batch = dict(batch)  # a batch of a tokenizer, for example, is no dict
         _check_leaves(batch, count, client)
+        batch = tree_map(plain, batch)
         if self.whole:
             return batch, NO_TARGETS
         if isinstance(batch, Mapping):
@@ -89,6 +90,23 @@ class BatchForm:
                 "target=…"
             )
         return found[0]
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return a tensor of records without a class of its own.
+
+    Operations on it would call functions of its class, with the records of several clients where an engine computes
+    them together.
+
+    Raises:
+        UsageError: The tensor has no data without its class.
+    """
+    if type(tensor) is Tensor:
+        return tensor
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise UsageError(f"the records are of the class {type(tensor).__name__}; give them as plain tensors")
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
 
 
 def length(dataset: Dataset[Any]) -> int:

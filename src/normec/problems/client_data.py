@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from ..errors import UsageError
 from ..sampling.random_streams import seed_generators
-from .batch_form import BatchForm, Collate, Tree, is_pair, leaves_of, length, moved
+from .batch_form import BatchForm, Collate, Tree, is_pair, leaves_of, length, moved, plain
 from .objective import checksum
 
 Batch = tuple[Tree, Tree]
@@ -168,14 +168,14 @@ def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None) -> R
     found = [item for item in resident if item is not None]
     first = found[0][0]
     if all(base is first for base, _ in found):
-        inputs, targets = first.tensors
+        inputs, targets = map(plain, first.tensors)
         return _checked(ResidentRecords(inputs, targets, [rows for _, rows in found]))
     for client, (base, _) in enumerate(found):
         shapes = [list(tensor.shape[1:]) for tensor in base.tensors]
         if shapes != [list(tensor.shape[1:]) for tensor in first.tensors]:
             raise UsageError(f"the records of client {client} have shapes {shapes}, other than those of client 0")
-    inputs = torch.cat([base.tensors[0][rows] for base, rows in found])
-    targets = torch.cat([base.tensors[1][rows] for base, rows in found])
+    inputs = torch.cat([plain(base.tensors[0])[rows] for base, rows in found])
+    targets = torch.cat([plain(base.tensors[1])[rows] for base, rows in found])
     cuts = torch.tensor([len(rows) for _, rows in found]).tolist()
     return _checked(ResidentRecords(inputs, targets, torch.arange(len(inputs)).split(cuts)))
 
