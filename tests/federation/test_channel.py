@@ -51,7 +51,7 @@ class SuperLink:
         self.calls: Counter[str] = Counter()
         app = create_app()
         self.channel, self.state = Channel(app), app.state.linkstate_factory.state()
-        port = access_control.OwnerAndParties(self.channel, partial(access_control._signed, app))
+        port = self.port = access_control.OwnerAndParties(self.channel, partial(access_control._signed, app))
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             self.calls[scope.get("path", "")] += 1
@@ -374,6 +374,52 @@ def test_a_list_that_repeats_itself_harms_only_its_sender(
     server._closed.set()
     with pytest.raises((WireError, PartsMissing)):
         server.open(arrivals[sent[0]])
+
+
+class NotRead(Exception):  # noqa: N818  (the test goes on)
+    pass
+
+
+def call_without_reading(client: Any, parts: list[bytes], held: list[Any]) -> None:
+    """Ask for the next request, and read the first bytes of the response only."""
+    send = client._client.send
+
+    def without_reading(request: Any, **_: Any) -> None:
+        held.append(send(request, stream=True))
+        raise NotRead
+
+    client._client.send = without_reading
+    try:
+        with pytest.raises(NotRead):
+            _call(client, access_control.PARTY + "receive", parts)
+    finally:
+        client._client.send = send
+
+
+def test_responses_that_a_party_does_not_read_count_as_its_requests(
+    superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The web server keeps them in memory: 24 MB each here, on any number of connections."""
+    monkeypatch.setattr(access_control, "REQUESTS_AT_ONCE", 2)
+    numbers = 3_000_000
+    server, (node, party, client) = superlink.serve(numbers), superlink.party(numbers)
+    server.send([request(node, vector(0, numbers))])
+    asked, held = [b"100000000", party._process, b""], list[Any]()
+    for _ in range(2):
+        call_without_reading(client, asked, held)
+    with pytest.raises(httpx.HTTPStatusError, match="429"):
+        _call(client, access_control.PARTY + "receive", asked)
+    for response in held:
+        response.close()
+    wait_for(lambda: not superlink.port._open[node], "the end of the calls")
+    monkeypatch.setattr(access_control, "SENT_SECONDS", 0.2)
+    call_without_reading(client, asked, held)
+    wait_for(lambda: not superlink.port._open[node], "the end of a call whose response is not read")
+    held[-1].close()
+    monkeypatch.setattr(access_control, "SENT_SECONDS", 120.0)
+    found = party.receive()
+    assert found is not None
+    assert np.array_equal(from_records(found.content)["x"], vector(0, numbers))
 
 
 def test_nobody_acts_as_the_server_without_its_token(superlink: SuperLink) -> None:

@@ -15,7 +15,8 @@ from outside, and they come from the container's address.
 `OwnerAndParties` also admits parties to the fleet interface and to their side of `channel`. Flower reads a whole
 request before it checks who sent it, and believes a party about the sender of a message. Here the signature is checked
 first, the bytes, the time and the number of a party's requests are limited (`limits`), and a party can only push
-answers of its own.
+answers of its own. A response is sent part by part: the web server would keep one that the party does not read, and the
+request would be over and no longer count.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import Any
 from ...errors import UsageError
 from ...system.connections import TABLES, available, connection_owner, plain_address
 from ...system.files import PRIVATE_FILE
-from .limits import BODY_BYTES, BODY_SECONDS, LIST_BYTES, REQUESTS_AT_ONCE
+from .limits import BODY_BYTES, BODY_SECONDS, LIST_BYTES, REQUESTS_AT_ONCE, SENT_BYTES, SENT_SECONDS
 
 FLEET = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
 PUSH = FLEET + "push-messages"
@@ -129,7 +130,12 @@ class OwnerAndParties(OwnerOnly):
         elif path == PUSH and not own_answers(body, node):
             await _refuse(send, 403, "a party may only push answers of its own")
         else:
-            await self._app({**scope, NODE: node}, _replayed(body, receive), send)
+            parts = _PartByPart(send)
+            try:
+                await self._app({**scope, NODE: node}, _replayed(body, receive), parts)
+            except Exception:
+                if not parts.unread:
+                    raise  # otherwise the web server closes the connection
 
 
 def from_owner(scope: Scope, hosts: Collection[str]) -> bool:
@@ -184,6 +190,27 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return left.pop() if left else await receive()
 
     return again
+
+
+class _PartByPart:
+    """Sends a response in parts, each after the party has read those before it. Ends if it does not read them."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self.unread = send, False
+
+    async def __call__(self, message: Any) -> None:
+        body, parts = message.get("body", b""), [message]
+        if len(body) > SENT_BYTES:
+            cuts = range(0, len(body), SENT_BYTES)
+            parts = [{**message, "body": body[cut : cut + SENT_BYTES], "more_body": True} for cut in cuts]
+            parts[-1]["more_body"] = message.get("more_body", False)
+        for part in parts:
+            try:
+                async with asyncio.timeout(SENT_SECONDS):
+                    await self._send(part)  # waits while the web server still has much to send
+            except TimeoutError:
+                self.unread = True
+                raise
 
 
 async def _refuse(send: Send, status: int, why: str) -> None:

@@ -6,6 +6,7 @@ Nobody may exhaust the memory, the disk or the connections of another by what th
 | --- | --- | --- |
 | the SuperLink's memory | a party | `BODY_BYTES`, `LIST_BYTES` and `CALL_PARTS` of a request, `REQUESTS_AT_ONCE` |
 | the SuperLink's connections | a party that sends slowly | `BODY_SECONDS` |
+| the SuperLink's memory | a party that does not read responses | `SENT_BYTES` and `SENT_SECONDS` |
 | the SuperLink's disk | a party | `LIST_BYTES`: Flower accepts one answer to a request, with the objects on its list |
 | the SuperLink's memory | a response with many messages | `RESPONSE_BYTES` |
 | a party, the server | a message | `MessageLimits`: its bytes, its objects and the responses that bring it |
@@ -26,6 +27,8 @@ BODY_SECONDS = 120.0  # time in which the body of a request must arrive: 8 MiB a
 LIST_BYTES = 2**16  # of the list of an answer's objects: about a thousand of them
 CALL_PARTS = 2**10  # parts of a call of the channel
 REQUESTS_AT_ONCE = 32  # of one party; Flower's SuperNode sends a few objects in parallel
+SENT_BYTES = 2**18  # of a response that are sent before the party has read what came before them
+SENT_SECONDS = 120.0  # time in which a party must read so many bytes
 
 # Objects that travel together with their messages (`channel`, `channel_clients`)
 RESPONSE_BYTES = 2**26  # of the objects in one response of the SuperLink
