@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -330,6 +331,25 @@ def test_a_party_answers_nothing_in_the_name_of_others(superlink: SuperLink) -> 
     assert [arrival.sender for arrival in server.receive([sent])] == [node]
 
 
+def test_a_party_does_not_make_the_server_receive_half_of_anothers_answer(superlink: SuperLink) -> None:
+    server, (node, party, client), (other, _, hostile) = superlink.serve(), superlink.party(), superlink.party()
+    (sent,) = server.send([request(node, vector(0))])
+    found = party.receive()
+    announced, *parts = party._last_part(answer(found, vector(1)))
+    _call(client, access_control.PARTY + "send", [announced, parts[0]])
+    message, tree, _ = _taken_apart(answer(found, vector(2)))
+    message.metadata.src_node_id = other
+    pushed = PushMessagesRequest(node=Node(node_id=other), messages_list=[message], message_object_trees=[tree])
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(server.receive, [sent])
+        wait_for(lambda: len(superlink.channel._waiting) == 1, "the server's call")
+        _call(hostile, access_control.PARTY + "send", [pushed.SerializeToString()])
+        _call(client, access_control.PARTY + "send", [announced, *parts])
+        (arrival,) = waiting.result()
+    assert arrival.sender == node
+    assert len(arrival.contents) == len(parts)
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -376,24 +396,25 @@ def test_a_list_that_repeats_itself_harms_only_its_sender(
         server.open(arrivals[sent[0]])
 
 
-class NotRead(Exception):  # noqa: N818  (the test goes on)
-    pass
-
-
-def call_without_reading(client: Any, parts: list[bytes], held: list[Any]) -> None:
+def call_without_reading(superlink: SuperLink, client: Any, parts: list[bytes]) -> socket.socket:
     """Ask for the next request, and read the first bytes of the response only."""
+    kept: list[Any] = []
     send = client._client.send
-
-    def without_reading(request: Any, **_: Any) -> None:
-        held.append(send(request, stream=True))
-        raise NotRead
-
-    client._client.send = without_reading
+    client._client.send = kept.append
     try:
-        with pytest.raises(NotRead):
+        with pytest.raises(AttributeError):  # there is no response
             _call(client, access_control.PARTY + "receive", parts)
     finally:
         client._client.send = send
+    (made,) = kept
+    lines = [f"POST {made.url.path} HTTP/1.1", *(f"{name}: {value}" for name, value in made.headers.items()), "", ""]
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+    host, port = superlink.address.split(":")
+    opened.connect((host, int(port)))
+    opened.sendall("\r\n".join(lines).encode() + made.content)
+    assert opened.recv(12) == b"HTTP/1.1 200"
+    return opened
 
 
 def test_responses_that_a_party_does_not_read_count_as_its_requests(
@@ -404,18 +425,16 @@ def test_responses_that_a_party_does_not_read_count_as_its_requests(
     numbers = 3_000_000
     server, (node, party, client) = superlink.serve(numbers), superlink.party(numbers)
     server.send([request(node, vector(0, numbers))])
-    asked, held = [b"100000000", party._process, b""], list[Any]()
-    for _ in range(2):
-        call_without_reading(client, asked, held)
+    asked = [b"100000000", party._process, b""]
+    held = [call_without_reading(superlink, client, asked) for _ in range(2)]
     with pytest.raises(httpx.HTTPStatusError, match="429"):
         _call(client, access_control.PARTY + "receive", asked)
-    for response in held:
-        response.close()
+    for opened in held:
+        opened.close()
     wait_for(lambda: not superlink.port._open[node], "the end of the calls")
     monkeypatch.setattr(access_control, "SENT_SECONDS", 0.2)
-    call_without_reading(client, asked, held)
-    wait_for(lambda: not superlink.port._open[node], "the end of a call whose response is not read")
-    held[-1].close()
+    with call_without_reading(superlink, client, asked):
+        wait_for(lambda: not superlink.port._open[node], "the end of a call whose response is not read")
     monkeypatch.setattr(access_control, "SENT_SECONDS", 120.0)
     found = party.receive()
     assert found is not None

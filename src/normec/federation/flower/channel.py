@@ -80,7 +80,8 @@ class Channel:
         self._waiting: set[_Waiting] = set()
         self._unconfirmed: dict[int, tuple[bytes, PullMessagesResponse]] = {}
         self._confirming = threading.Lock()
-        self._incomplete: dict[str, _Incomplete] = {}  # by the name of the request
+        # By the name of the request and the number of the party that answers it; changed by the event loop alone.
+        self._incomplete: dict[tuple[str, int], _Incomplete] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -155,11 +156,10 @@ class Channel:
         pushed = PushMessagesRequest.FromString(given[0])
         (message,) = pushed.messages_list
         about = message.metadata
-        request = about.reply_to_message_id
+        key = about.reply_to_message_id, node
 
         def store() -> PushMessagesResponse:
             state = self._state()
-            self._incomplete[request] = _Incomplete(None, time.monotonic() + PART_SECONDS)
             answer = fleet_handlers.push_messages(pushed, state)
             for part in map(PushObjectRequest.FromString, given[1:]):
                 part.run_id, part.session_id = about.run_id, answer.session_id
@@ -169,15 +169,16 @@ class Channel:
             return answer
 
         missing: tuple[str, ...] = ()
+        self._incomplete[key] = _Incomplete(None, time.monotonic() + PART_SECONDS)
         try:
             answer = await run_in_threadpool(store)
             missing = tuple(answer.objects_to_push)
         finally:
-            self._incomplete.pop(request, None)
+            self._incomplete.pop(key, None)
             if missing:
                 now = time.monotonic()
                 self._incomplete = {name: one for name, one in self._incomplete.items() if now < one.until}
-                self._incomplete[request] = _Incomplete(missing, now + PART_SECONDS)
+                self._incomplete[key] = _Incomplete(missing, now + PART_SECONDS)
         if not missing:
             self._wake([(SERVER, about.run_id)])
         return answer
@@ -245,9 +246,8 @@ class Channel:
     def _held_back(self, state: Any, requests: set[str]) -> set[str]:
         """The requests whose answers have begun to arrive and are not whole yet."""
         found = set()
-        for name in requests:
-            one = self._incomplete.get(name)
-            if one is None or time.monotonic() >= one.until:
+        for (name, _), one in list(self._incomplete.items()):
+            if name not in requests or time.monotonic() >= one.until:
                 continue
             if one.missing is None or not all(map(state.object_store.get, one.missing)):
                 found.add(name)
