@@ -84,6 +84,23 @@ def test_a_connection_of_another_user_is_not_ours() -> None:
                 assert connections.connection_owner(address, served.getsockname()) == NOBODY
 
 
+@pytest.mark.parametrize(("mapped", "known"), [("0 0 4294967295\n", True), ("0 1000 1\n1 100000 65536\n", False)])
+def test_users_without_a_number_in_a_container_are_not_taken_for_nobody(
+    mapped: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a user namespace the kernel gives all of them the number of one user, as whom the program itself may run."""
+    (tmp_path / "uid_map").write_text(mapped)
+    (tmp_path / "overflowuid").write_text(f"{os.getuid()}\n")
+    monkeypatch.setattr(connections, "USER_MAP", tmp_path / "uid_map")
+    monkeypatch.setattr(connections, "OVERFLOW_USER", tmp_path / "overflowuid")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+    ):
+        found = connections.connection_owner(client.getsockname(), listening.getsockname())
+    assert found == (os.getuid() if known else None)
+
+
 def test_a_line_that_the_kernel_skipped_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([None, 7])
     monkeypatch.setattr(connections, "_asked", _not_allowed)

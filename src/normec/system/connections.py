@@ -18,9 +18,12 @@ from pathlib import Path
 Address = tuple[str, int]
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+USER_MAP, OVERFLOW_USER = Path("/proc/self/uid_map"), Path("/proc/sys/kernel/overflowuid")
 LOOKS = 3  # readings of the tables, which may skip a line while connections open and close
 _SECONDS = 5.0  # for the kernel's answer, which comes at once
 _ESTABLISHED = 1
+_ALL_USERS = 2**32 - 1  # numbers of users
+_NOBODY = 65534
 # From linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h. The ports and addresses are in the order of the
 # network, everything else in that of the machine.
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2
@@ -40,15 +43,16 @@ def connection_owner(client: Address, server: Address) -> int | None:
     """The user whose process holds the end `client` of a connection to `server`.
 
     Returns:
-        The number of the user; None if the connection is closed, or its other end is on another machine.
+        The number of the user; None if the connection is closed, its other end is on another machine, or the user has
+        no number here.
     """
     try:
-        return _asked(client, server)
+        found = _asked(client, server)
     except (_NoAnswer, OSError):
         found = None
         for _ in range(LOOKS):
             found = _listed_owner(client, server) if found is None else found
-        return found
+    return None if found == _unmapped_user() else found
 
 
 def available() -> bool:
@@ -65,6 +69,20 @@ def plain_address(host: str) -> IPAddress:
     found = ipaddress.ip_address(host.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return mapped or found
+
+
+def _unmapped_user() -> int | None:
+    """The number that the kernel gives all users who have none in this user namespace; None if every user has one.
+
+    It is usually 65534, which is also the number of the user "nobody", as whom programs in containers often run.
+    """
+    try:
+        spans = [line.split() for line in USER_MAP.read_text(encoding="ascii").splitlines()]
+        if sum(int(count) for _, _, count in spans) >= _ALL_USERS:
+            return None
+        return int(OVERFLOW_USER.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return _NOBODY
 
 
 def _asked(client: Address, server: Address) -> int | None:
