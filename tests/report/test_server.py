@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +49,23 @@ def get(server: Server, path: str, host: str | None = None) -> tuple[int, bytes,
 
 def changes(server: Server, token: str = "") -> dict[str, Any]:
     return dict(json.loads(get(server, f"/api/runs?since={token}")[1]))
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or os.getuid() != 0, reason="only root can become another user"
+)
+def test_other_users_of_the_machine_see_no_runs(server: Server) -> None:
+    os.seteuid(65534)  # a socket belongs to the user who created it
+    try:
+        caller = socket.socket()
+    finally:
+        os.seteuid(0)
+    with caller:
+        caller.settimeout(LIMIT)
+        caller.connect(server.server_address)
+        caller.sendall(f"GET /rows/private HTTP/1.0\r\nHost: {server.address[7:-1]}\r\n\r\n".encode())
+        assert caller.makefile("rb").readline().split()[1] == b"403"
+    assert get(server, "/rows/private")[0] == 200
 
 
 def test_every_page_is_served_under_a_strict_policy(server: Server) -> None:

@@ -1,19 +1,23 @@
 """The live page: a small server for this machine only that lists runs and follows them while they train.
 
 It reads and never writes, answers on 127.0.0.1 to requests that name it so (no other site can reach it through the
-browser), and serves no file by its path: runs are found by walking below the root, assets by their names.
+browser), and serves no file by its path: runs are found by walking below the root, assets by their names. On Linux it
+answers its own user alone, because the files of private runs are readable by their owner alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import UsageError
+from ..system.connections import available, connection_owner
 from . import document, page, run_page
 from .charts import thinned
 from .html import e, plain
@@ -58,6 +62,7 @@ class Server(ThreadingHTTPServer):
         if not root.is_dir():
             raise UsageError(f"there is no folder {root}")
         self.listing = Listing(root)
+        self.knows_owners = sys.platform == "linux" and available()
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
@@ -79,6 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
         port = self.server.server_address[1]
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             return self._say(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 only")
+        if self.server.knows_owners and not self._from_owner():
+            return self._say(HTTPStatus.FORBIDDEN, "this server answers its own user only")
         try:
             self._answer()
         except BadQueryError as error:
@@ -90,6 +97,10 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # the border between one page and the server
             self._say(HTTPStatus.INTERNAL_SERVER_ERROR, f"this page cannot be made: {type(error).__name__}: {error}")
         return None
+
+    def _from_owner(self) -> bool:
+        """Whether the request comes from a process of the same user, or of root."""
+        return connection_owner(self.client_address, self.connection.getsockname()) in (0, os.getuid())
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing to the terminal."""
