@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -59,7 +61,11 @@ class Asked:
             if fleet
             else access_control.OwnerOnly(self._behind, hosts)
         )
-        finished(port(scope, self._receive, self._send))
+        with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
+            own, _ = listening.accept()
+            with own:
+                self.transport = SimpleNamespace(is_closing=lambda: False, get_extra_info=lambda _: own)
+                finished(port(scope, self._receive, self._send))
         self.status = int(self._said[0]["status"])
 
     async def _behind(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
@@ -277,6 +283,55 @@ def test_tests_without_tls_stay_on_the_loopback_interface(host: list[str]) -> No
 
 
 LIMIT = 60.0  # seconds, which only a hang reaches
+
+
+@linux
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_request_of_a_closed_connection_does_not_pass_for_one_of_the_next_user_of_its_port(loop: Any) -> None:
+    """The caller closes its connection while the server is busy, and a process of the owner gets the same port."""
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    called, busy, go = list[str](), threading.Event(), threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001
+        called.append(scope["path"])
+        if scope["path"] == "/busy":
+            busy.set()
+            go.wait(LIMIT)  # the whole event loop waits
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    def ask(caller: socket.socket, path: str) -> bytes:
+        caller.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        return caller.recv(2**12).split()[1]
+
+    def opened(port: int = 0) -> socket.socket:
+        made = socket.socket()
+        made.settimeout(LIMIT)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(("127.0.0.1", port))
+        made.connect(listening.getsockname())
+        return made
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(access_control.OwnerOnly(app), log_level="error", lifespan="off", ws="none", loop=loop)
+    server = uvicorn.Server(config)
+    with listening, ThreadPoolExecutor(2) as threads:
+        running = threads.submit(server.run, [listening])
+        with opened() as other, opened() as hostile:
+            assert ask(hostile, "/first") == b"200"
+            waiting = threads.submit(ask, other, "/busy")
+            assert busy.wait(LIMIT)
+            port = hostile.getsockname()[1]
+            hostile.sendall(b"GET /hostile HTTP/1.1\r\nhost: x\r\n\r\n")
+            hostile.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            hostile.close()  # with a reset, after which the port is free
+            with opened(port) as owner:
+                go.set()
+                assert waiting.result() == ask(owner, "/last") == b"200"
+        server.should_exit = True
+        running.result(LIMIT)
+    assert called == ["/first", "/busy", "/last"]
 
 
 class Served:

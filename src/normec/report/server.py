@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ..errors import UsageError
-from ..system.connections import available, connection_owner
+from ..system.connections import available, connection_owner, still_open
 from . import document, page, run_page
 from .charts import thinned
 from .html import e, plain
@@ -100,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _from_owner(self) -> bool:
         """Whether the request comes from a process of the same user, or of root."""
-        return connection_owner(self.client_address, self.connection.getsockname()) in (0, os.getuid())
+        owner = connection_owner(self.client_address, self.connection.getsockname())
+        return owner in (0, os.getuid()) and still_open(self.connection.fileno())
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing to the terminal."""

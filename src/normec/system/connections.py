@@ -55,6 +55,16 @@ def connection_owner(client: Address, server: Address) -> int | None:
     return None if found == _unmapped_user() else found
 
 
+def still_open(descriptor: int) -> bool:
+    """Whether a TCP socket of this process is connected at both ends.
+
+    Ask it about the own end of a connection after `connection_owner`: otherwise a caller could send a request and close
+    the connection, and a process of another user could then connect from the same port and pass for the caller.
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as own:
+        return own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+
+
 def available() -> bool:
     """Whether this process can find out the owners of connections."""
     try:

@@ -8,9 +8,9 @@ can replace the party's folder and policy, and so run code as the SuperNode's ow
 
 `OwnerOnly` restricts both. It answers a request only if it comes from a process of the same user (or of root) on the
 same machine, over the loopback interface. On Linux, the kernel names the user at the other end of a connection
-(`system.connections`). Other systems only check the loopback interface, which all users of a machine share. The user
-alone is not enough: in a container without root privileges, a process of the container's own root may forward requests
-from outside, and they come from the container's address.
+(`system.connections`); the web server's own end of it must then still be open. Other systems only check the loopback
+interface, which all users of a machine share. The user alone is not enough: in a container without root privileges, a
+process of the container's own root may forward requests from outside, and they come from the container's address.
 
 `OwnerAndParties` also admits parties to the fleet interface and to their side of `channel`. Flower reads a whole
 request before it checks who sent it, and believes a party about the sender of a message. Here the signature is checked
@@ -35,7 +35,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import UsageError
-from ...system.connections import TABLES, available, connection_owner, plain_address
+from ...system.connections import TABLES, available, connection_owner, plain_address, still_open
 from ...system.files import PRIVATE_FILE
 from .limits import BODY_BYTES, BODY_SECONDS, LIST_BYTES, REQUESTS_AT_ONCE, SENT_BYTES, SENT_SECONDS
 
@@ -73,7 +73,7 @@ class OwnerOnly:
             await self._app(scope, receive, send)
         elif scope["type"] != "http":  # Flower has no other interfaces
             await send({"type": "websocket.close", "code": 1008})
-        elif scope["path"] == HEALTH or from_owner(scope, self._hosts):
+        elif scope["path"] == HEALTH or from_owner(scope, receive, self._hosts):
             await self._app(scope, receive, send)
         else:
             await _refuse(
@@ -138,7 +138,7 @@ class OwnerAndParties(OwnerOnly):
                     raise  # otherwise the web server closes the connection
 
 
-def from_owner(scope: Scope, hosts: Collection[str]) -> bool:
+def from_owner(scope: Scope, receive: Receive, hosts: Collection[str]) -> bool:
     """Whether a request comes from a process of the owner, over the loopback interface or from one of `hosts`."""
     if any(name.lower() in FORWARDED for name, _ in scope["headers"]):
         return False
@@ -148,7 +148,19 @@ def from_owner(scope: Scope, hosts: Collection[str]) -> bool:
     loopback = plain_address(client[0]).is_loopback
     if sys.platform != "linux" or not (loopback or client[0] in hosts):
         return loopback
-    return connection_owner(client, server) in (0, os.getuid())
+    return connection_owner(client, server) in (0, os.getuid()) and _connected(receive)
+
+
+def _connected(receive: Receive) -> bool:
+    """Whether the connection of a request is still open, as far as the web server's own end of it shows.
+
+    The web server passes its functions for one request as methods of an object that has the connection.
+    """
+    transport = getattr(getattr(receive, "__self__", None), "transport", None)
+    if transport is None or transport.is_closing():
+        return False
+    own = transport.get_extra_info("socket")
+    return own is not None and still_open(own.fileno())
 
 
 def own_answers(body: bytes, node: int) -> bool:
