@@ -35,7 +35,7 @@ every study yet; the tables say which ones have not.
 
 ![The best method by noise and split]({picture})
 
-## Use
+## Which method to use
 
 {advice}
 
