@@ -35,5 +35,25 @@ def test_modules_of_a_folder(source: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert importlib.import_module("own_code.task").WORD == "read"
 
 
+@pytest.mark.parametrize(("folder", "word"), [("site-packages", "read"), (".hidden", None), ("__pycache__", None)])
+def test_folders_that_an_app_adds_itself(
+    folder: str, word: str | None, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled copies, and the files of hidden folders, do not belong to the digest of an app."""
+    for name, value in (("path", [*sys.path]), ("path_hooks", [*sys.path_hooks])):
+        monkeypatch.setattr(sys, name, value)
+    app = source.parent.parent
+    inner = app / "app" / folder
+    inner.mkdir(parents=True)
+    source.parent.rename(inner / f"added_{len(folder)}")
+    import_from_source(app / "app")
+    monkeypatch.syspath_prepend(str(inner))
+    if word is None:
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(f"added_{len(folder)}.task")
+    else:
+        assert word == importlib.import_module(f"added_{len(folder)}.task").WORD
+
+
 def test_a_name_in_a_file(source: Path) -> None:
     assert object_in_file(f"{source}:WORD", "word as FILE.py:NAME") == "read"

@@ -2,6 +2,7 @@
 
 Python runs a compiled copy of a module (`__pycache__`) in place of its source, if the copy says that it belongs to it.
 A digest of sources then says nothing about the code that runs, so these files are always compiled from their sources.
+Hidden folders, such as a virtual environment, do not belong to such a digest, and nothing is imported from them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import importlib.util
 import re
 import sys
+import sysconfig
 from functools import cache
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
@@ -47,14 +49,28 @@ def import_from_source(folder: Path) -> None:
 
 def _finder(path: str) -> FileFinder:
     where = Path(path).resolve()
-    if "site-packages" in where.parts or not any(map(where.is_relative_to, _folders)):
+    around = [folder for folder in _folders if where.is_relative_to(folder)]
+    if not around or any(map(where.is_relative_to, _of_python())):
         raise ImportError(f"{path} is not loaded from its sources")  # another finder takes it
+    if all(any(map(is_hidden, where.relative_to(folder).parts)) for folder in around):
+        return FileFinder(path)  # finds nothing
     return FileFinder(
         path,
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
         (_FromSource, SOURCE_SUFFIXES),
         (SourcelessFileLoader, BYTECODE_SUFFIXES),
     )
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name does not belong to the code of a folder: hidden, or compiled copies."""
+    return name.startswith(".") or name == "__pycache__"
+
+
+@cache
+def _of_python() -> tuple[Path, ...]:
+    """The folders of Python itself and of installed packages, which may lie below a folder of code."""
+    return tuple({Path(path).resolve() for name, path in sysconfig.get_paths().items() if name.endswith("lib")})
 
 
 def in_a_file(name: str) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import UsageError
-from ...system.code_files import CODE_SUFFIXES
+from ...system.code_files import CODE_SUFFIXES, is_hidden
 from ...system.files import read_bytes, read_json, read_toml, write_atomic
 from ..protocol.agreed_terms import AgreedTerms
 from . import settings as settings_of_run
@@ -252,12 +252,13 @@ def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -
 def digest_of_app(app: Path) -> str:
     """SHA-256 of the names and contents of an app's code: all files that Python imports, and the schema of tables.
 
-    Compiled copies of sources (`__pycache__`) are left out, because a party does not use them (`import_from_source`).
+    Compiled copies of sources (`__pycache__`) and hidden folders are left out, because a party imports nothing from
+    them (`import_from_source`).
     """
     found = hashlib.sha256()
     for path in sorted(app.rglob("*")):
         inside = path.relative_to(app)
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
+        hidden = any(map(is_hidden, inside.parts))
         if hidden or path.suffix not in _CODE or inside.name in _NOT_CODE or not path.is_file():
             continue
         content = read_bytes(path)
