@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +111,17 @@ def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
         limited_client(allowed).from_server_address(superlink, False, authority, signed) as client,
     ):
         number, _, send, _, _, _, push, _ = connection
-        channel = PartyChannel(client, number, allowed)
-        for way in itertools.cycle([channel.send, partial(push_by_flower, send, push)]):
+        channel, held = PartyChannel(client, number, allowed), []
+        for by_flower in itertools.cycle([False, True]):
             try:
-                while (request := channel.receive()) is None:
+                while (request := channel.receive(held.pop() if held else None)) is None:
                     time.sleep(1)
                 record["run"] = request.content["fields"]["run"]
-                way(Message(KINDS[kind](record), reply_to=request))
+                reply = Message(KINDS[kind](record), reply_to=request)
+                if by_flower:
+                    push_by_flower(send, push, reply)
+                else:
+                    held.append(reply)  # it travels with the next call
             except (RunNotRunningException, ObjectPushError, PartsMissing, httpx.HTTPError):
                 time.sleep(1)  # the server may refuse a message while it is being sent
 
