@@ -13,6 +13,7 @@ from normec.system.files import write_atomic
 
 from .conditions import Conditions, Held, by_condition, noise
 from .contenders import ALL, CONTENDERS, Family
+from .design import range_ends
 from .records import Record, percent, read
 from .statistics import Comparison, compare, expected_best, rank
 from .studies import STUDIES, Condition, Study
@@ -195,6 +196,19 @@ def _question(conditions: Conditions, compared: Mapping[Condition, Comparison]) 
         "",
         *to_markdown(("test accuracy", *heads), rows),
         "",
+        *_turns([conditions[one] for one in own]),
+    ]
+
+
+def _turns(held: Sequence[Mapping[str, Record]]) -> list[str]:
+    """Whether the gradient points back after the last step of plain DP-SGD."""
+    turns = [own["DP-SGD, norm"]["turn"] for own in held if "turn" in own.get("DP-SGD, norm", {})]
+    if not turns:
+        return []
+    return [
+        "The cosine of the true gradients before and after the last step of plain DP-SGD is "
+        f"{' and '.join(f'{one:.2f}' for one in turns)}. If it is far below zero, x oscillates across a valley.",
+        "",
     ]
 
 
@@ -321,17 +335,33 @@ def _tuning(held: Held) -> list[str]:
         own = [one["tried"] for records in held.values() for one in records if one["method"] == name]
         if own:
             lost = [100 * plain_statistics.fmean(max(one) - expected_best(one, k) for one in own) for k in tries]
-            rows.append([name, *(f"{value:.1f}" for value in lost)])
+            ends = [_step_at_an_end(one) for records in held.values() for one in records if one["method"] == name]
+            rows.append(
+                [
+                    name,
+                    *(f"{value:.1f}" for value in lost),
+                    f"{ends.count('lowest')} and {ends.count('highest')} of {len(ends)}",
+                ]
+            )
     if not rows:
         return []
     return [
         "## How much tuning each method needs",
         "",
-        "The validation points that are lost if only 1, 3 or 6 of the settings are tried, as a mean over conditions.",
+        "The validation points that are lost if only 1, 3 or 6 of the settings are tried, as a mean over conditions. "
+        "The last column counts the choices from the lowest and the highest part of the range of step sizes; if there "
+        "are many, a better setting may lie outside the range.",
         "",
-        *to_markdown(("method", *(f"{k} tried" for k in tries)), rows),
+        *to_markdown(("method", *(f"{k} tried" for k in tries), "step size at an end"), rows),
         "",
     ]
+
+
+def _step_at_an_end(record: Record) -> str | None:
+    """Which end of its range the chosen step size lies at; None if it is inside."""
+    study = STUDIES[record["study"]]
+    bounds = study.budget.bounds(study.contender(record["method"]))
+    return range_ends({"lr": bounds["lr"]}, record["chosen"], study.budget.trials).get("lr")
 
 
 def _study(study: Study, records: Sequence[Record]) -> list[str]:
