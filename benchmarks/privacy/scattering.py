@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from normec import Problem
+from normec.models import Softmax
 from normec.problems.client_data import Records
 
 SCALES, ANGLES, GROUPS = 2, 8, 27
@@ -48,9 +49,7 @@ def with_features(problem: Problem) -> Problem:
     found, sizes = pairs(problem.records)
     test, validation = (pairs(one)[0] if one is not None else None for one in (problem.test, problem.validation))
     inputs, targets = found.tensors
-    model = nn.Linear(inputs.shape[1], 1 + int(targets.max()), device=inputs.device)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
+    model = Softmax(inputs.shape[1], 1 + int(targets.max())).to(inputs.device)
     clients = [Subset(found, rows) for rows in torch.arange(len(targets)).split(sizes)]
     return Problem(model, F.cross_entropy, clients, test=test, validation=validation).to(inputs.device)
 

@@ -443,6 +443,22 @@ def test_a_model_sees_one_client_at_a_time_and_one_record_where_records_are_clip
         assert set(seen) == {size}
 
 
+def test_engines_that_clip_records_are_compared_on_few_of_them() -> None:
+    """The loop takes them a few at a time, so that comparing all records of a large client would take minutes."""
+    draw, records = torch.Generator().manual_seed(1), 4000
+    owned = TensorDataset(torch.rand(records, FEATURES, generator=draw), torch.arange(records) % CLASSES)
+    problem = Problem(models.Softmax(FEATURES, CLASSES), F.cross_entropy, [owned])
+    seen: list[int] = []
+    hook = nn.modules.module.register_module_forward_hook(lambda *given: seen.append(len(given[-1])))
+    try:
+        engine = choose_engine("auto", problem, None, 0, RecordClip(0.1), private=True)
+        list(engine.blocks(problem.x0, {}, 0))
+    finally:
+        hook.remove()
+    assert engine.name == "linear"
+    assert 0 < sum(seen) < records // 8
+
+
 @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
 def test_a_backward_hook_keeps_the_shared_engine_away(register: str) -> None:
     """The backward pass is outside vmap, where a hook would see several clients."""

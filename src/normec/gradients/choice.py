@@ -38,6 +38,8 @@ _HEAVY = 3e6
 _FEW = 128
 # Operations of a client's gradient above which convolutions with weights of their own do so.
 _HEAVY_LOCAL = 1e8
+# Records of a client on which engines that clip every record are compared: the loop clips them a few at a time.
+_CLIPPED = 512
 
 
 Kind = Literal["compiled", "recorded", "batched", "shared", "operations", "linear"]
@@ -124,11 +126,12 @@ def choose_engine(
     def first_of(kinds: Sequence[Kind]) -> VerifiedEngine | LoopEngine | LocalLoop:
         """Return the first engine that the model suits; if it fails its comparison, the next one is tried."""
         drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
+        most = _CLIPPED if record_clip is not None and batches is None else None
         for position, kind in enumerate(kinds, start=1):
             known = (kind, precision, record_clip, drawn, private, local)
             others = partial(first_of, kinds[position:])
             try:
-                return VerifiedEngine(problem, partial(make, kind), loop, known, private, others)
+                return VerifiedEngine(problem, partial(make, kind), loop, known, private, others, most)
             except NoRule as reason:
                 reasons.append(str(reason))
         return loop

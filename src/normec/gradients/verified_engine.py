@@ -70,15 +70,16 @@ class VerifiedEngine:
         kind: Hashable,
         private: bool = False,
         otherwise: Callable[[], VerifiedEngine | ReferenceEngine] | None = None,
+        most_records: int | None = None,
     ) -> None:
         """`make` creates the fast engine, and once more for the problem in float64, where the two are compared.
 
         `kind` is the engine with all its settings; it is compared once per problem. With `private`, the choice of the
         engine must not depend on the clients' data. `otherwise` returns the engine that runs if this one does not; by
-        default the reference.
+        default the reference. In a private run the two are compared on at most `most_records` records of a client.
         """
         self._problem, self._make, self._reference, self._kind = problem, make, reference, kind
-        self._private = private
+        self._private, self._most_records = private, most_records
         self._fast = make(problem, reference.precision)
         self._checked = self._compared = self._proven = False
         self._otherwise = otherwise if otherwise is not None else lambda: reference
@@ -154,7 +155,7 @@ class VerifiedEngine:
         """Return why the two do not agree on a few clients of this round, or None."""
         drawn = drawn if drawn is not None and len(drawn) and not self._private else None
         clients = _equal_lengths(self._reference.divisors, drawn)
-        shown = _synthetic(self._problem) if self._private else self._problem
+        shown = _synthetic(self._problem, self._most_records) if self._private else self._problem
         fine = shown.to(x.device, torch.float64)
         x = x.double()
         buffers = {name: rows.double() if rows.is_floating_point() else rows for name, rows in buffers.items()}
@@ -214,14 +215,18 @@ class VerifiedEngine:
         return too_rough(mine, theirs, exact)
 
 
-def _synthetic(problem: Problem) -> Problem:
-    """Return a copy of the problem with records of the same shapes that reveal nothing about the clients' records."""
+def _synthetic(problem: Problem, most: int | None) -> Problem:
+    """Return a copy of the problem with records of the same shapes that reveal nothing about the clients' records.
+
+    A client has as many of them as records of its own, and at most `most`.
+    """
     made, held = problem.to(problem.x0.device), problem.records
     if not isinstance(held, ResidentRecords):
         raise TypeError("fast engines need records in tensors")
     draw = torch.Generator().manual_seed(0)
     inputs, targets = (synthetic(part, _SYNTHETIC, draw) for part in (held.inputs, held.targets))
-    made.records = ResidentRecords(inputs, targets, [rows % _SYNTHETIC for rows in held.rows])
+    made.records = ResidentRecords(inputs, targets, [rows[:most] % _SYNTHETIC for rows in held.rows])
+    made.sizes = made.records.sizes
     return made
 
 
