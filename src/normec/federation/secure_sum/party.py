@@ -40,6 +40,7 @@ from .history import (
     check_receipts,
     check_statement,
     receipt_content,
+    statement_of,
 )
 from .keys import (
     SEED,
@@ -387,7 +388,10 @@ class Party:
         self._contributor.pay(assignment)
         made = self._contributor.contribute(assignment)
         content = deposit.seal(self._identity, self._digest, attempt.number, made.deposit) if made.deposit else b""
-        receipt = self._identity.sign(RECEIPT, receipt_content(self._digest, attempt.number))
+        made_for = statement_of(
+            self._digest, attempt.number, request.round, request.payload, request.participants, self._position
+        )
+        receipt = self._identity.sign(RECEIPT, receipt_content(made_for))
         attempt.masked = MaskedVector(attempt.number, self._masked(made.vector, request, attempt), content, receipt)
         return attempt.masked
 

@@ -34,8 +34,8 @@ from msgspec import Meta, Struct
 from ...errors import UsageError
 from ...privacy.hash_chain import Chain
 from ...system.files import private_folder, read_if_present, write_atomic
-from .history import RECEIPT, SIGNED, Position, receipt_content
-from .keys import KeyPair, commitment, digest, signed_by, usable
+from .history import RECEIPT, SIGNED, Position, receipt_content, statement_of
+from .keys import KeyPair, commitment, signed_by, usable
 from .masks import Vector, add_mask, add_pair_mask, pair_key, self_key
 from .refusals import Refused
 from .roster import Roster
@@ -407,10 +407,8 @@ class Server:
             self._report(party, f"sent a vector of {len(answer.vector)} bytes, not {size}")
         elif len(answer.deposit) > largest_content(self._terms.dimension):
             self._report(party, f"deposits {len(answer.deposit)} bytes, more than the dimension allows")
-        elif not signed_by(
-            self._roster.members[party].key, RECEIPT, receipt_content(self._digest, attempt.number), answer.receipt
-        ):
-            self._report(party, "sent a vector without a receipt that is signed with its key in the roster")
+        elif not signed_by(self._roster.members[party].key, RECEIPT, receipt_content(_stated(attempt)), answer.receipt):
+            self._report(party, "sent a vector without a receipt for this task that is signed with its key")
         elif party not in attempt.vectors:
             if answer.deposit:
                 attempt.deposits[party] = answer.deposit
@@ -467,6 +465,9 @@ class Server:
             dealers = _dealers(attempt)
             self._require(len(dealers), terms.minimum)
             attempt.participants, self.stage = dealers, Stage.VECTORS
+            attempt.statement = statement_of(
+                self._digest, attempt.number, self._round, self._payload, dealers, self._position
+            )
         elif self.stage is Stage.VECTORS:
             self._require(len(attempt.vectors), terms.minimum)
             self._state_survivors()
@@ -496,29 +497,19 @@ class Server:
         attempt = self._attempt
         self._keep_deposits(attempt.deposits)
         attempt.deposits = {}
-        attempt.statement = Statement(
-            terms=self._digest,
-            attempt=attempt.number,
-            round=self._round,
-            payload=digest("payload", self._payload),
-            participants=attempt.participants,
-            survivors=tuple(sorted(attempt.vectors)),
-            count=self._position.count,
-            history=self._position.digest,
-        )
+        attempt.statement = msgspec.structs.replace(_stated(attempt), survivors=tuple(sorted(attempt.vectors)))
         if self._round + 1 < self._terms.rounds:
             self._next = self._new_attempt()
         attempt.refused, self.stage = set(), Stage.SIGNATURES
 
     def _begin_opening(self) -> None:
         attempt = self._attempt
-        if attempt.statement is None:
-            raise RuntimeError("there is no statement to certify")
+        statement = _stated(attempt)
         total = np.zeros(self._terms.dimension, dtype=self._terms.dtype)
-        for party in attempt.statement.survivors:
+        for party in statement.survivors:
             total += attempt.vectors[party]
         adverts = tuple(attempt.adverts[party] for party in attempt.participants)
-        certificate = Certificate(attempt.statement, tuple(sorted(attempt.signatures.items())))
+        certificate = Certificate(statement, tuple(sorted(attempt.signatures.items())))
         self._opening = _Opening(certificate, adverts, total.tobytes(), 0)
         self._save(self._opening)
         self._certify(certificate)
@@ -617,6 +608,13 @@ class Server:
 
 def _key_list(attempt: _Attempt) -> KeyList:
     return KeyList(attempt.number, tuple(attempt.adverts[party] for party in attempt.listed))
+
+
+def _stated(attempt: _Attempt) -> Statement:
+    """What an attempt is about; its survivors are missing until all vectors are there."""
+    if attempt.statement is None:
+        raise RuntimeError("nobody takes part in this attempt yet")
+    return attempt.statement
 
 
 def _dealers(attempt: _Attempt) -> tuple[int, ...]:
