@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 from ...errors import BudgetSpent, UsageError
-from ...privacy.hash_chain import Chain
+from ...privacy.hash_chain import Chain, LedgerDamaged, read_chain
 from ...system.files import private_folder
 from . import deposit
 from .history import (
@@ -539,6 +539,15 @@ class Party:
                 key_shares.append((party, text[SEED:]))
         attempt.reveal = Reveal(attempt.number, attempt.seed, tuple(self_shares), tuple(key_shares), tuple(invalid))
         return attempt.reveal
+
+
+def made_vectors(folder: Path) -> bool:
+    """Whether the party of this folder may have made a vector, or charged for one."""
+    try:
+        lines = read_chain(folder / FILE).lines
+    except (LedgerDamaged, OSError):
+        return True
+    return any(line["event"] in ("input", "recovered") for line in lines)
 
 
 def _agreed(attempt: _Attempt, other: Advert) -> _Secrets:

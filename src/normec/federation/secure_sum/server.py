@@ -152,6 +152,8 @@ class Server:
         self._next: _Attempt | None = None
         self._reveals: dict[int, Reveal] = {}
         self._opening: _Opening | None = None
+        self._unfit: set[int] = set()  # parties without whose seeds the current sum cannot be opened
+        self._left_out: set[int] = set()  # parties for which an earlier sum was given up
         self._history: list[Certificate] = []
         self._position, self._newest = Position(), -1
         private_folder(self._folder / DEPOSITS)
@@ -225,6 +227,8 @@ class Server:
         if self.sum is None and round == self._position.round + 1 and self.stage is Stage.REVEALS:
             raise UsageError(f"round {self._position.round} has not been opened; open it, or start it again")
         (self._folder / OPENING).unlink(missing_ok=True)
+        self._left_out |= self._unfit
+        self._unfit = set()
         opened, prepared = self.sum is not None, self._next
         self.sum, self._opening, self._reveals, self._next = None, None, {}, None
         self._round, self._payload = round, payload
@@ -243,6 +247,17 @@ class Server:
         return _Attempt(number)
 
     # ---- what is sent ----------------------------------------------------------------------------------------------
+
+    @property
+    def _invited(self) -> set[int]:
+        """The parties that are asked for keys.
+
+        A party whose seeds could not be recovered is left out: it could repeat that in every attempt, for which the
+        others pay. If too few would be left, everybody is asked again.
+        """
+        everyone = set(range(self._terms.parties))
+        others = everyone - self._left_out
+        return others if len(others) >= self._terms.minimum else everyone
 
     @property
     def addressees(self) -> list[int]:
@@ -274,7 +289,7 @@ class Server:
     def _prepare(self, party: int) -> Request | None:
         """The part of an exchange that prepares the next attempt."""
         following = self._next
-        if following is None or party in following.refused:
+        if following is None or party in following.refused or party not in self._invited:
             return None
         if self.stage is Stage.SIGNATURES and party not in following.adverts:
             return Invitation(self._terms.canonical, following.number)
@@ -320,7 +335,7 @@ class Server:
         attempt = self._attempt
         expected, answered = set[int](), set[int]()
         if self.stage is Stage.KEYS:
-            expected, answered = set(range(self._terms.parties)), set(attempt.adverts)
+            expected, answered = self._invited, set(attempt.adverts)
         elif self.stage is Stage.SHARES:
             expected, answered = set(attempt.listed), set(attempt.sealed)
         elif self.stage is Stage.VECTORS:
@@ -378,7 +393,9 @@ class Server:
         key = self._roster.members[party].key
         if self._repeated(party, attempt.adverts.get(party), advert) or attempt.listed:
             return
-        if (advert.party, advert.terms) != (party, self._digest):
+        if party not in self._invited:
+            self._report(party, "sent keys, and takes no part since an earlier sum could not be opened without it")
+        elif (advert.party, advert.terms) != (party, self._digest):
             self._report(party, "sent keys for another party or other terms")
         elif not signed_by(key, "advert", advert.signed_bytes, advert.signature):
             self._report(party, "sent keys that are not signed with its key in the roster")
@@ -542,6 +559,7 @@ class Server:
         opening, statement = self._opening, self._statement
         if opening is None:
             raise RuntimeError("no sum is being opened")
+        self._unfit = set()
         adverts = {advert.party: advert for advert in opening.adverts}
         total = np.frombuffer(opening.values, dtype=self._terms.dtype).copy()
         where = (statement.round, statement.attempt)
@@ -594,15 +612,17 @@ class Server:
     def _recovered(
         self, advert: Advert, revealed: Mapping[int, Mapping[int, bytes]], is_right: Callable[[bytes], bool]
     ) -> bytes:
+        threshold = self._terms.threshold
         shares = {by: one[advert.party] for by, one in revealed.items() if advert.party in one}
-        if len(shares) < self._terms.threshold:
-            raise AttemptFailed(self.stage, len(shares), self._terms.threshold)
-        seed, false = recover(shares, self._terms.threshold, is_right)
+        if len(set(revealed) - {advert.party}) < threshold:
+            raise AttemptFailed(self.stage, len(shares), threshold)
+        seed, false = recover(shares, threshold, is_right) if len(shares) >= threshold else (None, [])
         for party in false:
             self._report(party, f"revealed a false share of party {advert.party}")
         if seed is None:
             self._report(advert.party, "dealt shares that do not fit, or others revealed false ones")
-            raise AttemptFailed(self.stage, 0, self._terms.threshold)
+            self._unfit.add(advert.party)
+            raise AttemptFailed(self.stage, 0, threshold)
         return seed
 
 
