@@ -230,6 +230,18 @@ def test_compiled_files_are_part_of_the_app(folder: Path) -> None:
         (folder / "app" / "learning" / name).unlink()
 
 
+def test_an_app_with_a_link_to_a_folder_is_refused(folder: Path) -> None:
+    """Python imports what lies behind the link, and another code may lie there when the terms are signed."""
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "__init__.py").write_text("")
+    (folder / "app" / "more").symlink_to(folder / "elsewhere")
+    with pytest.raises(UsageError, match="more is a link to a folder"):
+        digest_of_app(folder / "app")
+    (folder / "app" / "more").unlink()
+    (folder / "app" / ".venv").symlink_to(folder / "elsewhere")  # nothing is imported from there
+    digest_of_app(folder / "app")
+
+
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     terms = str(folder / "terms.json")
     for name in NAMES:

@@ -253,12 +253,15 @@ def digest_of_app(app: Path) -> str:
     """SHA-256 of the names and contents of an app's code: all files that Python imports, and the schema of tables.
 
     Compiled copies of sources (`__pycache__`) and hidden folders are left out, because a party imports nothing from
-    them (`import_from_source`).
+    them (`import_from_source`). Raises `UsageError` for a link to a folder: Python would import what lies there, and
+    that may change without the app.
     """
     found = hashlib.sha256()
     for path in sorted(app.rglob("*")):
         inside = path.relative_to(app)
         hidden = any(map(is_hidden, inside.parts))
+        if not hidden and path.is_symlink() and path.is_dir():
+            raise UsageError(f"{path} is a link to a folder, whose code the terms would not cover; copy the folder")
         if hidden or path.suffix not in _CODE or inside.name in _NOT_CODE or not path.is_file():
             continue
         content = read_bytes(path)
