@@ -20,7 +20,8 @@ from flwr.app import Message, Metadata
 
 from normec import UsageError
 from normec.cli.app import run
-from normec.federation.flower.app import _Parties
+from normec.federation.flower.app import _agreed, _Parties
+from normec.federation.flower.party_file import load_party_file
 from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app, new_terms, parse_parties
@@ -242,6 +243,44 @@ def test_an_app_with_a_link_to_a_folder_is_refused(folder: Path) -> None:
     digest_of_app(folder / "app")
 
 
+def party_file(folder: Path) -> str:
+    (folder / "policy.toml").write_text('epsilon = 3.0\nunit = "record"\n')
+    (folder / "party.toml").write_text(
+        'superlink = "localhost:1"\nroot_certificates = "ca.crt"\nkey = "north"\napp = "app"\nfolder = "state"\n'
+        'policy = "policy.toml"\nterms = "terms.json"\n'
+    )
+    return str(folder / "party.toml")
+
+
+@pytest.mark.parametrize("command", ["party", "doctor"])
+def test_no_code_runs_that_the_terms_do_not_name(
+    folder: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code that has run could replace the function that compares the digests."""
+    signed(folder)
+    task = folder / "app" / "learning" / "task.py"
+    task.write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n{task.read_text()}")
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "learning"]:
+        del sys.modules[loaded]  # of the app of another test
+    assert run(["federation", command, party_file(folder)]) in (1, 2)
+    said = capsys.readouterr()
+    assert "differs from that of the terms of run app" in said.out + said.err
+    assert not (folder / "ran").exists()
+
+
+def test_the_digest_of_a_party_is_that_of_its_whole_app(folder: Path) -> None:
+    """Another pyproject.toml in a folder of the app does not make that folder the app."""
+    (folder / "app" / "learning" / "pyproject.toml").write_text("")
+    terms = SignedTerms.load(folder / "terms.json")
+    replace(terms, app=digest_of_app(folder / "app" / "learning"), signatures={}).save(folder / "terms.json")
+    signed(folder)
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "learning"]:
+        del sys.modules[loaded]  # of the app of another test
+    config = load_party_file(Path(party_file(folder))).node_config
+    with pytest.raises(UsageError, match="differs from that of the terms of run app"):
+        _agreed(config, load_task(folder / "app"))
+
+
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     terms = str(folder / "terms.json")
     for name in NAMES:
@@ -249,12 +288,7 @@ def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["federation", "terms", "sign", terms, "--key", str(folder / name)]) == 0
     assert run(["federation", "terms", "verify", terms, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["complete"]
-    (folder / "policy.toml").write_text('epsilon = 3.0\nunit = "record"\n')
-    (folder / "party.toml").write_text(
-        'superlink = "localhost:1"\nroot_certificates = "ca.crt"\nkey = "north"\napp = "app"\nfolder = "state"\n'
-        'policy = "policy.toml"\nterms = "terms.json"\n'
-    )
-    assert run(["federation", "terms", "show", terms, "--party", str(folder / "party.toml")]) == 0
+    assert run(["federation", "terms", "show", terms, "--party", party_file(folder)]) == 0
     assert "ε per record goes from 0 to 2 of 3" in capsys.readouterr().out
     (folder / "policy.toml").write_text('epsilon = 1.0\nunit = "record"\n')
     assert run(["federation", "terms", "show", terms, "--party", str(folder / "party.toml")]) == 2

@@ -284,6 +284,11 @@ def public_key(text: bytes, where: str) -> EllipticCurvePublicKey:
     return found
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files of terms at a path, which is one of them or a folder of them."""
+    return sorted(path.glob("*.json")) if path.is_dir() else [path]
+
+
 def agreed_by_all(path: Path, key: Path, app: Path) -> dict[str, AgreedTerms]:
     """The terms of the party with this private key, by the names of the runs; `path` is a file of terms or a folder.
 
@@ -293,7 +298,7 @@ def agreed_by_all(path: Path, key: Path, app: Path) -> dict[str, AgreedTerms]:
     from .supernode import read_private_key
 
     public, found = read_private_key(key).public_key(), dict[str, AgreedTerms]()
-    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+    for file in files_of(path):
         terms = SignedTerms.load(file)
         own = terms.party_of(public)
         terms.check_signed()
