@@ -212,6 +212,18 @@ def test_a_policy_that_does_not_allow_the_terms(
     assert not (federation.home("a") / "sums").exists()
 
 
+def test_the_least_noise_of_a_policy_holds_in_every_round(tmp_path: Path) -> None:
+    """A clean memory adds up what a record did before: Δ = 0.05, 0.09, 0.13, and the sum has the noise 0.2√2."""
+    privacy = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4, unit="record", record_clip="auto")
+    federation = SummingHospitals(tmp_path, NormEC(0.5, 0.4), 3, privacy, records=[40.0] * len(NODES))
+    federation.policy("a", least_sigma=2.2)
+    assert refused(send(federation, "a", due(federation, "a"))) == "terms"
+    assert "sigma over what a record can change is 2.17" in exact(federation, "a")
+    federation.policy("a", least_sigma=2.1)
+    assert isinstance(send(federation, "a", due(federation, "a"))[0], Advert)
+    federation.close()
+
+
 def test_a_policy_that_changes_during_the_run(federation: SummingHospitals) -> None:
     federation.round()
     federation.policy("d", trusts=["local"])
