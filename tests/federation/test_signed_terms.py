@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,16 @@ from flwr.app import Message, Metadata
 from normec import UsageError
 from normec.cli.app import run
 from normec.federation.flower.app import _agreed, _Parties
+from normec.federation.flower.doctor import would_cost
 from normec.federation.flower.party_file import load_party_file
 from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app, new_terms, parse_parties
 from normec.federation.flower.supernode import load_task, read_private_key
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.price import priced
 from normec.federation.protocol.wire import Refusal, SumRequest, octets, to_fields
+from normec.privacy.accounting import epsilon_of
 
 NAMES = ("north", "south", "east")
 SETTINGS: dict[str, Any] = {
@@ -279,6 +284,19 @@ def test_the_digest_of_a_party_is_that_of_its_whole_app(folder: Path) -> None:
     config = load_party_file(Path(party_file(folder))).node_config
     with pytest.raises(UsageError, match="differs from that of the terms of run app"):
         _agreed(config, load_task(folder / "app"))
+
+
+def test_what_a_run_would_cost_is_never_rounded_down(folder: Path) -> None:
+    agreed = SignedTerms.load(folder / "terms.json").parties[0].agreed
+    request = agreed.first_request()
+    for delta in (1e-5, 7e-6, 5e-6, 3e-6, 1e-6, 1e-7, 1e-8, 1e-9):
+        policy = Policy(epsilon=50.0, unit="record", delta=delta)
+        found = priced(request, agreed.method.build(policy.methods), delta)
+        assert found is not None
+        exact = epsilon_of([replace(found[0].most["record"], count=agreed.plan.rounds)], delta)
+        shown = re.search(r"from 0 to ([\d.]+) of 50", would_cost(agreed, policy, folder / "none"))
+        assert shown is not None
+        assert exact * (1 - 1e-8) <= float(shown[1]) <= exact * 1.001
 
 
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
