@@ -71,7 +71,7 @@ class Contender:
         found: dict[str, Any] = {}
         for name, values in self.ranges.items():
             given = roles[values] if isinstance(values, str) else values
-            found[name] = tuple(self.scale * one for one in given) if name == "lr" else given
+            found[name] = type(given)(self.scale * one for one in given) if name == "lr" else given
         return found
 
 

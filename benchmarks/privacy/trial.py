@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +17,18 @@ from normec.experiments import build, methods
 from normec.gradients.choice import choose_engine
 from normec.problems.client_data import Records
 from normec.settings import RunConfig, make
+from normec.system.code_files import in_a_file
 from normec.training import interleaved
 from normec.training.loop import TrainingLoop
 from normec.training.observer import copied
 from normec.training.run import Plan
 from normec.training.train import prepare, ready
 
+from . import shakespeare
 from .scattering import with_features
 
 Measurement = dict[str, Any]
-DIAGNOSTICS = ("parameters", "gradient", "estimate", "noise", "cosine", "turn", "memory_error")
+DIAGNOSTICS = ("start", "parameters", "gradient", "estimate", "noise", "cosine", "turn", "memory_error")
 CACHED = 8  # problems that are kept; the splits and seeds of one study
 DIVERGED = 0.0  # the accuracy or area of a run that diverged
 
@@ -35,11 +38,13 @@ class Trial:
     """A run to measure.
 
     Attributes:
-        settings: The settings of the run; `features` = "scattering" trains on features of its images.
+        settings: The settings of the run; `features` = "scattering" trains on features of its images, and a `model`
+            FILE.py:NAME is in a file of this folder, unless its path is absolute.
         seed: Its seed.
         validation: The share of the training records that is held out.
-        by: "accuracy", or "area" under the ROC curve if one class is so frequent that accuracy is not informative.
-        diagnose: Also compute the diagnostics of `_diagnostics`.
+        by: "accuracy", the "area" under the ROC curve if one class is so frequent that accuracy is not informative, or
+            a metric of the problem.
+        diagnose: Also compute the diagnostics of `_diagnostics`, and the value of a pretrained model as `start`.
     """
 
     settings: Mapping[str, Any]
@@ -73,6 +78,8 @@ class _Begun:
     def of(cls, trial: Trial) -> _Begun:
         settings = {**trial.settings, "seed": trial.seed, "validation": trial.validation}
         features = settings.pop("features", None)
+        if in_a_file(settings["model"]):
+            settings["model"] = str(Path(__file__).parent / settings["model"])
         config: RunConfig = make(settings)
         problem = _problem(config, features, str(build.device(config.device)))
         method = methods.build(config, len(problem.x0), problem.tensor_sizes)
@@ -90,7 +97,9 @@ class _Begun:
         prefix = "validation_" if trial.validation else ""
         found = {"loss": last["validation_loss" if trial.validation else "test_loss"]}
         held = problem.validation if trial.validation else problem.test
-        found["value"] = last[f"{prefix}accuracy"] if trial.by == "accuracy" else _area(problem, run, held)
+        found["value"] = _area(problem, run, held) if trial.by == "area" else last[prefix + trial.by]
+        if trial.diagnose and trial.settings["model"] in shakespeare.PRETRAINED:
+            found["start"] = problem.evaluate(problem.x0, problem.initial_buffers())[prefix + trial.by]
         if run.privacy is not None:
             found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
         found["parameters"] = len(problem.x0)
@@ -108,7 +117,8 @@ def _problem(config: RunConfig, features: str | None, device: str) -> Problem:
     if key not in _cache:
         if len(_cache) >= CACHED:
             _cache.pop(next(iter(_cache)))
-        found = build.problem(config).to(torch.device(device))
+        made = shakespeare.problem(config) if config.data == shakespeare.NAME else build.problem(config)
+        found = made.to(torch.device(device))
         _cache[key] = with_features(found) if features else found
     return _cache[key]
 
