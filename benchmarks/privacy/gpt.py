@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from pathlib import Path
 
 import torch
@@ -98,5 +99,7 @@ def pretrained(model: GPT, inputs: Tensor, targets: Tensor, steps: int, cache: P
         schedule.step()
     model = model.cpu()
     cache.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), path)
+    written = path.with_suffix(f".{os.getpid()}")
+    torch.save(model.state_dict(), written)
+    written.replace(path)
     return model

@@ -402,13 +402,17 @@ def _step_at_an_end(record: Record) -> str | None:
 def _study(study: Study, records: Sequence[Record]) -> list[str]:
     what = MEASURES.get(study.budget.by, "accuracy")
     budget = study.budget
-    seeds = f"{len(budget.tuning_seeds)} seed{'s' if len(budget.tuning_seeds) > 1 else ''} each"
+    tried, seeds = _counted(budget.trials, "setting"), _counted(len(budget.tuning_seeds), "seed")
     line = f"{study.shows[0].upper()}{study.shows[1:]}; test {what}."
-    line += f" {budget.trials} settings per method, {seeds}; tested with {len(budget.test_seeds)} seeds."
+    line += f" {tried} per method, {seeds} each; tested with {len(budget.test_seeds)} seeds."
     line += "".join(f" {note}." for note in study.notes)
     if not records:
         return [f"## {study.name}", "", line, "", "Not run.", ""]
     return [f"## {study.name}", "", f"{line} {_start(records)}{_ran(records)}", "", *_grids(study, records)]
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' if count > 1 else ''}"
 
 
 def _start(records: Sequence[Record]) -> str:

@@ -281,8 +281,8 @@ STUDIES: Mapping[str, Study] = {
             notes=(
                 "About 50 clients take part in a round, with one local epoch. Nothing is tuned: all settings are those "
                 "of its benchmarks/image_classification, without dropout",
-                "Its ε of 2 at δ = 1e-6 holds for a cohort of 1,000 clients out of 10⁶, to which its noise is scaled; "
-                "for the 1,000 clients that there are, the noise is 20 times too small",
+                "Its ε of 2 at δ = 1e-6 is that of a cohort of 1,000 clients out of 10⁶; each of the 1,000 clients that "
+                "there are is drawn 50 times as often, and the noise is a twentieth",
             ),
             seconds_per_round=0.04,
             own={
