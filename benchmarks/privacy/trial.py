@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from normec.experiments import build, methods
 from normec.gradients.choice import choose_engine
 from normec.problems.client_data import Records
 from normec.settings import RunConfig, make
-from normec.system.code_files import in_a_file
 from normec.training import interleaved
 from normec.training.loop import TrainingLoop
 from normec.training.observer import copied
@@ -38,8 +36,7 @@ class Trial:
     """A run to measure.
 
     Attributes:
-        settings: The settings of the run; `features` = "scattering" trains on features of its images, and a `model`
-            FILE.py:NAME is in a file of this folder, unless its path is absolute.
+        settings: The settings of the run; `features` = "scattering" trains on features of its images.
         seed: Its seed.
         validation: The share of the training records that is held out.
         by: "accuracy", the "area" under the ROC curve if one class is so frequent that accuracy is not informative, or
@@ -78,8 +75,6 @@ class _Begun:
     def of(cls, trial: Trial) -> _Begun:
         settings = {**trial.settings, "seed": trial.seed, "validation": trial.validation}
         features = settings.pop("features", None)
-        if in_a_file(settings["model"]):
-            settings["model"] = str(Path(__file__).parent / settings["model"])
         config: RunConfig = make(settings)
         problem = _problem(config, features, str(build.device(config.device)))
         method = methods.build(config, len(problem.x0), problem.tensor_sizes)

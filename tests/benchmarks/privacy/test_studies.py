@@ -16,7 +16,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.privacy import pfl_cnn, records, runner, studies, trial, tuning
+from benchmarks.privacy import pfl_cnn, records, runner, studies, tanh_cnns, trial, tuning
 from benchmarks.privacy.contenders import ALL, CONTENDERS, RECORD_CONTENDERS, ROLES, ROUNDS, Contender
 from benchmarks.privacy.design import range_ends, settings
 from benchmarks.privacy.studies import STUDIES, Cell, Study
@@ -63,6 +63,13 @@ def test_every_study_compares_under_one_guarantee() -> None:
         assert not set(study.budget.tuning_seeds) & set(study.budget.test_seeds)
     for name in ("a9a-100", "a9a-1000", "w8a-100", "w8a-1000", "digits-100"):
         assert STUDIES[name].contenders == tuple(CONTENDERS)
+
+
+def test_the_networks_of_the_published_results() -> None:
+    """Their sizes, as the authors' code prints them."""
+    sizes = [sum(one.numel() for one in make().parameters()) for make in (tanh_cnns.cifar10, tanh_cnns.mnist)]
+    assert sizes == [550_570, 26_010]
+    assert tanh_cnns.cifar10()(torch.zeros(2, 3, 32, 32)).shape == tanh_cnns.mnist()(torch.zeros(2, 1, 28, 28)).shape
 
 
 @pytest.mark.parametrize("name", ALL)
