@@ -70,7 +70,7 @@ class Contender:
         """The bounds or choices of each setting that is drawn, with the bounds of these roles."""
         found: dict[str, Any] = {}
         for name, values in self.ranges.items():
-            given = roles[values] if isinstance(values, str) else values
+            given: Any = roles[values] if isinstance(values, str) else values
             found[name] = type(given)(self.scale * one for one in given) if name == "lr" else given
         return found
 

@@ -43,7 +43,8 @@ class _Block(nn.Module):
         )
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(-2, -3).flatten(-2))
-        return x + self.mlp(self.before_mlp(x))
+        found: Tensor = x + self.mlp(self.before_mlp(x))
+        return found
 
 
 class LoRALinear(nn.Module):

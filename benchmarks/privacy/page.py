@@ -325,7 +325,7 @@ def _pfl(held: Held) -> list[str]:
 
 def _rounded_up(value: float) -> int:
     """A large ε with three digits, rounded up."""
-    unit = 10 ** max(0, math.floor(math.log10(value)) - 2)
+    unit = int(10 ** max(0, math.floor(math.log10(value)) - 2))
     return math.ceil(value / unit) * unit
 
 

@@ -93,7 +93,7 @@ class _Begun:
         found = {"loss": last["validation_loss" if trial.validation else "test_loss"]}
         held = problem.validation if trial.validation else problem.test
         found["value"] = _area(problem, run, held) if trial.by == "area" else last[prefix + trial.by]
-        if trial.diagnose and trial.settings["model"] in shakespeare.PRETRAINED:
+        if trial.diagnose and trial.settings.get("model") in shakespeare.PRETRAINED:
             found["start"] = problem.evaluate(problem.x0, problem.initial_buffers())[prefix + trial.by]
         if run.privacy is not None:
             found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
