@@ -146,8 +146,8 @@ _WINDOWS = (
 )
 _PFL = "DP-FedAvg, as published"
 # pfl-research draws 50 of 1,000 clients and adds the noise of a cohort of 1,000 out of 10⁶, scaled down by 50/1,000:
-# its multiplier is 0.61786 for (2, 1e-6) after 1,500 rounds. normec's σ is that of one client's share of the noise.
-_PFL_SIGMA = 0.61786 * 0.4 * (50 / 1000) / math.sqrt(1000)
+# its multiplier is 0.61615 for (2, 1e-6) after 1,500 rounds. normec's σ is that of one client's share of the noise.
+_PFL_SIGMA = 0.61615 * 0.4 * (50 / 1000) / math.sqrt(1000)
 
 
 def _shakespeare(model: str, clients: int, shows: str, seconds: float, *notes: str) -> Study:
