@@ -23,10 +23,11 @@ from normec import UsageError
 from normec.cli.app import run
 from normec.federation.flower.app import _agreed, _Parties
 from normec.federation.flower.doctor import would_cost
+from normec.federation.flower.new_terms import new_terms, parse_parties
 from normec.federation.flower.party_file import load_party_file
 from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app, new_terms, parse_parties
+from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app
 from normec.federation.flower.supernode import load_task, read_private_key
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.price import priced
