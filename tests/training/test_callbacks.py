@@ -128,6 +128,23 @@ def test_the_epsilon_of_a_stopped_run_counts_rounds_that_were_released_twice(tmp
     assert n.load(tmp_path).privacy.epsilon == run.privacy.epsilon  # type: ignore[union-attr]
 
 
+def test_a_stopped_run_whose_budget_would_not_last_states_the_budget(tmp_path: Path) -> None:
+    """Rounds whose sums were lost are paid for again, so that not all planned ones fit the target, a whole number."""
+    how = {**OPTIONS, "privacy": n.Privacy(epsilon=5, trust="central", noise="secure"), "out": tmp_path}
+    functions = [lambda x, c=c: ((x - c) ** 2).sum() / 2 for c in (1.0, 2.0, 6.0)]
+    with pytest.raises(KeyboardInterrupt):
+        n.train(n.Problem.from_functions(functions, torch.zeros(2)), METHOD, callbacks=[Killed()], **how)
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    (tmp_path / "checkpoint" / "releases.jsonl").unlink(missing_ok=True)
+    run = n.train(
+        n.Problem.from_functions(functions, torch.zeros(2)), METHOD, callbacks=[Enough(len(lines) + 2)], **how
+    )
+    assert run.privacy is not None
+    assert run.privacy.stopped_by_rule
+    assert run.privacy.epsilon == 5.0
+    assert n.load(tmp_path).privacy.epsilon == 5.0  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("sampling", [None, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_the_epsilon_of_a_stopped_run_counts_reserved_rounds_once(sampling: float | None, tmp_path: Path) -> None:
     """A simulation in a folder pays for several rounds at a time; the run is stopped between two payments."""
