@@ -40,6 +40,7 @@ from normec.federation.secure_sum.wire import (
     Invitation,
     KeyList,
     Request,
+    Reveal,
     SealedShares,
     Survivors,
     Task,
@@ -385,6 +386,39 @@ def test_a_party_that_deals_useless_shares_costs_the_others_one_attempt(
     assert {line["party"] for line in said if "dealt shares that do not fit" in line["what"]} == {"d"}
 
 
+def accusing(fields: Any, of: int) -> Any:
+    """A party's answer that says that the shares of another participant cannot be decrypted."""
+    reply = from_fields(fields)
+    assert isinstance(reply, SumReply)
+    parts: list[Any] = list(decode_answers(reply.content.tobytes()))
+    for i, part in enumerate(parts):
+        if isinstance(part, Reveal) and of in dict(part.self_shares + part.key_shares):
+            kinds = {"self_shares": part.self_shares, "key_shares": part.key_shares}
+            others = {kind: tuple(one for one in shares if one[0] != of) for kind, shares in kinds.items()}
+            parts[i] = msgspec.structs.replace(part, invalid=(of,), **others)
+    return to_fields(dataclasses.replace(reply, content=octets(encode(tuple(parts)))))
+
+
+def test_a_party_that_is_accused_falsely_takes_part_again(tmp_path: Path) -> None:
+    """Party a is restarted in the middle of a round, and party d lies about the share of it that it holds."""
+    federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 20, CLIENT)
+    server, summed = federation.server, list[int]()
+    for _ in range(200):
+        if server.finished:
+            break
+        stage, k = server.stage, server.round
+        for node, request in server.requests().items():
+            if (node, stage, k) != ("a", "vectors", 0) or summed:
+                fields = to_fields(federation.parties[node].answer(to_fields(request)))
+                server.receive(node, accusing(fields, 0) if node == "d" else fields)
+        server.close_exchange()
+        if server.round > k:
+            summed.append(server.summed)
+    assert summed[0] == 3
+    assert summed[-1] == 4
+    federation.close()
+
+
 # ---- introductions -------------------------------------------------------------------------------------------------
 
 
@@ -435,6 +469,40 @@ def test_invented_runs_neither_fill_the_disk_nor_keep_later_runs_out(
     assert refused(send(federation, "a", Invitation(terms.canonical, 0), run=run)) == "failed"
     assert "holds 1 runs" in exact(federation, "a")
     assert {path.name for path in (federation.home("a") / "sums").iterdir()} == {federation.server.run}
+
+
+@pytest.mark.parametrize("refusal", ["malformed", "budget"])
+def test_tasks_that_nobody_pays_for_do_not_keep_later_runs_out(
+    federation: SummingHospitals, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    """A task with a payload that is no model, or whose cost no budget covers, makes no vector."""
+    monkeypatch.setattr("normec.federation.protocol.sum_party.MOST_RUNS", 3)
+    monkeypatch.setattr("normec.federation.protocol.sum_party.MOST_OPEN", 1)
+    payload = b"" if refusal == "malformed" else due_payload(federation)
+    for node in NODES:
+        federation.policy(node, epsilon=0.01 if refusal == "budget" else 1e6)
+    for i in range(6):
+        run = f"trial~{i:016x}"
+        terms = dataclasses.replace(federation.server.terms, run=run)
+        adverts = [send(federation, node, Invitation(terms.canonical, 0), run=run)[0] for node in NODES]
+        assert all(isinstance(advert, Advert) for advert in adverts)
+        keys = KeyList(0, tuple(advert for advert in adverts if isinstance(advert, Advert)))
+        dealt = [send(federation, node, keys, run=run)[0] for node in NODES]
+        sealed = [dict(one.shares) for one in dealt if isinstance(one, SealedShares)]
+        for number, node in enumerate(NODES):
+            shares = tuple((other, sealed[other][number]) for other in range(len(NODES)) if other != number)
+            task = Task(0, 0, payload, tuple(range(len(NODES))), shares)
+            assert refused(send(federation, node, task, run=run)) == refusal
+    assert paid(federation) == [0] * len(NODES)
+    for node in NODES:
+        federation.policy(node, epsilon=1e6)
+        federation.restart(node)
+    federation.round()
+    assert federation.server.round == 1
+
+
+def due_payload(federation: SummingHospitals) -> bytes:
+    return federation.server.state.run.x.numpy().tobytes()
 
 
 def test_a_party_that_left_a_run_answers_none_of_its_exchanges(federation: SummingHospitals) -> None:

@@ -12,6 +12,7 @@ The folder holds a hash chain (`privacy/hash_chain.py`) of what the party did, w
 | --- | --- | --- |
 | keys | keys are advertised | no attempt is begun twice |
 | input | the payment, the noise and the vector | the party knows which sums can contain a vector of its own |
+| no vector | a payment is refused | a run whose vectors nobody paid for can be forgotten |
 | certified | shares are revealed | the party signs only what continues this history |
 
 The order for a vector is: check everything, write the line, pay, compute with noise, mask, send.
@@ -385,7 +386,11 @@ class Party:
         attempt.task_digest, attempt.task = shown, request
         self._forget_all_but(attempt.number)
         assignment = Assignment(request.round, attempt.number, request.payload, len(request.participants))
-        self._contributor.pay(assignment)
+        try:
+            self._contributor.pay(assignment)
+        except Exception:
+            self._record.append({"event": "no vector", "attempt": attempt.number})
+            raise
         made = self._contributor.contribute(assignment)
         content = deposit.seal(self._identity, self._digest, attempt.number, made.deposit) if made.deposit else b""
         made_for = statement_of(
@@ -547,7 +552,10 @@ def made_vectors(folder: Path) -> bool:
         lines = read_chain(folder / FILE).lines
     except (LedgerDamaged, OSError):
         return True
-    return any(line["event"] in ("input", "recovered") for line in lines)
+    unpaid = {line["attempt"] for line in lines if line["event"] == "no vector"}
+    return any(
+        line["event"] == "recovered" or (line["event"] == "input" and line["attempt"] not in unpaid) for line in lines
+    )
 
 
 def _agreed(attempt: _Attempt, other: Advert) -> _Secrets:

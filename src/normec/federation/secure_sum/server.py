@@ -19,7 +19,7 @@ again for the same shares, and never for those of another sum.
 from __future__ import annotations
 
 import base64
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -67,6 +67,7 @@ OPENING = "opening.bin"
 DEPOSITS = "deposits"
 WRITERS = 16  # deposits that are written at the same time
 MOST_REPORTS = 10_000  # the newest are kept
+FIRST_ABSENCE = 8  # attempts without a party whose seeds could not be recovered, the first time
 
 
 class Stage(IntEnum):
@@ -153,7 +154,8 @@ class Server:
         self._reveals: dict[int, Reveal] = {}
         self._opening: _Opening | None = None
         self._unfit: set[int] = set()  # parties without whose seeds the current sum cannot be opened
-        self._left_out: set[int] = set()  # parties for which an earlier sum was given up
+        self._left_out: dict[int, int] = {}  # by party, the attempt from which it is invited again
+        self._given_up: Counter[int] = Counter()  # by party, how many sums were given up without its seeds
         self._history: list[Certificate] = []
         self._position, self._newest = Position(), -1
         private_folder(self._folder / DEPOSITS)
@@ -227,7 +229,9 @@ class Server:
         if self.sum is None and round == self._position.round + 1 and self.stage is Stage.REVEALS:
             raise UsageError(f"round {self._position.round} has not been opened; open it, or start it again")
         (self._folder / OPENING).unlink(missing_ok=True)
-        self._left_out |= self._unfit
+        for party in self._unfit:
+            self._left_out[party] = self._newest + 1 + FIRST_ABSENCE * 2 ** self._given_up[party]
+            self._given_up[party] += 1
         self._unfit = set()
         opened, prepared = self.sum is not None, self._next
         self.sum, self._opening, self._reveals, self._next = None, None, {}, None
@@ -252,11 +256,12 @@ class Server:
     def _invited(self) -> set[int]:
         """The parties that are asked for keys.
 
-        A party whose seeds could not be recovered is left out: it could repeat that in every attempt, for which the
-        others pay. If too few would be left, everybody is asked again.
+        A party whose seeds could not be recovered is left out for some attempts: it could repeat that in every one, for
+        which the others pay. It may also be honest, if a party that holds one of its shares lies about it. So it is
+        invited again, each time after twice as many attempts. If too few would be left, everybody is asked.
         """
         everyone = set(range(self._terms.parties))
-        others = everyone - self._left_out
+        others = {party for party in everyone if self._left_out.get(party, 0) <= self._newest}
         return others if len(others) >= self._terms.minimum else everyone
 
     @property
@@ -394,7 +399,9 @@ class Server:
         if self._repeated(party, attempt.adverts.get(party), advert) or attempt.listed:
             return
         if party not in self._invited:
-            self._report(party, "sent keys, and takes no part since an earlier sum could not be opened without it")
+            self._report(
+                party, "sent keys, and is left out for a while, because an earlier sum could not be opened without it"
+            )
         elif (advert.party, advert.terms) != (party, self._digest):
             self._report(party, "sent keys for another party or other terms")
         elif not signed_by(key, "advert", advert.signed_bytes, advert.signature):
@@ -446,13 +453,17 @@ class Server:
             self._report(party, f"sent late shares of attempt {answer.attempt}")
             return
         statement = self._statement
-        others = set(statement.survivors) - {party}
-        if party not in statement.survivors or self._repeated(party, self._reveals.get(party), answer):
+        survivors = set(statement.survivors)
+        participants, invalid = set(statement.participants), set(answer.invalid)
+        if party not in survivors or self._repeated(party, self._reveals.get(party), answer):
             return
-        if not ({owner for owner, _ in answer.self_shares} <= others) or any(
-            owner not in statement.participants or owner in statement.survivors for owner, _ in answer.key_shares
-        ):
+        seeds = {owner for owner, _ in answer.self_shares}
+        keys = {owner for owner, _ in answer.key_shares}
+        if not (seeds <= survivors - {party} and keys <= participants - survivors):
             self._report(party, "revealed shares that nobody asked for")
+            return
+        if seeds | keys | invalid != participants - {party}:
+            self._report(party, "did not reveal a share of each other participant")
             return
         for owner in answer.invalid:
             self._report(party, f"says that the shares of party {owner} cannot be decrypted")
