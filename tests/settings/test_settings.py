@@ -309,6 +309,7 @@ def test_a_run_from_python_holds_every_value_that_was_used(tmp_path: Path) -> No
         "evaluate_every": 1,
         "full_gradient": False,
         "diagnostics": True,
+        "profile": False,
         "device": "cpu",
         "dtype": "float32",
         "engine": "loop",

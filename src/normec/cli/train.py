@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import at_least
+from ..storage import PROFILE, TRACE
 from . import options as o
 from .output import printable
 
@@ -78,6 +79,10 @@ def train(
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
         show_result(result)
+        if chosen.profile and not (result.folder / PROFILE).exists():
+            print(
+                "Nothing was profiled, because no round was left; a new folder (--out) begins again.", file=sys.stderr
+            )
         if config is None and not given and out is None and not track:
             _compare_baselines(result, quiet)
     if result.summary["status"] == "stopped":
@@ -163,6 +168,7 @@ def show_result(result: Result) -> None:
         ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
         ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),
         ("page", str(result.folder / "report.html")),
+        ("trace", str(result.folder / TRACE) if (result.folder / TRACE).exists() else ""),
     ]
     if summary["privacy"] is not None:
         rows.insert(2, ("privacy", privacy_line(summary["privacy"])))

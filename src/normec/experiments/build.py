@@ -174,6 +174,7 @@ def training(
             evaluate_every=config.evaluate_every,
             full_gradient=config.full_gradient,
             diagnostics=config.diagnostics,
+            profile=config.profile,
         ),
         memory=Memory(
             initial=config.initial_memory,

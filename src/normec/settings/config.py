@@ -404,6 +404,13 @@ class RunConfig(BaseModel):
         federated=True,
         follows=("private",),
     )
+    profile: bool = setting(
+        False,
+        "Leave a trace of some rounds in the run's folder, and a table of where their time goes",
+        "logging",
+        flag="--profile/--no-profile",
+        identity=False,
+    )
 
     device: str = setting(
         "auto",

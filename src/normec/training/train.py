@@ -297,6 +297,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
             "witness counts the lines of the ledger of a private run in a folder; give privacy and out as well, or "
             "leave witness out"
         )
+    if logging.profile and out is None:
+        raise UsageError("profile writes a trace to the folder of the run; give out as well, or leave profile out")
     _check_metric_names(problem)
     plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     kept, extension = out is not None, None
@@ -319,7 +321,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     mechanism = None
     if privacy is not None:
         refuse_subclasses(plan)
-        notes = assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
+        own_engine = not isinstance(compute.engine, str)
+        notes = assumptions(problem, privacy, plan, counted, own_engine, logging.profile)
         counted_by = Path(witness) if witness is not None else None
         mechanism = mechanism_of(problem, method, plan, privacy, notes, counted_by, extension)
         if extension is not None:
@@ -342,10 +345,22 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     watching = options.callbacks if communicator.rank == 0 else ()
     seconds = options.storage.checkpoint_seconds
     loop = TrainingLoop(
-        problem, method, plan, compute.engine, storage, seconds, watching, mechanism, communicator, kept
+        problem,
+        method,
+        plan,
+        compute.engine,
+        storage,
+        seconds,
+        watching,
+        mechanism,
+        communicator,
+        kept,
+        logging.profile,
     )
     if communicator.rank == 0:
-        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, seconds, witness)
+        storage.settings = settings_used(
+            problem, method, plan, privacy, loop.engine.name, seconds, witness, logging.profile
+        )
     return loop
 
 
