@@ -27,6 +27,7 @@ from normec import (
     train,
 )
 from normec.experiments import runs
+from normec.report.page import write
 from normec.settings import make
 
 
@@ -91,6 +92,15 @@ def test_only_a_run_without_privacy_shows_shapes(tmp_path: Path) -> None:
 def test_the_shortest_run_has_a_profile(tmp_path: Path) -> None:
     train(problem(), NormEC(0.1, 0.2), lr=0.1, rounds=1, out=tmp_path / "run", logging=Logging(profile=True))
     assert json.loads((tmp_path / "run/profile.json").read_text())["rounds"] == 1
+
+
+@pytest.mark.parametrize("held", ['{"parts": 3}', "[]", "{", '{"first_round": 1, "rounds": 1, "ms_per_round": 1e999}'])
+def test_a_damaged_table_is_left_out_of_the_page(tmp_path: Path, held: str) -> None:
+    train(problem(), NormEC(0.1, 0.2), lr=0.1, rounds=1, out=tmp_path / "run")
+    (tmp_path / "run/profile.json").write_text(held)
+    page = write(tmp_path / "run").read_text()
+    assert "profile.json is" in page
+    assert "part of a round" not in page
 
 
 def test_a_setting_asks_for_a_profile(tmp_path: Path) -> None:
