@@ -88,7 +88,7 @@ def _adam(contender: Contender) -> Contender:
 
 
 _RECORD = Contender("dpsgd-clip", "plain", {"record_clip": "threshold", "lr": "plain_steps"}, {"tau": 10.0})
-_AUTO = Contender("dpsgd-clip", "plain", {"lr": "plain_steps"}, {"tau": 10.0, "record_clip": "auto"})
+_AUTO = Contender("dpsgd-clip", "plain", {"lr": "steps"}, {"tau": 10.0, "record_clip": "auto"})
 _FORGETTING = [0.05, 0.1, 0.2, 0.4]
 _NORM = Contender("dpsgd-norm", "plain", {"lr": "steps"})
 _CLIP = Contender("dpsgd-clip", "plain", {"tau": "threshold", "lr": "plain_steps"})

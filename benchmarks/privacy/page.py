@@ -349,7 +349,7 @@ def _costs(held: Held) -> list[str]:
         "",
         "Medians over the conditions. A client sends that many vectors of the model's length per round (4 bytes a "
         "number) and keeps that many between rounds. The time of a round is relative to the fastest method of the same "
-        "study.",
+        "study; cells ran on different machines, several at a time, so only large differences mean something.",
         "",
         *to_markdown(("method", "rounds chosen", "vectors sent", "vectors kept", "time of a round"), rows),
         "",

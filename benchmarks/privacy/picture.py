@@ -26,8 +26,8 @@ SPLITS = {
     "dirichlet 0.3": "0.3",
     "dirichlet 0.1": "0.1",
     "label": "label",
+    "role": "role",
 }
-SPLITS |= {"role": "role"}
 
 
 def place(condition: Condition, records: Mapping[str, Record]) -> tuple[str, float]:
@@ -49,8 +49,9 @@ def draw(conditions: Conditions, path: Path) -> Path:
             axis.set_ylim(-0.6, len(studies) - 0.4)
             axis.invert_yaxis()
             if panel == NO_NOISE:
-                axis.set_xticks(range(len(SPLITS)), SPLITS.values(), fontsize=7, rotation=30)
-                axis.set_xlim(-0.5, len(SPLITS) - 0.5)
+                shown = 1 + max((place(one, own)[1] for one, own in conditions.items() if not one.private), default=0)
+                axis.set_xticks(range(int(shown)), list(SPLITS.values())[: int(shown)], fontsize=7, rotation=30)
+                axis.set_xlim(-0.5, shown - 0.5)
                 axis.set_xlabel("clients", fontsize=8)
             else:
                 axis.set_xscale("log")
@@ -65,8 +66,8 @@ def draw(conditions: Conditions, path: Path) -> Path:
                     position, studies.index(condition.study), "o", markersize=8, color=colours[family],
                     markerfacecolor=colours[family] if sure else "white", markeredgewidth=1.5,
                 )  # fmt: skip
-        for family, shown in FAMILIES.items():
-            axes[0].plot([], [], "o", color=colours[family], label=shown)
+        for family, label in FAMILIES.items():
+            axes[0].plot([], [], "o", color=colours[family], label=label)
         axes[0].plot([], [], "o", color="grey", markerfacecolor="white", label="not significantly better than others")
         handles, labels = axes[0].get_legend_handles_labels()
         sheet.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)

@@ -121,11 +121,11 @@ def shown(epsilon: float) -> str:
 _LINEAR = TuningBudget(12, (0,), (2, 3, 4))
 _LONG = (("steps", (0.1, 30.0)), ("plain_steps", (1.0, 300.0)), ("server_steps", (3.0, 300.0)))
 _RARE = replace(_LINEAR, roles=_LONG, by="area")
-_IMAGES = TuningBudget(6, (0,), (2, 3), roles=(("plain_steps", (0.1, 10.0)),))
+_IMAGES = TuningBudget(6, (0,), (2, 3, 4), roles=(("plain_steps", (0.1, 10.0)),))
 _SMALL = "the model has 24,346 parameters, because the noise grows with their number; ResNet20 has eleven times as many"
 _A9A = "A constant answer reaches 76.4 %"
 _W8A = "The area is used because 3 % of the records are positive and a constant answer reaches 97.0 % accuracy"
-_FIRST = ("NormEC", "NormEC, no SN", "NormEC, forgetting", "DP-Clip21", "DP-SGD, norm", "DP-SGD, clip")
+_BY_GRADIENTS = tuple(name for name, contender in CONTENDERS.items() if not contender.local)
 _REMEMBERING = (
     "DP-SGD, norm, momentum",
     "NormEC, forgetting",
@@ -134,7 +134,14 @@ _REMEMBERING = (
     "NormEC, forgetting, momentum",
 )
 _FEATURES = {"model": "softmax", "features": "scattering", "augment": False}
-_RECORDS = {"clients": 1, "unit": "record", "trust": "central"}
+_RECORDS = {"clients": 1, "unit": "record", "trust": "central", "averaging": "ema", "averaging_decay": 0.9}
+_LONG_STEPS = (
+    ("plain_steps", (100.0, 3000.0)),
+    ("steps", (100.0, 1000.0)),
+    ("adam_steps", (0.01, 0.3)),
+    ("threshold", (0.05, 0.5)),
+)
+_NETWORK_STEPS = (("plain_steps", (3.0, 100.0)), ("steps", (0.5, 10.0)), ("threshold", (0.05, 0.5)))
 _UNIT_NORM = (("steps", (0.1, 10.0)), ("plain_steps", (1.0, 300.0)), ("adam_steps", (0.0005, 0.03)))
 
 
@@ -170,7 +177,7 @@ def _features(data: str, shown: str, published: float) -> Study:
         f"{data}-records",
         f"softmax regression on scattering features of {shown}, each record protected, a trusted server",
         {"data": data, **_FEATURES, **_RECORDS},
-        TuningBudget(6, (0,), (2, 3, 4), rounds=(50, 100), roles=_UNIT_NORM),
+        TuningBudget(6, (0,), (2, 3, 4), rounds=(200, 400), roles=_LONG_STEPS),
         epsilons=(3.0,),
         splits=("iid",),
         contenders=tuple(RECORD_CONTENDERS),
@@ -185,10 +192,10 @@ def _network(data: str, shown: str, model: str, published: float) -> Study:
         f"{data}-records-cnn",
         f"the CNN of Tramèr and Boneh on {shown}, end to end, each record protected, a trusted server",
         {"data": data, "model": f"benchmarks/privacy/tanh_cnns.py:{model}", "augment": False, **_RECORDS},
-        TuningBudget(6, (0,), (2, 3, 4), rounds=(100, 200), roles=_UNIT_NORM),
+        TuningBudget(6, (0,), (2, 3, 4), rounds=(200, 400), roles=_NETWORK_STEPS),
         epsilons=(3.0,),
         splits=("iid",),
-        contenders=("DP-GD, records clipped, momentum", "DP-GD, AUTO-S, momentum"),
+        contenders=("DP-GD, AUTO-S, momentum", "DP-GD, records clipped, momentum"),
         notes=(f"Tramèr and Boneh (2021) report {published} % with this network",),
         seconds_per_round=0.1,
         published=published,
@@ -230,7 +237,7 @@ STUDIES: Mapping[str, Study] = {
             "a small CNN on Fashion-MNIST, 1,000 clients",
             {"data": "fashion-mnist", "model": "cnn", "clients": 1000, "precision": "bf16"},
             _IMAGES,
-            contenders=_FIRST,
+            contenders=_BY_GRADIENTS,
             notes=("Each client has 60 images of its own",),
         ),
         Study(
@@ -238,7 +245,7 @@ STUDIES: Mapping[str, Study] = {
             "a small CNN with GroupNorm on CIFAR-10, 1,000 clients",
             {"data": "cifar10", "model": "cnn-gn", "clients": 1000, "precision": "bf16"},
             _IMAGES,
-            contenders=_FIRST,
+            contenders=_BY_GRADIENTS,
             notes=("Each client has 50 images of its own; " + _SMALL,),
         ),
         Study(
