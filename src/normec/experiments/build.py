@@ -24,6 +24,7 @@ from ..training.client_weights import KINDS, Weights
 from ..training.communicator import Communicator
 from ..training.options import Compute, Logging, Memory, Options, Storage, device_of
 from . import methods, own_problem, server
+from .early_stopping import early_stopping
 
 if TYPE_CHECKING:
     from ..privacy import Privacy
@@ -150,6 +151,7 @@ def training(
         promised.refuse_private_sizes(config.public_sizes)  # before any data are read
     if promised is not None and config.weights == "records":
         promised.refuse_private_sizes(config.public_sizes, "weights")
+    rule = early_stopping(config)
     return Options(
         lr=methods.step_size(config),
         rounds=methods.rounds(config),
@@ -168,7 +170,7 @@ def training(
         seed=config.seed,
         device=device(config.device),
         out=out,
-        callbacks=callbacks,
+        callbacks=callbacks if rule is None else (*callbacks, rule),
         logging=Logging(
             every=config.log_every,
             evaluate_every=config.evaluate_every,

@@ -24,6 +24,7 @@ from ..system.files import write_atomic
 from ..training.callbacks import Callback
 from ..training.saved_run import Result
 from . import methods, runs, server, tuning
+from .early_stopping import early_stopping
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
 
@@ -72,6 +73,7 @@ def candidates(
             built = methods.build(cell, dim=1 if cell.k is None else cell.k)
             methods.local_steps(cell)
             server.check(cell)
+            early_stopping(cell)
             if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
         found.append(Candidate(spec, cells))
