@@ -136,9 +136,10 @@ def one_of(choices: Iterable[str], **values: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ', did you mean …?' with the closest known word, or an empty text."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]!r}?" if close else ""
+    """Return ', did you mean …?' with the closest known word, whatever its capitals, or an empty text."""
+    lowered = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.6)
+    return f", did you mean {lowered[close[0]]!r}?" if close else ""
 
 
 def needed(module: str, extra: str | None = None) -> Any:

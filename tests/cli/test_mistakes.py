@@ -59,7 +59,24 @@ MISTAKES = [
     (["train", "--set", "batch_size=500"], "batch_size = 500 is more than any client has"),
     (["train", "--set", "engine=fast"], "unknown engine"),
     (["train", "--device", "toaster"], "no device 'toaster'"),
-    (["train", "--unknown"], "No such option"),
+    (["train", "--unknown"], "train --help` lists all"),
+    (["train", "--eps", "8"], "there is no option --eps, did you mean '--epsilon'?"),
+    (["train", "--learning-rate", "0.1"], "did you mean '--lr'?"),
+    (["train", "--no-private"], "did you mean '--no-privacy'?"),
+    (["train", "--decay", "0.1"], "there is no option --decay; write --set decay=VALUE"),
+    (["trian"], "there is no command 'trian', did you mean 'train'?"),
+    (["privacy", "audits"], "there is no command 'audits', did you mean 'audit'?"),
+    (["train", "digits"], "a data set is named with --data digits"),
+    (["train", "patients.csv"], "give it as --data patients.csv --target COLUMN"),
+    (["train", "--data", "patients.csv", "--target", "sick"], "there is no file patients.csv"),
+    (["train", "--model", "net.py"], "as net.py:NAME"),
+    (["train", "--method", "EF21"], "did you mean 'ef21'?"),
+    (["train", "--rounds", "1e3"], "'1e3' is not a valid integer"),
+    (["privacy", "noise", "--epsilon", "8", "--releases", "9", "--trust", "secure-sum"], "give --clients"),
+    (["results"], "there is no folder runs"),
+    (["results", "nowhere"], "there is no folder nowhere"),
+    (["ui", "nowhere"], "there is no folder nowhere"),
+    (["tag", "nowhere", "--add", "x"], "nowhere holds no run"),
     (["train", "missing.toml"], "no configuration file"),
     (["compare", "normec", "clip21:beta=1"], "beta does not apply to clip21"),
     (["compare", "gd", "gd", "--no-privacy"], "occurs twice"),
@@ -192,6 +209,20 @@ def test_a_group_without_a_command_shows_its_help(group: tuple[str, ...], capsys
     assert printed.err == ""
     assert "Usage:" in printed.out
     assert "Commands:" in printed.out
+
+
+def test_help_has_a_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "-h"]) == 0
+    assert "--epsilon" in capsys.readouterr().out
+
+
+def test_a_name_that_a_file_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("class Network: ...\n")
+    assert run(["train", "--model", "net.py:Netwrk"]) == 2
+    assert capsys.readouterr().err == "error: net.py has no name Netwrk, did you mean 'Network'?\n"
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

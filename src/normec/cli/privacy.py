@@ -21,6 +21,9 @@ Delta = Annotated[float, typer.Option(help="δ.")]
 Relation = Annotated[str, typer.Option(help="zero-out or replace.")]
 Trust = Annotated[str, typer.Option(help="local, secure-sum or central.")]
 Clients = Annotated[int, typer.Option(help="Number of clients.")]
+Summed = Annotated[
+    int | None, typer.Option(help="Number of clients, whose noise adds up unless trust is local.", show_default=False)
+]
 Honest = Annotated[int | None, typer.Option(help="Honest clients in a secure sum (default: all).", show_default=False)]
 SamplingRate = Annotated[
     float | None, typer.Option(help="Rate of secret Poisson sampling of clients.", show_default=False)
@@ -38,7 +41,7 @@ def epsilon(
     delta: Delta = 1e-5,
     relation: Relation = "zero-out",
     trust: Trust = "local",
-    clients: Clients = 1,
+    clients: Summed = None,
     honest: Honest = None,
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
@@ -68,7 +71,7 @@ def noise(
     delta: Delta = 1e-5,
     relation: Relation = "zero-out",
     trust: Trust = "local",
-    clients: Clients = 1,
+    clients: Summed = None,
     honest: Honest = None,
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
@@ -204,10 +207,15 @@ def _literal(word: str) -> Any:
     return word
 
 
-def _release(clients: int, releases: int, bound: float, **statement: Any) -> Release:
+def _release(clients: int | None, releases: int, bound: float, **statement: Any) -> Release:
+    from ..errors import UsageError
     from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
     privacy = Privacy(**statement)
+    if clients is None:
+        if privacy.trust != "local":
+            raise UsageError(f"the noise of all clients adds up with trust={privacy.trust!r}; give --clients")
+        clients = 1
     sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
     return release(Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling))
 

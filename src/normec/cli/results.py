@@ -37,8 +37,11 @@ LOCAL = ("by", "tried", "edge", "folder", "error", "status", "round", "rounds")
 
 def results(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER…", help="Folders of runs, sweeps or comparisons, or all of runs/.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="FOLDER…", help="Folders of runs, sweeps or comparisons (default: runs).", show_default=False
+        ),
+    ] = None,
     format: Annotated[str, typer.Option(help="table, csv, json or parquet.")] = "table",
     each: Annotated[
         bool, typer.Option("--each", help="One row per run, instead of mean and spread over seeds.")
@@ -66,6 +69,7 @@ def results(
     from ..experiments import results as run_results
     from ..system.files import write_atomic
 
+    folders = folders or [Path("runs")]
     format = "json" if as_json else format
     one_of(export.FORMATS, format=format)
     if format == "parquet" and out is None:
