@@ -216,6 +216,15 @@ def test_help_has_a_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--epsilon" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [("train", "A TOML file of settings."), ("sweep", "A TOML file: shared settings"), ("tag", "Folders of runs.")],
+)
+def test_help_describes_the_arguments(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([words, "--help"]) == 0
+    assert says in capsys.readouterr().out
+
+
 def test_a_name_that_a_file_does_not_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,7 +101,7 @@ def test_the_noise_in_the_estimate_is_the_stated_one(rounds: int) -> None:
     for _ in range(2000):
         estimate = (1 - decay) * estimate + beta * deviation * draw.standard_normal(FACTS.dimension)
         norms.append(np.linalg.norm(estimate))
-    assert np.mean(norms[500:]) == pytest.approx(rule.ESTIMATE_NOISE, rel=0.1)  # β has two digits
+    assert np.mean(norms[500:]) == pytest.approx(rule.ESTIMATE_NOISE["normec"], rel=0.1)  # β has two digits
 
 
 def test_more_noise_means_shorter_steps_and_smaller_memories() -> None:

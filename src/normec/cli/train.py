@@ -184,3 +184,5 @@ def show_result(result: Result) -> None:
         print(statement)
         for note in summary["privacy"]["notes"]:
             print(f"Note: {printable(note)}.")
+        if settings.get("unit") == "record" and settings["method"] not in ("dpsgd-clip", "dpsgd-adaptive"):
+            print("Where records are protected, dpsgd-clip needs the least noise; `normec suggest` has its settings.")

@@ -158,7 +158,7 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "status": "finished",
         "lr": outcome.best.summary["config"]["lr"],
         **{key: final.get(key) for key in ("loss", "grad_norm", "memory_error", "test_loss", "bytes")},
-        **{key: final.get(key) for key in ("accuracy", "accuracy_mean_over_clients")},
+        **{key: final.get(key) for key in ("accuracy", "accuracy_mean_over_clients", "validation_accuracy")},
         "epsilon": (outcome.best.summary["privacy"] or {}).get("epsilon"),
         "seconds": outcome.best.summary["timings"]["total"],
         "folder": str(outcome.best.folder),
