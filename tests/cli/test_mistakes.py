@@ -243,3 +243,21 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_is_plain_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert "\\" not in capsys.readouterr().out
+
+
+def test_a_model_that_does_not_fit_its_data_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(
+        "from torch import nn\n"
+        "def narrow(): return nn.Linear(7, 10)\n"
+        "def few(): return nn.Linear(64, 3)\n"
+        "def pair(): return nn.LSTM(64, 10)\n"
+    )
+    for name, error in (("narrow", "RuntimeError: mat1"), ("few", "IndexError: Target"), ("pair", "TypeError")):
+        assert run(["train", "--model", f"nets.py:{name}", "--clients", "3"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: nets.py:{name} fails on the first records: {error}")
+        assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir() if path.suffix] == ["nets.py"]

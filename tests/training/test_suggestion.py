@@ -107,8 +107,9 @@ def test_the_noise_in_the_estimate_is_the_stated_one(rounds: int) -> None:
 
 def test_more_noise_means_shorter_steps_and_smaller_memories() -> None:
     found = [suggest(FACTS, privacy=Privacy(epsilon=e, trust="secure-sum")).values for e in (8, 4, 2, 1, 0.5)]
-    for name in ("lr", "beta"):
-        assert all(more[name] > less[name] for more, less in pairwise(found))
+    assert all(more["lr"] > less["lr"] for more, less in pairwise(found))
+    assert all(more["beta"] / more["decay"] > less["beta"] / less["decay"] for more, less in pairwise(found))
+    assert all(more["decay"] <= less["decay"] for more, less in pairwise(found))
 
 
 def test_without_privacy_the_usual_settings() -> None:

@@ -67,7 +67,7 @@ def problem(config: RunConfig) -> Problem:
     else:
         seed = derive_seed(config.public_seed, "model")
         built = models.build(config.model, found.shape, found.classes, hidden=config.hidden, seed=seed)
-    return Problem(
+    made = Problem(
         built.model,
         built.loss,
         clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
@@ -77,6 +77,9 @@ def problem(config: RunConfig) -> Problem:
         augment=found.augment if config.augment else None,
         transform=found.transform,
     )
+    if in_a_file(config.model):
+        made.refuse_misfit(config.model)
+    return made
 
 
 def number_of_clients(config: RunConfig) -> int | None:
