@@ -29,7 +29,7 @@ def _keep_help(argument: typer.core.TyperArgument, *, help: str | None = None, *
 
 
 _initialise = typer.core.TyperArgument.__init__
-typer.core.TyperArgument.__init__ = _keep_help  # type: ignore[method-assign]
+typer.core.TyperArgument.__init__ = _keep_help  # type: ignore[method-assign, assignment]
 
 # Flags that other programs have under another name.
 ELSEWHERE = {"--learning-rate": "--lr", "--dataset": "--data", "--gpu": "--device", "--no-private": "--no-privacy"}
