@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,8 @@ def test_a_suggestion_is_close_to_a_small_search(data: str, tmp_path: Path, monk
     assert len(found["suggested"]) == len(found["usual"]) == len(found["tuned"]) == 3
     assert check.misses(found) == []
     assert lines[0].startswith("small/NormEC, forgetting: ")
+    older = {**found, "suggested": [0.0, 0.0, 0.0], "suggested_settings": {}, "tuned": [1.0, 2.0, 3.0]}
+    (tmp_path / "records.jsonl").write_text(json.dumps(older) + "\n")
+    check.run([condition.key], tmp_path / "records.jsonl", lines.append, again=True)
+    (again,) = check.read(tmp_path / "records.jsonl")
+    assert again == {**found, "tuned": [1.0, 2.0, 3.0]}  # the tuned settings were not trained again
