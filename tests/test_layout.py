@@ -1,7 +1,7 @@
 """The package's structure: what may import what, how deep imports go, and that the documentation knows every package.
 
-Imports are read from the source. Only those that run when a module is loaded count: imports inside functions and under
-``TYPE_CHECKING`` do not.
+Imports are read from the source. How deep they go is counted for those that run when a module is loaded. Imports inside
+functions, which run later, must not go in circles either; only those under ``TYPE_CHECKING`` may.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def sources(folder: Path) -> dict[str, Path]:
     return found
 
 
-def loaded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The import statements that run when a module is loaded."""
+def run_by(node: ast.AST, *, later: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements that run when a module is loaded; with `later`, also those inside its functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             for other in child.orelse:
-                yield from loaded(other)
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from loaded(child)
+                yield from run_by(other, later=later)
+        elif later or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from run_by(child, later=later)
 
 
 def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> list[str]:
@@ -58,13 +58,13 @@ def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: boo
     return [f"{base}.{alias.name}" for alias in statement.names]
 
 
-def imports(folder: Path) -> Graph:
-    """Which modules of a package each of its modules imports."""
+def imports(folder: Path, *, later: bool = False) -> Graph:
+    """Which modules of a package each of its modules imports when it is loaded, or `later` as well."""
     modules = sources(folder)
     graph: Graph = {}
     for module, path in modules.items():
         graph[module] = set()
-        for statement in loaded(ast.parse(path.read_text())):
+        for statement in run_by(ast.parse(path.read_text()), later=later):
             for name in targets(statement, module, path.name == "__init__.py"):
                 known = name
                 while known and known not in modules:  # from .module import name: the module
@@ -111,6 +111,11 @@ def refuse_cycles(graph: Graph) -> None:
 
 def test_modules_do_not_import_one_another_in_circles(package: Graph) -> None:
     refuse_cycles(package)
+
+
+def test_functions_do_not_import_one_another_s_modules_in_circles() -> None:
+    graph = imports(PACKAGE, later=True)
+    refuse_cycles({module: others - {"normec"} for module, others in graph.items()})  # it loads its names when asked
 
 
 def test_packages_do_not_import_one_another_in_circles(package: Graph) -> None:

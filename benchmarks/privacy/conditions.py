@@ -28,10 +28,14 @@ def by_condition(held: Held) -> dict[Condition, dict[str, Record]]:
 def noise(records: Mapping[str, Record]) -> float:
     """√d / (μ n): the noise in the mean direction of a run, relative to its largest signal; NaN if it is not known.
 
+    It is 0 without privacy.
+
     A round of DP-SGD with normalisation has noise of norm σ√(d/n) in its mean message, and T rounds have √T times as
     much in their sum, which is T long at most.
     """
     for one in records.values():
+        if one["epsilon"] is None:
+            return 0.0
         if one["chosen"]["method"] == "dpsgd-norm":
             rounds = one["chosen"]["rounds"]
             if "parameters" in one:
@@ -39,3 +43,13 @@ def noise(records: Mapping[str, Record]) -> float:
             if "noise" in one:
                 return float(one["noise"] / math.sqrt(rounds))
     return math.nan
+
+
+def private(conditions: Conditions) -> Conditions:
+    """The conditions with noise."""
+    return {one: own for one, own in conditions.items() if one.private}
+
+
+def without_noise(conditions: Conditions) -> Conditions:
+    """The conditions without noise."""
+    return {one: own for one, own in conditions.items() if not one.private}

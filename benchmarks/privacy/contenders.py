@@ -70,8 +70,8 @@ class Contender:
         """The bounds or choices of each setting that is drawn, with the bounds of these roles."""
         found: dict[str, Any] = {}
         for name, values in self.ranges.items():
-            given = roles[values] if isinstance(values, str) else values
-            found[name] = tuple(self.scale * one for one in given) if name == "lr" else given
+            given: Any = roles[values] if isinstance(values, str) else values
+            found[name] = type(given)(self.scale * one for one in given) if name == "lr" else given
         return found
 
 
@@ -88,6 +88,7 @@ def _adam(contender: Contender) -> Contender:
 
 
 _RECORD = Contender("dpsgd-clip", "plain", {"record_clip": "threshold", "lr": "plain_steps"}, {"tau": 10.0})
+_AUTO = Contender("dpsgd-clip", "plain", {"lr": "steps"}, {"tau": 10.0, "record_clip": "auto"})
 _FORGETTING = [0.05, 0.1, 0.2, 0.4]
 _NORM = Contender("dpsgd-norm", "plain", {"lr": "steps"})
 _CLIP = Contender("dpsgd-clip", "plain", {"tau": "threshold", "lr": "plain_steps"})
@@ -132,5 +133,6 @@ RECORD_CONTENDERS: Mapping[str, Contender] = {
     "DP-GD, records clipped": _RECORD,
     "DP-GD, records clipped, momentum": _momentum(_RECORD),
     "DP-GD, records clipped, Adam": _adam(_RECORD),
+    "DP-GD, AUTO-S, momentum": _momentum(_AUTO),
 }
 ALL: Mapping[str, Contender] = {**CONTENDERS, **RECORD_CONTENDERS}

@@ -11,12 +11,12 @@ from pathlib import Path
 from normec.experiments.export import Row, to_csv, to_markdown
 from normec.system.files import write_atomic
 
-from .conditions import Conditions, Held, by_condition, noise
+from .conditions import Conditions, Held, by_condition, noise, private, without_noise
 from .contenders import ALL, CONTENDERS, Family
 from .design import range_ends
-from .records import Record, percent, read
+from .records import Record, cell_of, percent, read
 from .statistics import Comparison, compare, expected_best, rank
-from .studies import STUDIES, Condition, Study
+from .studies import STUDIES, Condition, Study, shown
 
 RECORDS = "records"  # the folder of the records and the picture, next to README.md
 PICTURE = "winners.png"
@@ -27,6 +27,8 @@ FAMILIES: Mapping[Family, str] = {
     "error feedback": "error feedback",
 }
 QUESTION = "cifar10-10000"
+PFL, PFL_TRUE = "cifar10-pfl", "cifar10-pfl-true"
+MEASURES = {"area": "area under the ROC curve", "next_character": "accuracy of the next character"}
 INTRODUCTION = """# Private distributed methods at a true ε
 
 Which method should be used under a true guarantee? {contenders} methods are compared under the same exact ε at
@@ -46,6 +48,18 @@ significantly worse" if its mean rank is within Nemenyi's critical difference.
     python -m benchmarks.privacy list                  # studies, what has run, and how long the rest takes
     python -m benchmarks.privacy run a9a-100/label/8   # a study, split, ε or method; continues after an interruption
     python -m benchmarks.privacy page                  # writes this page from the records
+"""
+BY_CONDITION = """## By condition
+
+The best test value in percent of each family (accuracy; on w8a the area under the ROC curve). A value is bold if no \
+method of another family is within the honestly significant difference. The noise is √d/(μn): its norm in the mean of \
+all directions of a run, relative to the largest possible signal.
+"""
+WITHOUT_NOISE = """## Without noise
+
+The same methods with the same bounds on their messages, and without noise: no privacy, but what the bounds cost where \
+clients differ, which is what error feedback was made for. From clients that are alike (iid) over Dirichlet splits to \
+clients of one class each (label).
 """
 PROTOCOL = """## How it is measured
 
@@ -98,10 +112,9 @@ def of_study(study: Study, folder: Path) -> list[str]:
 
 def text(held: Held) -> str:
     """README.md."""
-    conditions = by_condition(held)
-    compared = {
-        one: compare({name: record["accuracies"] for name, record in own.items()}) for one, own in conditions.items()
-    }
+    found = by_condition(held)
+    conditions, plain = private(found), without_noise(found)
+    compared = {one: compare(values(own)) for one, own in found.items()}
     ranked = common(conditions)
     start = INTRODUCTION.format(
         contenders=len(CONTENDERS),
@@ -109,8 +122,9 @@ def text(held: Held) -> str:
         picture=f"{RECORDS}/{PICTURE}",
         advice="\n".join([*advice(conditions), *_verdicts(conditions, compared)]) or "Not run.",
     )
-    parts = [start, *_question(conditions, compared), *_conditions(conditions, compared)]
-    parts += [*_ranks(conditions), *_published(held), *_costs(held), *_tuning(held), PROTOCOL]
+    parts = [start, *_question(conditions, compared), *_conditions(conditions, compared, BY_CONDITION)]
+    parts += [*_ranks(conditions), *_conditions(plain, compared, WITHOUT_NOISE), *_published(held), *_pfl(held)]
+    parts += [*_costs(held), *_tuning(held), PROTOCOL]
     for name, study in STUDIES.items():
         parts += _study(study, held[name])
     return "\n".join(parts).rstrip() + "\n"
@@ -132,9 +146,9 @@ def _means(conditions: Conditions, which: Iterable[Condition]) -> list[dict[str,
 def advice(conditions: Conditions) -> list[str]:
     """The best methods by split and amount of noise, as lines of advice."""
     found = []
-    for split, alike in (("iid", "Clients are alike"), ("label", "Clients differ")):
+    for same, alike in ((True, "Clients are alike"), (False, "Clients differ")):
         for low, high, amount in ((0.0, 0.1, "little noise"), (0.1, math.inf, "much noise")):
-            own = [one for one in conditions if one.split == split and low <= noise(conditions[one]) < high]
+            own = [one for one in conditions if (one.split == "iid") == same and low <= noise(conditions[one]) < high]
             means = _means(conditions, own)
             if len(means) < 2:
                 continue
@@ -163,7 +177,7 @@ def _verdicts(conditions: Conditions, compared: Mapping[Condition, Comparison]) 
         if feedback is not None and remembering is not None:
             lead = 100 * (comparison.means[feedback] - comparison.means[remembering])
             sure = "" if comparison.apart(feedback, remembering) else ", not significant"
-            leads.append(f"{lead:+.1f} points ({one.split}, ε = {one.epsilon:g}{sure})")
+            leads.append(f"{lead:+.1f} points ({one.split}, {shown(one.epsilon)}{sure})")
     if not leads:
         return []
     return [
@@ -182,7 +196,7 @@ def _question(conditions: Conditions, compared: Mapping[Condition, Comparison]) 
     own = [one for one in conditions if one.study == QUESTION]
     if not own:
         return []
-    heads = [f"{one.split}, ε = {one.epsilon:g}" for one in own]
+    heads = [f"{one.split}, {shown(one.epsilon)}" for one in own]
     rows = [
         [name, *(_value(compared[one], name) if name in conditions[one] else "not run" for one in own)]
         for name in STUDIES[QUESTION].contenders
@@ -219,33 +233,25 @@ def _value(comparison: Comparison, name: str) -> str:
     return f"**{shown}**" if alone else shown
 
 
-def _conditions(conditions: Conditions, compared: Mapping[Condition, Comparison]) -> list[str]:
+def _conditions(conditions: Conditions, compared: Mapping[Condition, Comparison], introduction: str) -> list[str]:
     """One line for each condition: the best method of each family, and who is not significantly worse than the best."""
     rows = []
-    for one, comparison in compared.items():
-        cells = []
+    for one, own in conditions.items():
+        comparison, cells = compared[one], []
         for family in FAMILIES:
-            own = [name for name in comparison.means if ALL[name].family == family]
-            best = max(own, key=lambda name: comparison.means[name], default=None)
+            names = [name for name in comparison.means if ALL[name].family == family]
+            best = max(names, key=lambda name: comparison.means[name], default=None)
             top = (
                 best is not None and best == comparison.best and all(ALL[n].family == family for n in comparison.tied())
             )
             shown = f"{100 * comparison.means[best]:.1f}" if best is not None else "–"
             cells.append(f"**{shown}**" if top else shown)
         tied = len(comparison.tied()) - 1
-        name = f"{one.study}, {one.split}, ε = {one.epsilon:g}"
-        rows.append(
-            [name, f"{noise(conditions[one]):.2g}", *cells, comparison.best, f"{tied} of {len(comparison.means) - 1}"]
-        )
+        rows.append([str(one), f"{noise(own):.2g}", *cells, comparison.best, f"{tied} of {len(comparison.means) - 1}"])
     if not rows:
         return []
     return [
-        "## By condition",
-        "",
-        "The best test value in percent of each family (accuracy; on w8a the area under the ROC curve). A value is "
-        "bold if no method of another family is within the honestly significant difference. The noise is √d/(μn): its "
-        "norm in the mean of all directions of a run, relative to the largest possible signal.",
-        "",
+        introduction,
         *to_markdown(("condition", "noise", *FAMILIES.values(), "best", "not significantly worse"), rows),
         "",
     ]
@@ -295,6 +301,34 @@ def _published(held: Held) -> list[str]:
     ]
 
 
+def _pfl(held: Held) -> list[str]:
+    """The set-up of pfl-research with the ε that it states and the one that its clients have, and a true ε of 2."""
+    if not held[PFL] or not held[PFL_TRUE]:
+        return []
+    (published,), best = held[PFL], max(held[PFL_TRUE], key=lambda one: float(one["accuracy"]))
+    rows = [
+        [one["method"], STUDIES[one["study"]].shows, *ends, percent(one)]
+        for one, *ends in (
+            (published, f"{published['epsilon']:g}", f"{_rounded_up(published['exact_epsilon']):,}"),
+            (best, f"{best['epsilon']:g}", f"{best['exact_epsilon']:.3g}"),
+        )
+    ]
+    return [
+        "The CIFAR-10 benchmark of pfl-research states (2, 1e-6) for noise that is scaled as for a cohort of 1,000 "
+        "clients out of 10⁶, and simulates 1,000 clients. The ε of these 1,000 is computed from the noise that was "
+        "added; with sampled clients it is an upper bound.",
+        "",
+        *to_markdown(("method", "study", "stated ε", "ε of the 1,000 clients", "test accuracy"), rows),
+        "",
+    ]
+
+
+def _rounded_up(value: float) -> int:
+    """A large ε with three digits, rounded up."""
+    unit = int(10 ** max(0, math.floor(math.log10(value)) - 2))
+    return math.ceil(value / unit) * unit
+
+
 def _costs(held: Held) -> list[str]:
     """What a method costs: rounds, numbers sent, vectors kept, and seconds, as medians over its chosen settings."""
     rows = []
@@ -315,7 +349,7 @@ def _costs(held: Held) -> list[str]:
         "",
         "Medians over the conditions. A client sends that many vectors of the model's length per round (4 bytes a "
         "number) and keeps that many between rounds. The time of a round is relative to the fastest method of the same "
-        "study.",
+        "study; cells ran on different machines, several at a time, so only large differences mean something.",
         "",
         *to_markdown(("method", "rounds chosen", "vectors sent", "vectors kept", "time of a round"), rows),
         "",
@@ -324,7 +358,8 @@ def _costs(held: Held) -> list[str]:
 
 def _seconds(held: Held, study: str) -> float:
     """The seconds per round of the fastest method of a study."""
-    return min(float(one["seconds"]) / STUDIES[study].budget.run_rounds(ALL[one["method"]]) for one in held[study])
+    of = STUDIES[study]
+    return min(float(one["seconds"]) / of.budget.run_rounds(of.contender(one["method"])) for one in held[study])
 
 
 def _tuning(held: Held) -> list[str]:
@@ -365,15 +400,25 @@ def _step_at_an_end(record: Record) -> str | None:
 
 
 def _study(study: Study, records: Sequence[Record]) -> list[str]:
-    what = "area under the ROC curve" if study.budget.by == "area" else "accuracy"
+    what = MEASURES.get(study.budget.by, "accuracy")
     budget = study.budget
-    seeds = f"{len(budget.tuning_seeds)} seed{'s' if len(budget.tuning_seeds) > 1 else ''} each"
+    tried, seeds = _counted(budget.trials, "setting"), _counted(len(budget.tuning_seeds), "seed")
     line = f"{study.shows[0].upper()}{study.shows[1:]}; test {what}."
-    line += f" {budget.trials} settings per method, {seeds}; tested with {len(budget.test_seeds)} seeds."
+    line += f" {tried} per method, {seeds} each; tested with {len(budget.test_seeds)} seeds."
     line += "".join(f" {note}." for note in study.notes)
     if not records:
         return [f"## {study.name}", "", line, "", "Not run.", ""]
-    return [f"## {study.name}", "", f"{line} {_ran(records)}", "", *_grids(study, records)]
+    return [f"## {study.name}", "", f"{line} {_start(records)}{_ran(records)}", "", *_grids(study, records)]
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' if count > 1 else ''}"
+
+
+def _start(records: Sequence[Record]) -> str:
+    """The test value of a pretrained model before private training."""
+    held = [100 * one["start"] for one in records if "start" in one]
+    return f"Before private training the model reaches {plain_statistics.fmean(held):.1f} %. " if held else ""
 
 
 def _grids(study: Study, records: Sequence[Record]) -> list[str]:
@@ -382,14 +427,20 @@ def _grids(study: Study, records: Sequence[Record]) -> list[str]:
     across = sorted(study.epsilons)
     for split in study.splits:
         held = {
-            e: {one["method"]: one for one in records if (one["split"], one["epsilon"]) == (split, e)} for e in across
+            e: {
+                cell.method: one
+                for one in records
+                for cell in [cell_of(one)]
+                if (cell.split, cell.epsilon) == (split, e)
+            }
+            for e in across
         }
-        compared = {e: compare({n: one["accuracies"] for n, one in own.items()}) for e, own in held.items() if own}
+        compared = {e: compare(values(own)) for e, own in held.items() if own}
         rows = [
             [name, *(_value(compared[e], name) if name in held[e] else "not run" for e in across)]
             for name in study.contenders
         ]
-        lines += [*to_markdown((split, *(f"ε = {e:g}" for e in across)), rows), ""]
+        lines += [*to_markdown((split, *map(shown, across)), rows), ""]
     return lines
 
 

@@ -14,10 +14,9 @@ from typing import Any
 from normec import UsageError
 from normec.system.files import unpacked, write_atomic
 
-from .studies import STUDIES, Cell, Study
+from .studies import NO_NOISE, STUDIES, Cell, Study
 
 Record = dict[str, Any]
-FIELDS = ("study", "method", "epsilon", "split")
 
 
 def read(study: Study, folder: Path) -> list[Record]:
@@ -61,7 +60,9 @@ def write(study: Study, folder: Path, records: Iterable[Record]) -> None:
 
 
 def cell_of(record: Record) -> Cell:
-    return Cell(*(record[name] for name in FIELDS))
+    """The cell of a record, whose ε is None if its runs had no noise."""
+    epsilon = NO_NOISE if record["epsilon"] is None else record["epsilon"]
+    return Cell(record["study"], record["method"], epsilon, record["split"])
 
 
 def percent(record: Record) -> str:

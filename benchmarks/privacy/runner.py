@@ -23,7 +23,7 @@ from normec.training.summary import device_name
 
 from . import tuning
 from .records import Record, cell_of, percent, read, write
-from .studies import STUDIES, Cell, Study
+from .studies import STUDIES, Cell, Study, shown
 from .trial import Measurement
 
 _LOCAL_STEPS = 4  # how much longer a round with local steps takes, about
@@ -66,7 +66,7 @@ def run(
         done[study.name][cell] = record
         write(study, out, done[study.name].values())
         _part(out, cell).unlink(missing_ok=True)
-        report(f"{study.name}  {cell.split}  ε = {cell.epsilon:g}  {cell.method}: {percent(record)}")
+        report(f"{study.name}  {cell.split}  {shown(cell.epsilon)}  {cell.method}: {percent(record)}")
         return True
 
     if processes == 1:

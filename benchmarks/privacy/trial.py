@@ -22,10 +22,11 @@ from normec.training.observer import copied
 from normec.training.run import Plan
 from normec.training.train import prepare, ready
 
+from . import shakespeare
 from .scattering import with_features
 
 Measurement = dict[str, Any]
-DIAGNOSTICS = ("parameters", "gradient", "estimate", "noise", "cosine", "turn", "memory_error")
+DIAGNOSTICS = ("start", "parameters", "gradient", "estimate", "noise", "cosine", "turn", "memory_error")
 CACHED = 8  # problems that are kept; the splits and seeds of one study
 DIVERGED = 0.0  # the accuracy or area of a run that diverged
 
@@ -38,8 +39,9 @@ class Trial:
         settings: The settings of the run; `features` = "scattering" trains on features of its images.
         seed: Its seed.
         validation: The share of the training records that is held out.
-        by: "accuracy", or "area" under the ROC curve if one class is so frequent that accuracy is not informative.
-        diagnose: Also compute the diagnostics of `_diagnostics`.
+        by: "accuracy", the "area" under the ROC curve if one class is so frequent that accuracy is not informative, or
+            a metric of the problem.
+        diagnose: Also compute the diagnostics of `_diagnostics`, and the value of a pretrained model as `start`.
     """
 
     settings: Mapping[str, Any]
@@ -90,7 +92,9 @@ class _Begun:
         prefix = "validation_" if trial.validation else ""
         found = {"loss": last["validation_loss" if trial.validation else "test_loss"]}
         held = problem.validation if trial.validation else problem.test
-        found["value"] = last[f"{prefix}accuracy"] if trial.by == "accuracy" else _area(problem, run, held)
+        found["value"] = _area(problem, run, held) if trial.by == "area" else last[prefix + trial.by]
+        if trial.diagnose and trial.settings.get("model") in shakespeare.PRETRAINED:
+            found["start"] = problem.evaluate(problem.x0, problem.initial_buffers())[prefix + trial.by]
         if run.privacy is not None:
             found["exact_epsilon"], found["sigma"] = run.privacy.epsilon, run.privacy.sigma
         found["parameters"] = len(problem.x0)
@@ -108,7 +112,8 @@ def _problem(config: RunConfig, features: str | None, device: str) -> Problem:
     if key not in _cache:
         if len(_cache) >= CACHED:
             _cache.pop(next(iter(_cache)))
-        found = build.problem(config).to(torch.device(device))
+        made = shakespeare.problem(config) if config.data == shakespeare.NAME else build.problem(config)
+        found = made.to(torch.device(device))
         _cache[key] = with_features(found) if features else found
     return _cache[key]
 

@@ -83,6 +83,7 @@ DRAWN = pytest.mark.parametrize(
 PRIVACY = pytest.mark.parametrize("privacy", [None, Privacy(sigma=1e-13, trust="secure-sum")], ids=["plain", "private"])
 
 
+@pytest.mark.quick_cases(3)
 @PRIVACY
 @DRAWN
 @pytest.mark.parametrize("prox", [0.0, 0.7], ids=["fedavg", "fedprox"])
@@ -92,6 +93,7 @@ def test_federated_averaging_follows_the_formula(prox: float, drawn: FixedSize |
     np.testing.assert_allclose(run.x.numpy(), averaging(0.1, prox, drawn), rtol=0, atol=1e-10)
 
 
+@pytest.mark.quick_cases(3)
 @PRIVACY
 @DRAWN
 def test_fed_normec_follows_the_formula(drawn: FixedSize | None, privacy: Privacy | None) -> None:

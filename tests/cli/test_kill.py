@@ -146,6 +146,7 @@ def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> No
         assert not list(folder.rglob("*.part")), folder.name
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [*RUN[:-1], "--out", "run"]
     process = held(8, *command, cwd=tmp_path)

@@ -35,6 +35,7 @@ def summary(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("privacy", [[], ["--no-privacy"]], ids=["private", "plain"])
 def test_a_class_in_a_file_trains_and_goes_on(privacy: list[str], tmp_path: Path) -> None:
     words = ["train", "--method", FILE, "--set", "tau=0.2", "--set", "eta=0.4", "--lr", "0.5", *SMALL, *privacy]
@@ -65,6 +66,7 @@ def test_it_is_compared_beside_others(tmp_path: Path) -> None:
     assert {row["status"] for row in json.loads((tmp_path / "both" / "comparison.json").read_text())} == {"finished"}
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

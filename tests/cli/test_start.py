@@ -81,12 +81,14 @@ def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
     assert (tmp_path / found["folder"] / "config.toml").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_shown_not_run_again(tmp_path: Path) -> None:
     first = json.loads(normec("train", "--rounds", "4", "--json", cwd=tmp_path).stdout)
     second = json.loads(normec("train", "--rounds", "4", "--json", cwd=tmp_path).stdout)
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_config_file_is_read_back_as_written(tmp_path: Path) -> None:
     first = json.loads(
         normec("train", "--seed", "0", "--rounds", "4", "--beta", "1", "--json", "--out", "a", cwd=tmp_path).stdout

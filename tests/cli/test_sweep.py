@@ -155,6 +155,7 @@ def test_a_sweep_its_table_and_its_results(
     assert "Chosen" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_setting_changed_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, rounds=500)

@@ -65,15 +65,18 @@ def test_a_saved_state_goes_on_also_with_a_compiled_model(done: Path, name: str)
     torch.testing.assert_close(x, by_rounds(name), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_step_is_one_all_reduce_of_four_bytes_a_parameter(facts: list[dict[str, Any]]) -> None:
     assert [fact["calls"] for fact in facts] == [[["all_reduce", 4 * (40 * 10 + 10 + POSITION)]]] * RANKS
 
 
+@pytest.mark.slow
 def test_groups_have_their_own_step_sizes(facts: list[dict[str, Any]]) -> None:
     assert facts[0]["moved"] == [True, False]
     assert facts[0]["lrs"] == pytest.approx([0.05, 0.0])
 
 
+@pytest.mark.slow
 def test_mistakes_are_said_on_every_rank(facts: list[dict[str, Any]]) -> None:
     expected = {
         "closure": "UsageError: closures are not supported",

@@ -100,6 +100,7 @@ def noise_of(seed: int, lr: float, start: float) -> Tensor:
     return released(*simulated(seed, lr, start)) / lr
 
 
+@pytest.mark.slow
 def test_trainings_of_one_seed_have_other_noise_unless_they_are_alike() -> None:
     same, again = noise_of(3, 1.0, 0.0), noise_of(3, 1.0, 0.0)
     assert torch.equal(same, again), "a given seed repeats a simulation"

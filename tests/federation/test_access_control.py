@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 
 from normec.errors import UsageError
-from normec.federation.flower import access_control, limits
+from normec.federation.flower import access_control, limits, programs
 from normec.federation.protocol.wire import LARGEST
 
 STARTING = "/v1/control/start-run"
@@ -144,7 +144,7 @@ def test_root_in_a_container_that_passes_on_what_comes_from_outside_is_not_the_o
     ],
 )
 def test_an_option_counts_by_its_last_mention(arguments: list[str], value: str) -> None:
-    assert access_control._value(arguments, "--host") == value
+    assert programs._value(arguments, "--host") == value
 
 
 @pytest.mark.parametrize("name", [b"x-forwarded-for", b"Forwarded", b"via", b"origin"])
@@ -246,7 +246,7 @@ def test_flowers_own_rules_say_who_has_signed(signed_by: str, stranger: bool) ->
     app = create_app()
     state = app.state.linkstate_factory.state()
     state.create_node("", "", public_key_to_bytes(keys["party"].public_key()), 0)
-    port = access_control.OwnerAndParties(app, partial(access_control._signed, app))
+    port = access_control.OwnerAndParties(app, partial(access_control.signing_party, app))
     request = httpx.Request("POST", f"http://127.0.0.1{PULLING}", content=b"rubbish")
     if signed_by != "nobody":
         key = keys[signed_by]
@@ -264,22 +264,22 @@ def test_flowers_own_rules_say_who_has_signed(signed_by: str, stranger: bool) ->
 
 def test_a_superlink_that_lets_strangers_in_as_parties_is_not_started() -> None:
     with pytest.raises(UsageError, match="anybody could act as a party"):
-        access_control.run_superlink(["--ssl-certfile", "server.crt"])
+        programs.run_superlink(["--ssl-certfile", "server.crt"])
 
 
 @pytest.mark.parametrize("word", ["--insecure", "--insec", "--i"])
 def test_a_superlink_without_tls_is_not_started(word: str) -> None:
     """Flower's signature covers the time of a request alone: on the way, the rest of it can be exchanged."""
     with pytest.raises(UsageError, match="without TLS anybody on the way"):
-        access_control.run_superlink(["--enable-supernode-auth", "--host", "127.0.0.1", word])
+        programs.run_superlink(["--enable-supernode-auth", "--host", "127.0.0.1", word])
 
 
 @pytest.mark.parametrize("host", [[], ["--host", "0.0.0.0"], ["--host=192.0.2.1"]])
 def test_tests_without_tls_stay_on_the_loopback_interface(host: list[str]) -> None:
     with pytest.raises(UsageError, match="needs an address of the loopback interface"):
-        access_control.run_superlink(["--enable-supernode-auth", access_control.INSECURE, *host])
-    own = ["--enable-supernode-auth", access_control.INSECURE, "--host", "127.0.0.1"]
-    assert access_control._checked(own) == ["--enable-supernode-auth", "--insecure", "--host", "127.0.0.1"]
+        programs.run_superlink(["--enable-supernode-auth", programs.INSECURE, *host])
+    own = ["--enable-supernode-auth", programs.INSECURE, "--host", "127.0.0.1"]
+    assert programs._checked(own) == ["--enable-supernode-auth", "--insecure", "--host", "127.0.0.1"]
 
 
 LIMIT = 60.0  # seconds, which only a hang reaches

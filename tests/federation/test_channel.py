@@ -52,7 +52,7 @@ class SuperLink:
         self.calls: Counter[str] = Counter()
         app = create_app()
         self.channel, self.state = Channel(app), app.state.linkstate_factory.state()
-        port = self.port = access_control.OwnerAndParties(self.channel, partial(access_control._signed, app))
+        port = self.port = access_control.OwnerAndParties(self.channel, partial(access_control.signing_party, app))
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             self.calls[scope.get("path", "")] += 1

@@ -52,6 +52,7 @@ def by_record(**changes: Any) -> Privacy:
     return Privacy(**{"sigma": SIGMA, "unit": "record", "record_clip": 1.0, "noise": "seeded", **changes})
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("name", "by", "clip"),
     [
@@ -70,6 +71,7 @@ def test_the_trajectory_by_hand(name: str, by: Any, clip: Any, tmp_path: Path) -
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", METHODS)
 def test_weights_by_records_and_noise_by_party(name: str, tmp_path: Path) -> None:
     """w_i = n_i/N; each party has the noise that its own records need, and all parties have the same ε."""
@@ -139,6 +141,7 @@ def test_secret_coins_are_fair_independent_and_not_of_the_seed() -> None:
     assert len(same) == 1
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("method", "privacy"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import methods
-from normec.federation.flower.app import _plan
+from normec.federation.flower.definition import _plan
 from normec.federation.flower.scaffold import app_name, write_app
 from normec.federation.flower.settings import NAMES, RECORDED, located, read
 from normec.federation.local.federation import Federation, LocalOptions, agreeing, app_config

@@ -21,9 +21,10 @@ from flwr.app import Message, Metadata
 from normec import UsageError
 from normec.cli.app import run
 from normec.federation.flower.app import _Parties
+from normec.federation.flower.new_terms import new_terms, parse_parties
 from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app, new_terms, parse_parties
+from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app
 from normec.federation.flower.supernode import load_task, read_private_key
 from normec.federation.protocol.wire import Refusal, SumRequest, octets, to_fields
 

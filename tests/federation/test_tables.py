@@ -13,9 +13,9 @@ import torch
 
 from normec import NormEC, UsageError
 from normec.data import load_schema, read_table
+from normec.federation.flower.new_terms import new_terms
 from normec.federation.flower.records import from_records, to_records
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.signed_terms import new_terms
 from normec.federation.flower.supernode import load_client, load_task, read_private_key
 from normec.federation.protocol.journal import read_journal
 

@@ -17,6 +17,7 @@ from normec.gradients.choice import choose_engine
 from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared.operations import OperationModel
 from normec.gradients.shared.rules import ModuleModel
+from normec.sampling.batches import PoissonBatches
 from normec.training.options import Options
 from normec.training.train import prepare
 
@@ -443,20 +444,22 @@ def test_a_model_sees_one_client_at_a_time_and_one_record_where_records_are_clip
         assert set(seen) == {size}
 
 
-def test_engines_that_clip_records_are_compared_on_few_of_them() -> None:
+@pytest.mark.parametrize("rate", [None, 0.5])
+def test_engines_that_clip_records_are_compared_on_few_of_them(rate: float | None) -> None:
     """The loop takes them a few at a time, so that comparing all records of a large client would take minutes."""
-    draw, records = torch.Generator().manual_seed(1), 4000
+    draw, records = torch.Generator().manual_seed(1), 8000
     owned = TensorDataset(torch.rand(records, FEATURES, generator=draw), torch.arange(records) % CLASSES)
     problem = Problem(models.Softmax(FEATURES, CLASSES), F.cross_entropy, [owned])
     seen: list[int] = []
     hook = nn.modules.module.register_module_forward_hook(lambda *given: seen.append(len(given[-1])))
     try:
-        engine = choose_engine("auto", problem, None, 0, RecordClip(0.1), private=True)
+        batches = PoissonBatches(torch.tensor([records]), rate, 0) if rate is not None else None
+        engine = choose_engine("auto", problem, batches, 0, RecordClip(0.1), private=True)
         list(engine.blocks(problem.x0, {}, 0))
     finally:
         hook.remove()
     assert engine.name == "linear"
-    assert 0 < sum(seen) < records // 8
+    assert 0 < sum(seen) < records // 32
 
 
 @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])

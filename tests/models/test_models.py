@@ -78,6 +78,16 @@ def test_nonconvex_penalty_and_its_gradient() -> None:
     (gradient,) = torch.autograd.grad(value, x)
     at = x.detach()
     torch.testing.assert_close(gradient, 0.1 * 2 * at / (1 + at**2) ** 2)
+    for points in (at, at.view(3, 10)):
+        values, gradients = models.NonconvexPenalty(0.1).with_gradient(points)
+        torch.testing.assert_close(values, (0.1 * points**2 / (1 + points**2)).sum(-1))
+        torch.testing.assert_close(gradients.flatten(), gradient)
+    assert torch.equal(at, x.detach())
+
+
+def test_nonconvex_penalty_of_small_parameters_is_not_lost_in_rounding() -> None:
+    values, _ = models.NonconvexPenalty(1.0).with_gradient(torch.full((10,), 1e-5))
+    assert float(values) == pytest.approx(1e-9, rel=1e-5)
 
 
 def test_refusals() -> None:

@@ -52,6 +52,7 @@ def by_convolution(z: float, rate: float, rounds: int, delta: float) -> float:
     return max(answers)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("z", "rate", "rounds"), [(1.0, 0.01, 300), (1.0, 0.1, 50), (5.0, 0.9, 300), (0.7, 0.02, 1000)]
 )
@@ -61,6 +62,7 @@ def test_agrees_with_dp_accounting(z: float, rate: float, rounds: int) -> None:
     )
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.0, 0.2, 1), (1.0, 0.1, 16), (2.0, 0.5, 32)])
 def test_agrees_with_a_convolution_written_out(z: float, rate: float, rounds: int) -> None:
     assert epsilon_of([Event(z, rate, rounds)], 1e-5) == pytest.approx(by_convolution(z, rate, rounds, 1e-5), rel=1e-3)

@@ -21,6 +21,7 @@ def plot(page: Any, chart: str) -> Any:
     return page.locator(f"#chart-{chart} .plot")
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_loads_alone_and_in_silence(name: str, library: Path, look: Any) -> None:
     seen = look()
@@ -32,6 +33,7 @@ def test_a_page_loads_alone_and_in_silence(name: str, library: Path, look: Any) 
     assert page.title().endswith("normec")
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(("name", "scheme"), [*((name, "light") for name in PAGES), ("sweep", "dark")])
 def test_no_page_is_wider_than_a_phone(name: str, scheme: str, library: Path, look: Any) -> None:
     page = look(viewport={"width": 390, "height": 844}, color_scheme=scheme, has_touch=True, is_mobile=True).drawn(
@@ -41,6 +43,7 @@ def test_no_page_is_wider_than_a_phone(name: str, scheme: str, library: Path, lo
     assert page.locator("html").get_attribute("data-theme") == scheme
 
 
+@pytest.mark.slow
 def test_hovering_shows_the_measured_values(library: Path, look: Any) -> None:
     page = look().drawn(library / "diagnosed" / "report.html")
     history = History(library / "diagnosed" / "metrics.jsonl")
@@ -64,6 +67,7 @@ def test_the_curves_are_the_history(library: Path, look: Any) -> None:
     assert drawn[1] == pytest.approx([100 * value for value in history["accuracy"]], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_legend_button_hides_a_curve_by_hand_and_by_key(library: Path, look: Any) -> None:
     page = look().drawn(library / "comparison" / "report.html")
     before = plot(page, "loss").evaluate(TRACES)
@@ -77,6 +81,7 @@ def test_a_legend_button_hides_a_curve_by_hand_and_by_key(library: Path, look: A
     assert plot(page, "loss").evaluate(TRACES) == before
 
 
+@pytest.mark.slow
 def test_scale_and_axis_can_be_chosen(library: Path, look: Any) -> None:
     page = look().drawn(library / "diagnosed" / "report.html")
     kind = "plot => plot.layout.yaxis.type"
@@ -88,6 +93,7 @@ def test_scale_and_axis_can_be_chosen(library: Path, look: Any) -> None:
     assert xs[-1] == pytest.approx(8, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_colours_follow_the_system_until_chosen_and_the_choice_lasts(library: Path, look: Any) -> None:
     seen = look(color_scheme="dark")
     page = seen.drawn(library / "private" / "report.html")
@@ -103,6 +109,7 @@ def test_colours_follow_the_system_until_chosen_and_the_choice_lasts(library: Pa
     assert ink == page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--quiet').trim()")
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_every_control(library: Path, look: Any) -> None:
     page = look().drawn(library / "sweep" / "report.html")
     page.keyboard.press("Tab")
@@ -133,6 +140,7 @@ def test_the_keyboard_reaches_every_control(library: Path, look: Any) -> None:
         assert any(wanted in one for one in reached), wanted
 
 
+@pytest.mark.slow
 def test_a_cell_of_the_heat_map_opens_its_run(library: Path, look: Any) -> None:
     page = look().drawn(library / "sweep" / "report.html")
     page.locator("#map-x").select_option("lr")
@@ -150,6 +158,7 @@ def test_a_cell_of_the_heat_map_opens_its_run(library: Path, look: Any) -> None:
     page.wait_for_selector("html[data-drawn]")
 
 
+@pytest.mark.slow
 def test_the_frame_marks_the_cell_that_the_criterion_chose_whatever_is_shown(library: Path, look: Any) -> None:
     reached = {}
     for beta in ("0.01", "0.1"):
@@ -169,6 +178,7 @@ def test_the_frame_marks_the_cell_that_the_criterion_chose_whatever_is_shown(lib
         ]
 
 
+@pytest.mark.slow
 def test_the_heat_map_is_a_table_of_links_too(library: Path, look: Any) -> None:
     page = look().drawn(library / "sweep" / "report.html")
     page.get_by_text("The same as a table, with links").press("Enter")
@@ -184,6 +194,7 @@ def test_the_heat_map_is_a_table_of_links_too(library: Path, look: Any) -> None:
     assert page.url.endswith("/beta-0.01-lr-0.05-seed-0/report.html")
 
 
+@pytest.mark.slow
 def test_ticked_cells_are_drawn_with_the_spread_of_their_seeds(library: Path, look: Any) -> None:
     page = look().drawn(library / "sweep" / "report.html")
     while page.locator("input.draw:checked").count():
@@ -200,6 +211,7 @@ def test_ticked_cells_are_drawn_with_the_spread_of_their_seeds(library: Path, lo
     assert high - low == pytest.approx(2 * abs(seeds[0] - seeds[1]) / 2**0.5, rel=1e-3)  # ± one standard deviation
 
 
+@pytest.mark.slow
 def test_tables_sort_by_their_heads(library: Path, look: Any) -> None:
     page = look().drawn(library / "comparison" / "report.html")
     table = page.get_by_role("table", name="Results")
@@ -213,6 +225,7 @@ def test_tables_sort_by_their_heads(library: Path, look: Any) -> None:
         assert len(set(found)) == 3
 
 
+@pytest.mark.slow
 def test_the_settings_of_the_method_stand_at_the_top(library: Path, look: Any) -> None:
     page = look().drawn(library / "private" / "report.html")
     settings = parse_toml((library / "private" / "config.toml").read_text(), "config.toml")
@@ -223,6 +236,7 @@ def test_the_settings_of_the_method_stand_at_the_top(library: Path, look: Any) -
     assert top.bounding_box()["y"] < page.locator("#curves").bounding_box()["y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1400, 390])
 def test_the_cells_of_a_sweep_are_a_table_that_is_not_cut(width: int, library: Path, look: Any) -> None:
     page = look(viewport={"width": width, "height": 900}).drawn(library / "sweep" / "report.html")
@@ -240,6 +254,7 @@ def test_the_cells_of_a_sweep_are_a_table_that_is_not_cut(width: int, library: P
     assert last["x"] + last["width"] <= frame["x"] + frame["width"] + 1
 
 
+@pytest.mark.slow
 def test_copying_gives_the_command(library: Path, look: Any) -> None:
     seen = look(permissions=["clipboard-read", "clipboard-write"])
     page = seen.drawn(library / "private" / "report.html")

@@ -44,6 +44,7 @@ def column(page: Any, title: str) -> list[str]:
     return list(page.locator("#runs tr").evaluate_all(cells))
 
 
+@pytest.mark.slow
 def test_heads_sort_all_runs_up_down_and_back_into_their_folders(address: str, look: Any) -> None:
     page = opened(look, address)
     before = names(page)
@@ -61,6 +62,7 @@ def test_heads_sort_all_runs_up_down_and_back_into_their_folders(address: str, l
     assert names(page) == before
 
 
+@pytest.mark.slow
 def test_the_newest_run_comes_first_if_asked(address: str, copied: Path, look: Any) -> None:
     page = opened(look, address)
     page.get_by_label("Sort").select_option(label="newest first")
@@ -69,6 +71,7 @@ def test_the_newest_run_comes_first_if_asked(address: str, copied: Path, look: A
     assert written == sorted(written, reverse=True)
 
 
+@pytest.mark.slow
 def test_settings_that_differ_are_columns_and_others_can_be_chosen(address: str, look: Any) -> None:
     page = opened(look, address)
     heads = page.locator("#heads th").all_text_contents()
@@ -87,6 +90,7 @@ def test_settings_that_differ_are_columns_and_others_can_be_chosen(address: str,
     assert page.locator("#heads th").all_text_contents() == heads
 
 
+@pytest.mark.slow
 def test_tags_and_settings_find_runs(address: str, copied: Path, look: Any) -> None:
     page = opened(look, address)
     page.get_by_role("button", name="baseline").first.click()
@@ -121,6 +125,7 @@ def test_any_runs_that_are_chosen_are_compared(address: str, look: Any) -> None:
     assert page.locator(".tag").all_text_contents() == ["baseline", "paper"]
 
 
+@pytest.mark.slow
 def test_all_runs_that_are_shown_can_be_chosen(address: str, look: Any) -> None:
     page = opened(look, address)
     page.get_by_label("Find").fill("tag:baseline")
@@ -130,6 +135,7 @@ def test_all_runs_that_are_shown_can_be_chosen(address: str, look: Any) -> None:
     assert page.locator("#together").is_disabled()
 
 
+@pytest.mark.slow
 def test_nothing_overlaps_on_a_phone(address: str, look: Any) -> None:
     page = opened(look, address, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -61,6 +61,7 @@ def test_orders_are_uniform() -> None:
     assert chi < 5 + 5 * math.sqrt(2 * 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(sizes=SIZES, batch_size=st.integers(1, 12), data=st.data())
 def test_the_order_of_questions_does_not_matter(sizes: list[int], batch_size: int, data: st.DataObject) -> None:

@@ -209,6 +209,7 @@ def test_defaults_log_about_500_rows_and_evaluate_about_20_times() -> None:
     assert len(run.history) == 101
 
 
+@pytest.mark.slow
 def test_at_every_row_the_last_evaluation_is_at_most_half_of_the_rounds_old() -> None:
     for rounds in (50, 100, 1100):
         history = train(problem(), GD(), lr=LR, rounds=rounds).history

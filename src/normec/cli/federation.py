@@ -114,7 +114,7 @@ def local(
 def superlink(context: typer.Context) -> int:
     """Run Flower's SuperLink so that only its owner on this machine controls it; takes flower-superlink's options."""
     require_flower()
-    from ..federation.flower.access_control import run_superlink
+    from ..federation.flower.programs import run_superlink
 
     run_superlink(context.args)
     return 0
@@ -127,7 +127,7 @@ def supernode(context: typer.Context) -> int:
     Takes flower-supernode's options.
     """
     require_flower()
-    from ..federation.flower.access_control import run_flower_supernode
+    from ..federation.flower.programs import run_flower_supernode
 
     run_flower_supernode(context.args)
     return 0

@@ -190,7 +190,7 @@ def new(
     """Write the terms of a run from an app, its settings and the keys of the parties."""
     require_flower()
     from ..errors import UsageError
-    from ..federation.flower.signed_terms import new_terms, parse_parties
+    from ..federation.flower.new_terms import new_terms, parse_parties
     from ..system.files import read_toml
 
     if out.exists():

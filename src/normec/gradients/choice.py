@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal, cast
@@ -38,7 +39,7 @@ _HEAVY = 3e6
 _FEW = 128
 # Operations of a client's gradient above which convolutions with weights of their own do so.
 _HEAVY_LOCAL = 1e8
-# Records of a client on which engines that clip every record are compared: the loop clips them a few at a time.
+# Records in a batch on which engines that clip every record are compared: the loop clips them a few at a time.
 _CLIPPED = 512
 
 
@@ -115,7 +116,8 @@ def choose_engine(
 
     def make(kind: Kind, of: Problem, precision: Precision) -> FastEngine:
         compiling = of is problem  # what is compiled is checked as it is, for compiling twice takes twice the time
-        fast = _fast(kind, of, batches, seed, record_clip, precision, private, compiling, local is not None)
+        own = batches if batches is None or compiling or of.sizes is None else batches.of(of.sizes)
+        fast = _fast(kind, of, own, seed, record_clip, precision, private, compiling, local is not None)
         if local is None or steps is None:
             return fast
         points = fast if isinstance(fast, BatchedEngine | LinearEngine) else OneByOne(fast, len(of.x0))
@@ -126,7 +128,7 @@ def choose_engine(
     def first_of(kinds: Sequence[Kind]) -> VerifiedEngine | LoopEngine | LocalLoop:
         """Return the first engine that the model suits; if it fails its comparison, the next one is tried."""
         drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
-        most = _CLIPPED if record_clip is not None and batches is None else None
+        most = math.ceil(_CLIPPED / _share_in_a_batch(problem, batches)) if record_clip is not None else None
         for position, kind in enumerate(kinds, start=1):
             known = (kind, precision, record_clip, drawn, private, local)
             others = partial(first_of, kinds[position:])
@@ -169,6 +171,13 @@ def _fast(
             return BatchedEngine(problem, records, batches, seed, precision, local=local)
         case _:
             return CompiledEngine(problem, records, batches, seed, precision, compiling=compiling)
+
+
+def _share_in_a_batch(problem: Problem, batches: BatchSource | None) -> float:
+    """The share of the clients' records that a batch has, about."""
+    if batches is None or problem.sizes is None:
+        return 1.0
+    return float(batches.expected.sum() / problem.sizes.sum())
 
 
 def _light(problem: Problem, loop: LoopEngine, local: bool) -> bool:

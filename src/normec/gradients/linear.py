@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..algorithms.operators import smallest_reliable_norm
 from ..data.augment import Transform, treats_records_alone
 from ..errors import UsageError
-from ..models import Logistic, Softmax, binary_loss
+from ..models import Logistic, NonconvexPenalty, Softmax, binary_loss
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
@@ -56,8 +56,9 @@ class LinearEngine(BlockEngine):
         widest = int(self._sizes.max()) * features if batches is None else int(self._divisors.max() * 2 + 8) * features
         self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
         self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
-        self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of a block of clients, padded
-        # Of a block of clients: the first of some rounds, their record numbers [rounds, c, B], and the weights [c, B].
+        # Both by the first client of a block: all its records, padded; and the first of some rounds, their record
+        # numbers [rounds, c, B], and the weights [c, B].
+        self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._ahead: dict[int, tuple[int, Tensor, Tensor]] = {}
         self._everyone: tuple[Tensor, ...] = ()  # all clients, in blocks
         self.same_records = batches is None
@@ -89,18 +90,8 @@ class LinearEngine(BlockEngine):
         else:
             chunks = clients.split(self._block) if len(clients) else ()
         base, slope = self._problem.penalised(x)
-        for number, chunk in enumerate(chunks):
-            if self._batches is not None and not full:
-                if clients is None and self._clip is None and isinstance(self._batches, Batches):
-                    padded = self._ahead_of(number, chunk, self._batches, round)
-                else:
-                    padded = self._padded(chunk, self._batches.padded(chunk, round), self._divisors[chunk])
-            elif clients is None:
-                if number not in self._whole:
-                    self._whole[number] = self._padded(chunk, None, self._sizes[chunk].double())
-                padded = self._whole[number]
-            else:
-                padded = self._padded(chunk, None, self._sizes[chunk].double())
+        for chunk in chunks:
+            padded = self._drawn(chunk, round, everyone=clients is None, full=full)
             losses, grads = self._gradients(x, *padded)
             yield Block.of(chunk, grads if slope is None else grads.add_(slope), losses + base)
 
@@ -108,11 +99,9 @@ class LinearEngine(BlockEngine):
         """The clients in groups that are computed together."""
         return tuple(clients.split(self._block))
 
-    def batch(self, clients: Tensor, step: int | Tensor, *, everyone: bool) -> Sequence[Tensor]:  # noqa: ARG002
+    def batch(self, clients: Tensor, step: int | Tensor, *, everyone: bool) -> Sequence[Tensor]:
         """The records of clients of one group in a step, padded."""
-        if self._batches is None:
-            return self._padded(clients, None, self._sizes[clients].double())
-        return self._padded(clients, self._batches.padded(clients, step), self._divisors[clients])
+        return self._drawn(clients, step, everyone=everyone)
 
     def gradients_at(
         self,
@@ -124,15 +113,34 @@ class LinearEngine(BlockEngine):
         """Losses ``[c]`` and gradients ``[c, d]`` at the clients' points ``[c, d]``."""
         inputs, targets, weights = batch
         losses, grads = self._gradients(points, inputs, targets, weights)
-        if self._problem.penalty is None:
+        penalty = self._problem.penalty
+        if penalty is None:
             return losses, grads
-        with RefuseOwnVmapRules(UsageError):
-            penalties, slopes = vmap(grad_and_value(self._problem.penalty))(points)[::-1]
+        if type(penalty) is NonconvexPenalty:
+            penalties, slopes = penalty.with_gradient(points)
+        else:
+            with RefuseOwnVmapRules(UsageError):
+                slopes, penalties = vmap(grad_and_value(penalty))(points)
         return losses + penalties, grads.add_(slopes)
 
-    def _ahead_of(self, number: int, clients: Tensor, batches: Batches, round: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _drawn(
+        self, clients: Tensor, round: int | Tensor, *, everyone: bool, full: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The padded records of a block of clients in a round; `everyone`: the same block comes in every round."""
+        batches, first = self._batches, int(clients[0])
+        if batches is not None and not full:
+            if everyone and self._clip is None and isinstance(batches, Batches) and isinstance(round, int):
+                return self._ahead_of(first, clients, batches, round)
+            return self._padded(clients, batches.padded(clients, round), self._divisors[clients])
+        if not everyone:
+            return self._padded(clients, None, self._sizes[clients].double())
+        if first not in self._whole:
+            self._whole[first] = self._padded(clients, None, self._sizes[clients].double())
+        return self._whole[first]
+
+    def _ahead_of(self, first: int, clients: Tensor, batches: Batches, round: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `_padded` does; batches are drawn for many rounds at once, because drawing few takes as long."""
-        begun, numbers, weights = self._ahead.get(number, (0, torch.empty(0), torch.empty(0)))
+        begun, numbers, weights = self._ahead.get(first, (0, torch.empty(0), torch.empty(0)))
         if not begun <= round < begun + len(numbers):
             lengths, divisors = self._sizes[clients].clamp(max=batches.batch_size), self._divisors[clients]
             if int(lengths.min()) < batches.batch_size:  # not all batches are full
@@ -141,7 +149,7 @@ class LinearEngine(BlockEngine):
             tables = batches.tables(clients, torch.arange(round, round + min(most, 2 * len(numbers) or 8)))
             begun, numbers = round, self._owned.cpu()[clients[:, None], tables].to(self._owned.device)
             weights = (1 / divisors)[:, None].expand(numbers.shape[1:]).to(self._problem.x0).contiguous()
-            self._ahead[number] = (begun, numbers, weights)
+            self._ahead[first] = (begun, numbers, weights)
         drawn = numbers[round - begun]
         inputs, dtype = self._records.inputs[drawn], self._problem.x0.dtype
         if self._problem.transform is not None:
@@ -164,7 +172,7 @@ class LinearEngine(BlockEngine):
         present = torch.arange(numbers.shape[1], device=owned.device) < upload(lengths, owned.device)[:, None]
         inputs = self._transformed(self._records.inputs[numbers], lengths).flatten(2).to(self._problem.x0.dtype)
         if int(lengths.min()) < numbers.shape[1]:  # the table is padded with records of another client
-            inputs = inputs.masked_fill(~present[..., None], 0)
+            inputs.masked_fill_(~present[..., None], 0)
         weights = present / divisors.to(inputs.device)[:, None]
         return inputs, self._records.targets[numbers], weights.to(inputs.dtype)
 
@@ -198,7 +206,8 @@ class LinearEngine(BlockEngine):
         else:
             classes = x.shape[-1] // (features + 1)
             matrix = x[..., : classes * features].unflatten(-1, (classes, features))
-            logits = inputs @ matrix.mT + x[..., None, classes * features :]
+            # On some processors a product with a transposed view takes ten times as long as with its copy.
+            logits = inputs @ matrix.mT.contiguous() + x[..., None, classes * features :]
             logs = F.log_softmax(logits, dim=-1)
             values = -logs.gather(-1, targets[..., None])[..., 0]
             slopes = logs.exp() - F.one_hot(targets, classes)

@@ -66,7 +66,10 @@ class LoopEngine(BlockEngine):
 
     def of(self, problem: Objective, precision: Precision = "tf32") -> LoopEngine:
         """Return the same engine for another problem, to compare engines; by default without autocast."""
-        return LoopEngine(problem, self._batches, self._seed, self._clip, precision, RECORD_BLOCKS[-1:])
+        batches = self._batches
+        if batches is not None and problem.sizes is not None:
+            batches = batches.of(problem.sizes)
+        return LoopEngine(problem, batches, self._seed, self._clip, precision, RECORD_BLOCKS[-1:])
 
     @property
     def threads(self) -> int:

@@ -75,3 +75,10 @@ class NonconvexPenalty:
     def __call__(self, x: Tensor) -> Tensor:
         squares = x * x
         return self.weight * (squares / (1 + squares)).sum()
+
+    def with_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the penalties and their gradients at one point ``[d]`` or at several ``[c, d]``, without autograd."""
+        squares = x * x
+        inverses = (squares + 1).reciprocal_()
+        values = squares.mul_(inverses).sum(-1).mul_(self.weight)
+        return values, inverses.square_().mul_(x).mul_(2 * self.weight)

@@ -8,8 +8,10 @@ q or not. `Account.epsilon()` is an ε for which their adaptive composition is (
 | q = 1 | μ² = Σ 1/z², closed form (`gaussian`) | yes, to 1e-13 |
 | q < 1 | the smallest of PLD, RDP (`subsampled`) and the un-amplified μ-GDP | upper bound |
 
-The PLD is about 1e-4 above the true ε. It is not used where its rounding errors could reach half of δ, that is for δ
-below about 1e-12 per round. RDP is a few per cent above the true ε, and more for a few rounds with a tiny δ.
+The PLD is about 1e-4 above the true ε as long as its rounding errors are far below δ. Their bound lies between 1e-12
+and 1e-10 per round, the latter with little noise and a small rate, and is taken off δ: if it is a tenth of δ, ε is one
+or two per cent above the truth, and from half of δ on the PLD is not used. RDP is a few per cent above the true ε, and
+more for a few rounds with a tiny δ.
 
 Leaving out the amplification is always valid: if the observer also learns which units were drawn, each round is either
 a plain Gaussian release or nothing.

@@ -33,8 +33,8 @@ total S, the composed masses q on N points, and weights 0 <= w_i <= 1 with δ(ε
 5. Truncation. Cut tails and the mass beyond the transform's window are counted as infinite loss by dp-accounting.
 
 E is the sum of 1 to 4 for all groups, doubled: that covers what is of second order in u, and the sums over q, whose
-relative error is Nu. It is near T·1e-12. RDP has no such limit: it is a few per cent looser, and it is used wherever it
-is smaller.
+relative error is Nu. It is between T·1e-12 and, with little noise and a small rate, T·1e-10. RDP has no such limit: it
+is a few per cent looser, and it is used wherever it is smaller.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 from .. import kernels
 from ..data.augment import Augment, Transform, treats_records_alone
 from ..errors import UsageError
+from ..models import NonconvexPenalty
 from . import client_data as records
 from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
 from .functions import FunctionProblem
@@ -209,6 +210,8 @@ class Problem:
         """Return the penalty and its gradient, which are the same for every client; (0, None) without a penalty."""
         if self.penalty is None:
             return x.new_zeros(()), None
+        if type(self.penalty) is NonconvexPenalty:
+            return self.penalty.with_gradient(x)
         point = x.detach().requires_grad_()
         with torch.enable_grad():
             value = self.penalty(point)

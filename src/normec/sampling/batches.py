@@ -27,6 +27,10 @@ class BatchSource(Protocol):
         """The same as one table ``[c, longest]`` and the batches' lengths; what lies beyond a length is any record."""
         ...
 
+    def of(self, sizes: Tensor) -> BatchSource:
+        """Batches by the same rule and seed for clients with other numbers of records."""
+        ...
+
 
 class PoissonBatches:
     """Poisson batches: in every round each record is drawn with probability `rate`, independently.
@@ -37,7 +41,7 @@ class PoissonBatches:
 
     def __init__(self, sizes: Tensor, rate: float, seed: int) -> None:
         fraction(batch_rate=rate)
-        self._sizes, self._rate = sizes, rate
+        self._sizes, self._rate, self._seed = sizes, rate, seed
         self._stream = Stream(seed, "batches")
 
     @property
@@ -54,6 +58,9 @@ class PoissonBatches:
         rows = self.draw(clients, round)
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
 
+    def of(self, sizes: Tensor) -> PoissonBatches:
+        return PoissonBatches(sizes, self._rate, self._seed)
+
 
 class Batches:
     """Mini-batches without replacement.
@@ -65,7 +72,7 @@ class Batches:
 
     def __init__(self, sizes: Tensor, batch_size: int, seed: int) -> None:
         at_least(1, batch_size=batch_size)
-        self.sizes, self.batch_size = sizes, batch_size
+        self.sizes, self.batch_size, self._seed = sizes, batch_size, seed
         self.steps = (sizes // batch_size).clamp(min=1)  # rounds per pass, for each client
         self._stream = Stream(seed, "batches")
         self._pass = torch.full_like(sizes, -1)
@@ -92,6 +99,9 @@ class Batches:
         width = min(self.batch_size, self._order.shape[1])
         columns = (round % steps * self.batch_size)[:, None] + torch.arange(width)
         return self._order[clients[:, None], columns]
+
+    def of(self, sizes: Tensor) -> Batches:
+        return Batches(sizes, self.batch_size, self._seed)
 
     def tables(self, clients: Tensor, rounds: Tensor) -> Tensor:
         """Return `table` for several consecutive rounds, ``[rounds, c, B]``; all orders are drawn at once."""

@@ -7,7 +7,7 @@ import math
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from ..storage.checkpoint import save_tensors
 from ..storage.history import NOT_COVERED, History, uncovered
 from ..storage.run_folder import CONFIG, MODEL
 from ..system.files import read_bytes, read_json, to_toml, write_atomic, writing
-from .run import Run
+
+if TYPE_CHECKING:
+    from .run import Run
 
 LEDGER = "ledger.jsonl"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from benchmarks.privacy import page, records
+from benchmarks.privacy import page, picture, records
 from benchmarks.privacy.conditions import by_condition, noise
 from benchmarks.privacy.contenders import CONTENDERS
 from benchmarks.privacy.records import Record
-from benchmarks.privacy.studies import STUDIES, Cell
+from benchmarks.privacy.studies import NO_NOISE, STUDIES, Cell
 from normec.privacy.accounting import Account, Event
 
 pytestmark = pytest.mark.slow  # nothing of the library depends on it
@@ -132,6 +132,32 @@ def test_the_amount_of_noise() -> None:
         spent = Account(1e-5, [Event(multiplier, 1.0, 1)]).epsilon()
         multiplier *= (spent / 8.0) ** 0.5
     assert low == pytest.approx(math.sqrt(124) * multiplier / 100, rel=1e-2)
+
+
+def test_conditions_without_noise_have_a_table_of_their_own(tmp_path: Path) -> None:
+    """They count neither for the ranks nor for the advice."""
+    held = [
+        {**made("digits-10-no-noise", name, NO_NOISE, split, [value, value + 0.01, value + 0.02001]), "sigma": None}
+        for name, value in (("NormEC", 0.9), ("DP-SGD, norm", 0.8))
+        for split in STUDIES["digits-10-no-noise"].splits
+    ]
+    text = written(tmp_path, held)
+    assert "| digits-10-no-noise, dirichlet 0.3, no noise | 0 | 81.0 | – | – | **91.0** | NormEC | 0 of 1 |" in text
+    assert "| dirichlet 0.3 | no noise |" in text
+    assert "## Mean ranks" not in text
+    assert "Clients are alike" not in text
+    found = by_condition({"digits-10-no-noise": held})
+    places = [picture.place(one, own) for one, own in found.items()]
+    assert sorted(places) == [(picture.NO_NOISE, position) for position in range(5)]
+
+
+def test_both_epsilons_of_a_set_up_stand_side_by_side(tmp_path: Path) -> None:
+    claimed = made("cifar10-pfl", "DP-FedAvg, as published", 2.0, "iid", [0.6, 0.61, 0.62]) | {"exact_epsilon": 61571.7}
+    true = made("cifar10-pfl-true", "NormEC, forgetting", 2.0, "iid", [0.3, 0.31, 0.32]) | {"exact_epsilon": 2.0}
+    text = written(tmp_path, [claimed, true])
+    assert "| 2 | 61,600 | 61.0 ± 1.0 |" in text
+    assert "| 2 | 2 | 31.0 ± 1.0 |" in text
+    assert "cifar10-pfl, iid" not in text  # its ε is not true, so it is compared with nothing
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

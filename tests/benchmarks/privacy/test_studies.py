@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.privacy import records, runner, studies, trial, tuning
+from benchmarks.privacy import pfl_cnn, records, runner, studies, tanh_cnns, trial, tuning
 from benchmarks.privacy.contenders import ALL, CONTENDERS, RECORD_CONTENDERS, ROLES, ROUNDS, Contender
 from benchmarks.privacy.design import range_ends, settings
 from benchmarks.privacy.studies import STUDIES, Cell, Study
@@ -52,13 +54,22 @@ def test_every_study_compares_under_one_guarantee() -> None:
         cells = study.cells()
         assert len(cells) == len(set(cells)) == len(study.contenders) * len(study.epsilons) * len(study.splits)
         at_record_level = study.settings.get("unit") == "record"
+        if study.name == "cifar10-pfl":  # it repeats what others did
+            continue
         assert set(study.contenders) <= set(RECORD_CONTENDERS if at_record_level else CONTENDERS)
-        if not at_record_level:  # the defaults: client, zero-out, sum
+        if not at_record_level and study.name != "cifar10-pfl-true":  # the defaults: client, zero-out, sum, 1e-5
             assert not {"unit", "relation", "trust", "delta"} & set(study.settings)
         assert len(study.budget.test_seeds) > 1
         assert not set(study.budget.tuning_seeds) & set(study.budget.test_seeds)
     for name in ("a9a-100", "a9a-1000", "w8a-100", "w8a-1000", "digits-100"):
         assert STUDIES[name].contenders == tuple(CONTENDERS)
+
+
+def test_the_networks_of_the_published_results() -> None:
+    """Their sizes, as the authors' code prints them."""
+    sizes = [sum(one.numel() for one in make().parameters()) for make in (tanh_cnns.cifar10, tanh_cnns.mnist)]
+    assert sizes == [550_570, 26_010]
+    assert tanh_cnns.cifar10()(torch.zeros(2, 3, 32, 32)).shape == tanh_cnns.mnist()(torch.zeros(2, 1, 28, 28)).shape
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -218,6 +229,38 @@ def test_runs_that_take_turns_are_the_runs_alone() -> None:
     found = tuning.tune_and_test(ALL["NormEC"], where, budget, time_is_over=lambda: next(left), together=2)
     assert found == tuning.tune_and_test(ALL["NormEC"], where, budget)
     assert next(left, None) is None  # three trials and two tests are three groups
+
+
+def test_runs_without_noise_are_recorded_without_an_epsilon(tmp_path: Path) -> None:
+    """Also with a Dirichlet split; the files are JSON without the extension for infinity."""
+    study = replace(TINY, epsilons=(studies.NO_NOISE,), splits=("iid", "dirichlet 2"), contenders=("DP-SGD, norm",))
+    assert runner.run({"tiny": study.cells()}, tmp_path, device="cpu", studies={"tiny": study})
+    lines = (tmp_path / "tiny.jsonl").read_text().splitlines()
+    held = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [records.cell_of(one) for one in held] == study.cells()
+    for one in held:
+        assert one["epsilon"] is None
+        assert not {"sigma", "exact_epsilon"} & set(one)
+    settings = {**WHERE, "private": False, "split": "dirichlet", "concentration": 2.0, **held[1]["chosen"]}
+    again = trial.measure([Trial(settings, seed, 0.0) for seed in held[1]["test_seeds"]])
+    assert held[1]["accuracies"] == [one["value"] for one in again]
+    assert held[0]["accuracies"] != held[1]["accuracies"]
+
+
+def test_the_noise_of_pfl_research_is_that_of_its_statement() -> None:
+    """By another library: (2, 1e-6) for 1,000 of 10⁶ clients, with the noise of a cohort of 50 scaled up to theirs."""
+    study = STUDIES["cifar10-pfl"]
+    (chosen,) = study.budget.settings(study.contender(study.contenders[0]))
+    multiplier = chosen["sigma"] * math.sqrt(study.settings["clients"]) / chosen["tau"] * (1000 / 50)
+    event = PoissonSampledDpEvent(1000 / 1e6, GaussianDpEvent(multiplier))
+    account = PLDAccountant().compose(SelfComposedDpEvent(event, chosen["rounds"]))
+    assert account.get_epsilon(study.settings["delta"]) == pytest.approx(2.0, abs=2e-3)
+
+
+def test_the_network_of_pfl_research() -> None:
+    model = pfl_cnn.simple_cnn()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_626_442
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 def without_seconds(record: dict[str, Any]) -> dict[str, Any]:

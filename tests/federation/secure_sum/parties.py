@@ -1,4 +1,4 @@
-"""Parties of a secure sum in one process, whose contributors keep what they paid for, sent and were told."""
+"""Parties of a secure sum in one process, whose contributors keep what they paid for, sent, and learned of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ledger(Contributor):
     budget: int = 10**6
     paid: list[int] = field(default_factory=list)
     made: dict[int, Vector] = field(default_factory=dict)
-    told: dict[int, bool] = field(default_factory=dict)
+    counted: dict[int, bool] = field(default_factory=dict)
     recovered: list[tuple[list[int], tuple[int, bytes] | None]] = field(default_factory=list)
     deposits: bool = False
     vector: Vector | None = None
@@ -50,7 +50,7 @@ class Ledger(Contributor):
         return Contribution(self.made[assignment.attempt], memory)
 
     def settle(self, attempt: int, counted: bool) -> None:
-        self.told[attempt] = counted
+        self.counted[attempt] = counted
 
     def recover(self, attempts: Sequence[int], deposited: tuple[int, bytes] | None) -> None:
         self.recovered.append((list(attempts), deposited))

@@ -510,7 +510,7 @@ def test_an_owner_can_accept_the_loss_and_is_charged(tmp_path: Path) -> None:
     ledger = federation.ledgers[VICTIM]
     assert ledger.recovered == [([1, 2, 3], (3, b"memory before attempt      3"))]
     assert ledger.paid == [0, 1, 2, 3, made.attempt]
-    assert ledger.told[3]
+    assert ledger.counted[3]
 
 
 def test_a_lost_folder_is_an_old_one(tmp_path: Path) -> None:

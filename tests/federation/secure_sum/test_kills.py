@@ -73,9 +73,9 @@ def check(federation: Federation) -> None:
         assert set(ledger.made) <= set(ledger.paid)
         assert len(ledger.paid) == len(set(ledger.paid)), "an attempt was paid for twice"
         entered = [made.attempt for made in federation.opened if number in made.survivors]
-        for attempt, counted in ledger.told.items():
+        for attempt, counted in ledger.counted.items():
             assert counted == (attempt in entered), f"party {number} was told wrongly about attempt {attempt}"
-        assert set(entered[:-1]) <= set(ledger.told)
+        assert set(entered[:-1]) <= set(ledger.counted)
 
 
 def writes(folder: Path) -> int:

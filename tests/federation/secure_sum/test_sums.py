@@ -32,7 +32,7 @@ def test_a_round_takes_three_exchanges_and_the_first_five(tmp_path: Path) -> Non
     assert counts == [5, 3, 3, 3]
     assert not federation.server.reports
     assert all(ledger.paid == [0, 1, 2, 3] for ledger in federation.ledgers)
-    assert all(ledger.told == {0: True, 1: True, 2: True} for ledger in federation.ledgers)
+    assert all(ledger.counted == {0: True, 1: True, 2: True} for ledger in federation.ledgers)
 
 
 def drop_randomly(federation: Federation, draw: random.Random, attempts: int) -> int:
@@ -87,7 +87,7 @@ def test_one_party_may_drop_out_at_any_stage(tmp_path: Path, stage: Stage) -> No
     federation.check(made)
     assert made.survivors == (0, 1, 2, 3, 4)
     counted = 2 in federation.expected_survivors(0)
-    assert federation.ledgers[2].told.get(0, False) == counted
+    assert federation.ledgers[2].counted.get(0, False) == counted
 
 
 def test_a_sum_modulo_two_to_the_64(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_too_few_parties_open_nothing_and_the_next_attempt_is_paid_for_again(tmp
     first, second = (federation.ledgers[0].made[attempt] for attempt in (0, 1))
     assert not np.array_equal(first, second)
     federation.sum(1)
-    assert [ledger.told for ledger in federation.ledgers][:3] == [{0: False, 1: True}] * 2 + [{1: True}]
+    assert [ledger.counted for ledger in federation.ledgers][:3] == [{0: False, 1: True}] * 2 + [{1: True}]
 
 
 def test_late_reveals_still_open_a_certified_sum(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_certified_sum_that_cannot_be_opened_is_not_counted(tmp_path: Path) ->
     made = federation.sum(0)
     federation.check(made)
     federation.sum(1)
-    assert all(ledger.told == {0: False, made.attempt: True} for ledger in federation.ledgers)
+    assert all(ledger.counted == {0: False, made.attempt: True} for ledger in federation.ledgers)
 
 
 def test_a_server_that_is_restarted_opens_the_certified_sum(tmp_path: Path) -> None:

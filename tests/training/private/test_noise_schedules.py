@@ -51,6 +51,7 @@ def drawn_noise(name: str, round: int, sigma: float) -> Any:
     return sigma * np.random.Generator(np.random.PCG64DXSM(key)).standard_normal(D)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("decay", "rate"), [(0.0, 1.0), (0.1, 1.0), (0.1, 0.5)])
 def test_the_trajectory_is_that_of_a_loop_by_hand(decay: float, rate: float) -> None:
     """Error feedback with smoothed normalisation; α = 1 keeps rounding errors from growing."""

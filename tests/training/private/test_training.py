@@ -49,6 +49,7 @@ def test_the_sum_carries_the_noise_of_every_client(trust: str, noise: str) -> No
     assert abs(float(found.mean())) < 5 * 3 / math.sqrt(2000)
 
 
+@pytest.mark.slow
 def test_sigma_follows_the_known_values() -> None:
     run = train(zeros(10), NormEC(0.1, 0.1), lr=0.1, rounds=300, privacy=Privacy(epsilon=8, trust="local"))
     assert run.privacy is not None

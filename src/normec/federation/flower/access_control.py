@@ -22,21 +22,14 @@ request would be over and no longer count.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import itertools
 import os
-import socket
 import sys
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from ...errors import UsageError
-from ...system.connections import TABLES, available, connection_owner, plain_address, still_open
-from ...system.files import PRIVATE_FILE
+from ...system.connections import connection_owner, plain_address, still_open
 from .limits import BODY_BYTES, BODY_SECONDS, LIST_BYTES, REQUESTS_AT_ONCE, SENT_BYTES, SENT_SECONDS
 
 FLEET = "/v1/fleet/"  # signed by registered keys: Flower's --enable-supernode-auth
@@ -45,7 +38,6 @@ PARTY, SERVER = "/v1/normec/party/", "/v1/normec/server/"  # the two interfaces 
 RECEIVE, SEND, ABOUT = "receive", "send", "about"
 NODE = "normec.node"  # the key of an ASGI scope at which the number of the party that signed a request is kept
 HEALTH = "/health"
-INSECURE = "--insecure-for-tests"  # instead of Flower's --insecure
 
 # Proxies, which forward the requests of others, add the first three headers; with x-forwarded-for, the web server would
 # also believe the sender about where the request comes from. Browsers, which run scripts of any page, add the last one.
@@ -163,6 +155,29 @@ def _connected(receive: Receive) -> bool:
     return own is not None and still_open(own.fileno())
 
 
+async def signing_party(app: Any, scope: Scope) -> int | None:
+    """The number of the party whose registered key signed the headers of a request, by Flower's own rules."""
+    from fastapi import HTTPException, Request
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.dependencies.linkstate import get_linkstate
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+    from starlette.concurrency import run_in_threadpool
+
+    def found() -> int | None:
+        request = Request({**scope, "app": app, "state": {}})
+        try:
+            key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+            request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # a request that names no node
+            authenticate_node(request)
+        except (HTTPException, ValueError):
+            return None
+        node: int | None = get_linkstate(request).get_node_id_by_public_key(key)
+        return node
+
+    return await run_in_threadpool(found)
+
+
 def own_answers(body: bytes, node: int) -> bool:
     """Whether all messages that a node pushes are answers to requests, in its own name.
 
@@ -229,130 +244,3 @@ async def _refuse(send: Send, status: int, why: str) -> None:
     kind = [(b"content-type", b"text/plain; charset=utf-8")]
     await send({"type": "http.response.start", "status": status, "headers": kind})
     await send({"type": "http.response.body", "body": f"{why}\n".encode()})
-
-
-def run_superlink(arguments: list[str]) -> None:
-    """Run Flower's SuperLink with the options of `flower-superlink` and a `Channel`, behind `OwnerAndParties`."""
-    _check_system()
-    arguments = _checked(arguments)
-    from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API
-    from flwr.superlink import main
-    from flwr.superlink.cli.flower_superlink import flower_superlink
-    from uvicorn import Server
-
-    from .channel import Channel
-
-    _protect_database(arguments)
-    for name in (FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API):
-        os.environ.pop(name, None)  # further ports, without access control
-    made, stop, channels = main.create_app, Server.shutdown, list[Channel]()
-
-    def restricted(*given: Any, **named: Any) -> Any:
-        app = made(*given, **named)
-        channels.append(Channel(app))
-        return OwnerAndParties(channels[-1], partial(_signed, app), _listening(arguments))
-
-    async def shutdown(server: Server, sockets: list[socket.socket] | None = None) -> None:
-        for channel in channels:
-            channel.close()  # the web server waits for the calls that are held
-        await stop(server, sockets)
-
-    setattr(main, "create_app", restricted)  # noqa: B010  (the app that Flower's command serves)
-    setattr(Server, "shutdown", shutdown)  # noqa: B010
-    sys.argv = ["flower-superlink", *arguments]
-    flower_superlink()
-
-
-def _checked(arguments: list[str]) -> list[str]:
-    """The options for Flower; refuses those with which others could act as a party."""
-    if "--enable-supernode-auth" not in arguments:
-        raise UsageError("--enable-supernode-auth is missing; without it, anybody could act as a party")
-    if any(_names(word, "--insecure") for word in arguments):
-        raise UsageError(
-            "--insecure is refused: a party's signature covers only the time of a request, so without TLS anybody on "
-            "the way can send other answers in its name; give --ssl-certfile, or --insecure-for-tests on the loopback "
-            "interface"
-        )
-    if INSECURE not in arguments:
-        return arguments
-    hosts = _listening(arguments)
-    if not hosts or not all(ipaddress.ip_address(host).is_loopback for host in hosts):
-        raise UsageError(f"{INSECURE} needs an address of the loopback interface, such as --host 127.0.0.1")
-    return ["--insecure" if word == INSECURE else word for word in arguments]
-
-
-def run_flower_supernode(arguments: list[str]) -> None:
-    """Run Flower's SuperNode with the options of `flower-supernode`, its port behind `OwnerOnly`."""
-    _check_system()
-    from flwr.supernode import main
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
-    made = main.create_app
-
-    def restricted(*given: Any, **named: Any) -> Any:
-        return OwnerOnly(made(*given, **named), _listening(arguments))
-
-    setattr(main, "create_app", restricted)  # noqa: B010  (the app that Flower's command serves)
-    sys.argv = ["flower-supernode", *arguments]
-    flower_supernode()
-
-
-def _check_system() -> None:
-    if sys.platform == "linux" and not available():
-        raise UsageError(
-            f"cannot ask the kernel for the owners of connections, neither by netlink nor in {TABLES[0]}; allow this "
-            "process to read that file"
-        )
-
-
-async def _signed(app: Any, scope: Scope) -> int | None:
-    """The number of the party whose registered key signed the headers of a request, by Flower's own rules."""
-    from fastapi import HTTPException, Request
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-    from flwr.superlink.dependencies.linkstate import get_linkstate
-    from flwr.superlink.routers.fleet.node_auth import authenticate_node
-    from starlette.concurrency import run_in_threadpool
-
-    def found() -> int | None:
-        request = Request({**scope, "app": app, "state": {}})
-        try:
-            key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
-            request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # a request that names no node
-            authenticate_node(request)
-        except (HTTPException, ValueError):
-            return None
-        node: int | None = get_linkstate(request).get_node_id_by_public_key(key)
-        return node
-
-    return await run_in_threadpool(found)
-
-
-def _protect_database(arguments: list[str]) -> None:
-    """Create a new database readable by its owner only; it holds messages, under central trust without noise."""
-    path = _value(arguments, "--database").removeprefix("sqlite:///")
-    if path and not path.startswith(":") and "://" not in path:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
-
-
-def _value(arguments: list[str], option: str) -> str:
-    """Return the value of an option, which is the last one given; empty if the option is absent."""
-    found = ""
-    for word, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        if _names(word, option):
-            found = word.partition("=")[2] if "=" in word else after
-    return found
-
-
-def _names(word: str, option: str) -> bool:
-    """Whether a word is this option, alone or with its value; Flower's command also takes the beginning of a name."""
-    name = word.partition("=")[0]
-    return len(name) > len("--") and name.startswith("--") and option.startswith(name)
-
-
-def _listening(arguments: list[str]) -> set[str]:
-    """Return the addresses of the host at which Flower's program listens."""
-    host = _value(arguments, "--host")
-    with suppress(OSError):  # Flower reports what is wrong with it
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)} if host else set()
-    return set()

@@ -13,29 +13,19 @@ import fcntl
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from ...algorithms.averaging import averaging_of
-from ...algorithms.lr_schedule import scheduled
-from ...algorithms.method import Method
-from ...algorithms.server_optimizer import server_optimizer_of
 from ...data.table import read_table
 from ...errors import Diverged, UsageError, at_least
-from ...experiments import build, methods, runs, server
+from ...experiments import runs
 from ...experiments.resolve import Measured, resolved
-from ...problems.problem import Problem
-from ...sampling.participation import Everyone
-from ...settings.config import RunConfig
 from ...settings.validation import to_toml
 from ...system.files import write_atomic
-from ...training.client_weights import checked_weights
-from ...training.run import Plan, default_evaluate_every
 from ...training.summary import record_end, summarise, write_summary
 from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.coordinator import Coordinator
@@ -48,6 +38,7 @@ from ..protocol.sum_party import SumParty
 from ..protocol.terms import PlanTerms, RecordTerms
 from ..protocol.wire import Refusal, Reply, SumReply, WireError, addressed, to_fields
 from . import settings as settings_of_run
+from .definition import definition_of
 from .mailbox import Mailbox
 from .presence import Timeouts
 from .records import from_records, to_records
@@ -57,6 +48,7 @@ from .server_loop import run_rounds
 from .settings import Settings, located
 from .signed_terms import agreed_by_all
 from .sum_loop import introductions, run_sums, sum_limits
+from .task import Task, folder_of, problem_of, start_of
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -64,18 +56,6 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
 LOCK_SECONDS = 120.0  # a server whose SuperLink was killed keeps the run's folder locked for a while
-
-
-class Task(Protocol):
-    """The code of the user. It may also define `transform`, `augment` and `penalty`, as in `normec.Problem`.
-
-    `test` returns the test data of the server: None, one set, or one set for each party.
-    """
-
-    def model(self) -> nn.Module: ...
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
-    def data(self, partition: int, partitions: int) -> Dataset[Any]: ...
-    def test(self) -> Dataset[Any] | list[Dataset[Any]] | None: ...
 
 
 def client_app(task: Task) -> ClientApp:
@@ -169,16 +149,16 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         retries.max_time = SILENCE
     model, test = task.model(), task.test()
     out, config = Path(settings.out), settings.run.model_copy(update={"model": type(model).__name__})
-    method = located(config.method, _folder_of(task))
+    method = located(config.method, folder_of(task))
     _wait_for(out)
     if (out / "config.toml").exists():
         known = runs.existing(out, config, method)
         if known is not None and known.summary["status"] == "finished":
             _say(f"the run in {out} is finished")
             return
-    x0, evaluate = _start(task, model, test)
+    x0, evaluate = start_of(task, model, test)
     roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
-    built, plan, given = _definition(settings, method, len(x0), out, evaluate)
+    built, plan, given = definition_of(settings, method, len(x0), out, evaluate)
     timeouts = Timeouts(settings.round_seconds, settings.wait_seconds)
     config = resolved(config, Measured(dimension=len(x0), method=method))
     length = built.message_length(len(x0))
@@ -205,116 +185,8 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
             run.close()
 
 
-def coordinator_of(
-    settings: Settings,
-    method: str,
-    x0: Tensor,
-    parties: list[str],
-    folder: Path | None = None,
-    evaluate: Callable[[Tensor], Mapping[str, float]] | None = None,
-) -> Coordinator:
-    """The server's side of a run without a network; without a folder, nothing is written.
-
-    `method` is the name of the method, with the path of its file if it has one.
-    """
-    built, plan, given = _definition(settings, method, len(x0), folder, evaluate)
-    return Coordinator(built, x0, parties, plan, **given)
-
-
-def _definition(
-    settings: Settings,
-    method: str,
-    dimension: int,
-    folder: Path | None,
-    evaluate: Callable[[Tensor], Mapping[str, float]] | None,
-) -> tuple[Method, Plan, dict[str, Any]]:
-    """What both kinds of coordinators are made of: the method, the plan, and further arguments."""
-    config = settings.run
-    given = {
-        "run": settings.name,
-        # Records are clipped if the terms say so, because parties must agree on the number that divides their sum.
-        "privacy": build.statement(config, config.record_clip),
-        "folder": folder,
-        "minimum": settings.least,
-        "evaluate": evaluate,
-        "records": settings.records_of_parties,
-    }
-    built = methods.build(config.model_copy(update={"method": method}), dimension)
-    return built, _plan(config, settings.records_of_parties), given
-
-
-def first_model(task: Task) -> Tensor:
-    """The parameters of the app's model, as one vector."""
-    return _start(task, task.model(), None)[0]
-
-
-def _folder_of(task: Task) -> Path:
-    """The folder of the app to which a task belongs: the nearest one with a pyproject.toml."""
-    file = getattr(task, "__file__", None)
-    for folder in Path(file).resolve().parents if file else ():
-        if (folder / "pyproject.toml").exists():
-            return folder
-    return Path.cwd()
-
-
 def _say(line: str) -> None:
     logging.getLogger("flwr").info(line)  # Flower's log of the run: `flwr run --stream`, `flwr log`
-
-
-def _plan(config: RunConfig, records: list[float] | None) -> Plan:
-    rounds, lr = methods.rounds(config), methods.step_size(config)
-    if rounds is None or isinstance(lr, str):
-        raise UsageError("a federation needs rounds and lr as numbers")
-    at_least(1, rounds=rounds)
-    schedule = server.schedule(config)
-    weights = build.weights(config.weights)
-    if weights == "records":
-        if records is None or len(records) == 1:
-            raise UsageError(
-                "the server does not know how many records the parties hold; give these numbers as records, if they "
-                "are public, or the weights as numbers"
-            )
-        weights = [number / sum(records) for number in records]
-    return Plan(
-        lr=lr if schedule is None else scheduled(schedule, lr, rounds, 0),
-        rounds=rounds,
-        batch_size=config.batch_size,
-        batch_rate=config.batch_rate,
-        warmup=0,
-        seed=config.public_seed,
-        participation=Everyone(),
-        initial_memory="zero",
-        log_every=1,
-        evaluate_every=config.evaluate_every if config.evaluate_every is not None else default_evaluate_every(rounds),
-        full_gradient=False,
-        diagnostics=config.diagnostics or not config.private,
-        local=methods.local_steps(config),
-        server_optimizer=server_optimizer_of(server.optimizer(config)),
-        averaging=averaging_of(server.average(config), rounds, 0),
-        weights=None if isinstance(weights, str) else checked_weights(weights, config.clients or 1),
-    )
-
-
-def _start(
-    task: Task, model: nn.Module, test: Dataset[Any] | list[Dataset[Any]] | None
-) -> tuple[Tensor, Callable[[Tensor], Mapping[str, float]] | None]:
-    """The initial x, and the evaluation of a model on the server's own test data, if it has any."""
-    trainable = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
-    if not trainable:
-        raise UsageError("the model has no trainable parameters")
-    if test is None:
-        return torch.cat(trainable), None
-    problem = _problem(task, test, model)
-    buffers = problem.initial_buffers()
-    return problem.x0, lambda x: problem.evaluate(x, buffers)
-
-
-def _problem(task: Task, records: Dataset[Any] | list[Dataset[Any]], model: nn.Module | None = None) -> Problem:
-    """A problem with one client. With `model`, the records are test data, in one set or in one for each party."""
-    extra: dict[str, Any] = {name: getattr(task, name, None) for name in ("penalty", "augment", "transform")}
-    test = records if model is not None else None
-    clients = records if isinstance(records, list) else [records]
-    return Problem(task.model() if model is None else model, task.loss, clients, test, **extra)
 
 
 class _LazyOracle(GradientOracle):
@@ -346,10 +218,10 @@ class _LazyOracle(GradientOracle):
     def _loaded(self) -> ProblemOracle:
         if self._made is None:
             if self._table is not None:
-                records: Dataset[Any] = read_table(self._table, schema_of(_folder_of(self._task))).dataset
+                records: Dataset[Any] = read_table(self._table, schema_of(folder_of(self._task))).dataset
             else:
                 records = self._task.data(*self._which)
-            self._made = ProblemOracle(_problem(self._task, records))
+            self._made = ProblemOracle(problem_of(self._task, records))
         return self._made
 
 
@@ -376,7 +248,7 @@ def _agreed(node_config: Mapping[str, Any], task: Task) -> Mapping[str, AgreedTe
     """The terms that the party signed, by the names of the runs; None if its policy alone decides."""
     if "terms" not in node_config:
         return None
-    return _read_terms(str(node_config["terms"]), str(node_config.get("key", "")), str(_folder_of(task)))
+    return _read_terms(str(node_config["terms"]), str(node_config.get("key", "")), str(folder_of(task)))
 
 
 @functools.cache  # once for a process: a party is started again to use other terms

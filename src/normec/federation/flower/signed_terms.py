@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...errors import UsageError
 from ...system.code_files import CODE_SUFFIXES, is_hidden
-from ...system.files import read_bytes, read_json, read_toml, write_atomic
+from ...system.files import read_bytes, read_json, write_atomic
 from ..protocol.agreed_terms import AgreedTerms
 from . import settings as settings_of_run
 from .roster import name_of
-from .versions import versions
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _LARGEST = 16 * 2**20  # bytes of a file of terms
 _PURPOSE = b"normec run terms 1\n"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CODE = (*{Path(f"a{suffix}").suffix for suffix in CODE_SUFFIXES}, ".toml")
 _NOT_CODE = ("pyproject.toml", "policy.toml", "party.toml")  # settings are in the terms, rules belong to a party
 
@@ -182,7 +181,7 @@ class SignedTerms:
         """
         settings_of_run.read(self.settings)
         names = [one.name for one in self.parties]
-        if not all(map(_NAME.fullmatch, [*names, self.run])):
+        if not all(map(PARTY_NAME.fullmatch, [*names, self.run])):
             raise UsageError("a name must be at most 64 letters, digits, '.', '-' and '_'")
         if not names or len({*names}) < len(names) or len({raw_key(one.public) for one in self.parties}) < len(names):
             raise UsageError("every party needs a name and a key of its own")
@@ -194,59 +193,6 @@ class SignedTerms:
             difference = first.differs_from(own)
             if difference is not None:
                 raise UsageError(f"the terms of {names[0]} and {one.name} differ: {difference}")
-
-
-def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -> SignedTerms:
-    """The terms of a run, without signatures.
-
-    Args:
-        app: The folder of the app; its pyproject.toml has the settings.
-        keys: The public key file of each party by name, in the order in which the server registers them.
-        changes: Settings that differ from those of the app.
-
-    Raises:
-        UsageError: A setting, a key or the app has a mistake.
-    """
-    from .app import coordinator_of, first_model
-    from .supernode import load_task
-
-    table = read_toml(app / "pyproject.toml") if (app / "pyproject.toml").exists() else {}
-    known = table.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
-    given = {**known, **changes, "parties": len(keys)}
-    settings = settings_of_run.read(given)
-    if settings.summed:
-        raise UsageError(
-            "these terms are for single messages, and the run has secure sums; its parties sign the terms of a sum "
-            "when it begins, and need no file"
-        )
-    names, parties = [], []
-    for name, path in keys.items():
-        if not _NAME.fullmatch(name):
-            raise UsageError(f"{name!r} cannot be a party's name; use at most 64 letters, digits, '.', '-' and '_'")
-        try:
-            text = read_bytes(path, 2**16).decode("ascii", "replace").strip()
-        except FileNotFoundError:
-            raise UsageError(f"there is no public key {path} of {name}") from None
-        node = name_of(raw_key(public_key(text.encode(), str(path))))
-        if node in names:
-            raise UsageError(f"{name} has the same key as another party; every party needs its own")
-        names.append(node)
-        parties.append((name, " ".join(text.split()[:2])))
-    method = settings_of_run.located(settings.run.method, app)
-    coordinator = coordinator_of(settings, method, first_model(load_task(app)), names)
-    mechanism, requests = coordinator.mechanism, coordinator.requests()
-    if len(requests) < len(names):
-        raise UsageError(coordinator.stopped or "the run cannot begin under these settings")
-    signatories = []
-    for (name, key), node in zip(parties, names, strict=True):
-        request, sigmas = requests[node], tuple[float, ...]()
-        if mechanism is not None and request.privacy.least_sigma is not None:
-            ratio = request.privacy.sigma / mechanism.sigma_at(0)
-            sigmas = tuple(ratio * mechanism.sigma_at(k) for k in range(coordinator.plan.rounds))
-        signatories.append(Signatory(name, key, AgreedTerms.of(request, sigmas)))
-    coordinator.close()
-    used = {name: value for name, value in given.items() if value != "" and name != "out"}
-    return SignedTerms(settings.name, digest_of_app(app), used, versions(), tuple(signatories))
 
 
 def digest_of_app(app: Path) -> str:
@@ -306,15 +252,4 @@ def raw_key(public: Any) -> bytes:
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     found: bytes = public_key_to_bytes(public)
-    return found
-
-
-def parse_parties(given: Sequence[str]) -> dict[str, Path]:
-    """Parse 'NAME=FILE' entries, in their order."""
-    found: dict[str, Path] = {}
-    for text in given:
-        name, sign, path = text.partition("=")
-        if not sign or not name or not path or name in found:
-            raise UsageError(f"--party must be NAME=PUBLIC_KEY_FILE, each name once, got {text!r}")
-        found[name] = Path(path).expanduser()
     return found

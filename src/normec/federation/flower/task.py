@@ -1,0 +1,62 @@
+"""What the user of an app writes, and what follows from it: the problem of a party, the first model, its evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ...errors import UsageError
+from ...problems.problem import Problem
+
+
+class Task(Protocol):
+    """The code of the user. It may also define `transform`, `augment` and `penalty`, as in `normec.Problem`.
+
+    `test` returns the test data of the server: None, one set, or one set for each party.
+    """
+
+    def model(self) -> nn.Module: ...
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
+    def data(self, partition: int, partitions: int) -> Dataset[Any]: ...
+    def test(self) -> Dataset[Any] | list[Dataset[Any]] | None: ...
+
+
+def start_of(
+    task: Task, model: nn.Module, test: Dataset[Any] | list[Dataset[Any]] | None
+) -> tuple[Tensor, Callable[[Tensor], Mapping[str, float]] | None]:
+    """The initial x, and the evaluation of a model on the server's own test data, if it has any."""
+    trainable = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise UsageError("the model has no trainable parameters")
+    if test is None:
+        return torch.cat(trainable), None
+    problem = problem_of(task, test, model)
+    buffers = problem.initial_buffers()
+    return problem.x0, lambda x: problem.evaluate(x, buffers)
+
+
+def first_model(task: Task) -> Tensor:
+    """The parameters of the app's model, as one vector."""
+    return start_of(task, task.model(), None)[0]
+
+
+def problem_of(task: Task, records: Dataset[Any] | list[Dataset[Any]], model: nn.Module | None = None) -> Problem:
+    """A problem with one client. With `model`, the records are test data, in one set or in one for each party."""
+    extra: dict[str, Any] = {name: getattr(task, name, None) for name in ("penalty", "augment", "transform")}
+    test = records if model is not None else None
+    clients = records if isinstance(records, list) else [records]
+    return Problem(task.model() if model is None else model, task.loss, clients, test, **extra)
+
+
+def folder_of(task: Task) -> Path:
+    """The folder of the app to which a task belongs: the nearest one with a pyproject.toml."""
+    file = getattr(task, "__file__", None)
+    for folder in Path(file).resolve().parents if file else ():
+        if (folder / "pyproject.toml").exists():
+            return folder
+    return Path.cwd()
