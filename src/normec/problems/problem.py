@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from .. import kernels
 from ..data.augment import Augment, Transform, treats_records_alone
 from ..errors import UsageError
-from ..models import NonconvexPenalty
+from ..models.linear import NonconvexPenalty
 from . import client_data as records
 from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
 from .functions import FunctionProblem
