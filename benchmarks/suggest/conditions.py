@@ -72,7 +72,7 @@ CONDITIONS: Mapping[str, Condition] = {
             fitted=True,
         ),
         Condition("phishing, 100 clients, ε = 8", _linear("phishing", 100, 8.0), fitted=True),
-        Condition("digits, MLP, 200 clients, ε = 4", _linear("digits", 200, 4.0, model="mlp")),
+        Condition("digits, MLP, 200 clients, ε = 4", _linear("digits", 200, 4.0, model="mlp"), fitted=True),
         Condition("digits, 100 clients, local trust, ε = 8", _linear("digits", 100, 8.0, trust="local")),
         Condition("a9a, 300 clients, replace, ε = 2", _linear("a9a", 300, 2.0, model="logistic", relation="replace")),
         Condition("mushrooms, 300 clients, ε = 2", _MUSHROOMS),
