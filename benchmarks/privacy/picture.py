@@ -66,8 +66,8 @@ def draw(conditions: Conditions, path: Path) -> Path:
                     position, studies.index(condition.study), "o", markersize=8, color=colours[family],
                     markerfacecolor=colours[family] if sure else "white", markeredgewidth=1.5,
                 )  # fmt: skip
-        for family, shown in FAMILIES.items():
-            axes[0].plot([], [], "o", color=colours[family], label=shown)
+        for family, label in FAMILIES.items():
+            axes[0].plot([], [], "o", color=colours[family], label=label)
         axes[0].plot([], [], "o", color="grey", markerfacecolor="white", label="not significantly better than others")
         handles, labels = axes[0].get_legend_handles_labels()
         sheet.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)

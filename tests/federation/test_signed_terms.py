@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,13 +21,18 @@ from flwr.app import Message, Metadata
 
 from normec import UsageError
 from normec.cli.app import run
-from normec.federation.flower.app import _Parties
+from normec.federation.flower.app import _agreed, _Parties
+from normec.federation.flower.doctor import would_cost
 from normec.federation.flower.new_terms import new_terms, parse_parties
+from normec.federation.flower.party_file import load_party_file
 from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app
 from normec.federation.flower.supernode import load_task, read_private_key
+from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.price import priced
 from normec.federation.protocol.wire import Refusal, SumRequest, octets, to_fields
+from normec.privacy.accounting import epsilon_of
 
 NAMES = ("north", "south", "east")
 SETTINGS: dict[str, Any] = {
@@ -231,6 +237,69 @@ def test_compiled_files_are_part_of_the_app(folder: Path) -> None:
         (folder / "app" / "learning" / name).unlink()
 
 
+def test_an_app_with_a_link_to_a_folder_is_refused(folder: Path) -> None:
+    """Python imports what lies behind the link, and another code may lie there when the terms are signed."""
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "__init__.py").write_text("")
+    (folder / "app" / "more").symlink_to(folder / "elsewhere")
+    with pytest.raises(UsageError, match="more is a link to a folder"):
+        digest_of_app(folder / "app")
+    (folder / "app" / "more").unlink()
+    (folder / "app" / ".venv").symlink_to(folder / "elsewhere")  # nothing is imported from there
+    digest_of_app(folder / "app")
+
+
+def party_file(folder: Path) -> str:
+    (folder / "policy.toml").write_text('epsilon = 3.0\nunit = "record"\n')
+    (folder / "party.toml").write_text(
+        'superlink = "localhost:1"\nroot_certificates = "ca.crt"\nkey = "north"\napp = "app"\nfolder = "state"\n'
+        'policy = "policy.toml"\nterms = "terms.json"\n'
+    )
+    return str(folder / "party.toml")
+
+
+@pytest.mark.parametrize("command", ["party", "doctor"])
+def test_no_code_runs_that_the_terms_do_not_name(
+    folder: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code that has run could replace the function that compares the digests."""
+    signed(folder)
+    task = folder / "app" / "learning" / "task.py"
+    task.write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n{task.read_text()}")
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "learning"]:
+        del sys.modules[loaded]  # of the app of another test
+    assert run(["federation", command, party_file(folder)]) in (1, 2)
+    said = capsys.readouterr()
+    assert "differs from that of the terms of run app" in said.out + said.err
+    assert not (folder / "ran").exists()
+
+
+def test_the_digest_of_a_party_is_that_of_its_whole_app(folder: Path) -> None:
+    """Another pyproject.toml in a folder of the app does not make that folder the app."""
+    (folder / "app" / "learning" / "pyproject.toml").write_text("")
+    terms = SignedTerms.load(folder / "terms.json")
+    replace(terms, app=digest_of_app(folder / "app" / "learning"), signatures={}).save(folder / "terms.json")
+    signed(folder)
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "learning"]:
+        del sys.modules[loaded]  # of the app of another test
+    config = load_party_file(Path(party_file(folder))).node_config
+    with pytest.raises(UsageError, match="differs from that of the terms of run app"):
+        _agreed(config, load_task(folder / "app"))
+
+
+def test_what_a_run_would_cost_is_never_rounded_down(folder: Path) -> None:
+    agreed = SignedTerms.load(folder / "terms.json").parties[0].agreed
+    request = agreed.first_request()
+    for delta in (1e-5, 7e-6, 5e-6, 3e-6, 1e-6, 1e-7, 1e-8, 1e-9):
+        policy = Policy(epsilon=50.0, unit="record", delta=delta)
+        found = priced(request, agreed.method.build(policy.methods), delta)
+        assert found is not None
+        exact = epsilon_of([replace(found[0].most["record"], count=agreed.plan.rounds)], delta)
+        shown = re.search(r"from 0 to ([\d.]+) of 50", would_cost(agreed, policy, folder / "none"))
+        assert shown is not None
+        assert exact * (1 - 1e-8) <= float(shown[1]) <= exact * 1.001
+
+
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     terms = str(folder / "terms.json")
     for name in NAMES:
@@ -238,12 +307,7 @@ def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["federation", "terms", "sign", terms, "--key", str(folder / name)]) == 0
     assert run(["federation", "terms", "verify", terms, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["complete"]
-    (folder / "policy.toml").write_text('epsilon = 3.0\nunit = "record"\n')
-    (folder / "party.toml").write_text(
-        'superlink = "localhost:1"\nroot_certificates = "ca.crt"\nkey = "north"\napp = "app"\nfolder = "state"\n'
-        'policy = "policy.toml"\nterms = "terms.json"\n'
-    )
-    assert run(["federation", "terms", "show", terms, "--party", str(folder / "party.toml")]) == 0
+    assert run(["federation", "terms", "show", terms, "--party", party_file(folder)]) == 0
     assert "ε per record goes from 0 to 2 of 3" in capsys.readouterr().out
     (folder / "policy.toml").write_text('epsilon = 1.0\nunit = "record"\n')
     assert run(["federation", "terms", "show", terms, "--party", str(folder / "party.toml")]) == 2

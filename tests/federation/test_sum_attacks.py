@@ -32,6 +32,7 @@ from normec.federation.protocol.wire import (
 )
 from normec.federation.secure_sum.keys import Identity
 from normec.federation.secure_sum.roster import Member, Roster
+from normec.federation.secure_sum.shares import split
 from normec.federation.secure_sum.terms import Terms
 from normec.federation.secure_sum.wire import (
     Advert,
@@ -39,6 +40,7 @@ from normec.federation.secure_sum.wire import (
     Invitation,
     KeyList,
     Request,
+    SealedShares,
     Survivors,
     Task,
     decode_answers,
@@ -210,6 +212,18 @@ def test_a_policy_that_does_not_allow_the_terms(
     assert not (federation.home("a") / "sums").exists()
 
 
+def test_the_least_noise_of_a_policy_holds_in_every_round(tmp_path: Path) -> None:
+    """A clean memory adds up what a record did before: Δ = 0.05, 0.09, 0.13, and the sum has the noise 0.2√2."""
+    privacy = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4, unit="record", record_clip="auto")
+    federation = SummingHospitals(tmp_path, NormEC(0.5, 0.4), 3, privacy, records=[40.0] * len(NODES))
+    federation.policy("a", least_sigma=2.2)
+    assert refused(send(federation, "a", due(federation, "a"))) == "terms"
+    assert "sigma over what a record can change is 2.17" in exact(federation, "a")
+    federation.policy("a", least_sigma=2.1)
+    assert isinstance(send(federation, "a", due(federation, "a"))[0], Advert)
+    federation.close()
+
+
 def test_a_policy_that_changes_during_the_run(federation: SummingHospitals) -> None:
     federation.round()
     federation.policy("d", trusts=["local"])
@@ -255,7 +269,7 @@ def until(federation: SummingHospitals, stage: str) -> None:
 
 
 def test_another_model_for_one_party(federation: SummingHospitals) -> None:
-    """Party d computes from a model that the others do not know; then no two of them sign the same statement."""
+    """Party d computes from a model that the others do not know, and signs no statement about theirs."""
     until(federation, "vectors")
     task: Task = due(federation, "d")
     other = bytes(task.payload[:-8]) + b"\0" * 8
@@ -330,6 +344,47 @@ def test_an_answer_for_another_party(federation: SummingHospitals) -> None:
     assert federation.server.receive("b", SumReply(federation.server.run, "a", 0, octets(b"\0"))) == "dropped"
 
 
+def with_useless_shares(fields: Any) -> Any:
+    """A party's answer in which its shares are bytes that nobody can decrypt."""
+    reply = from_fields(fields)
+    assert isinstance(reply, SumReply)
+    parts: list[Any] = list(decode_answers(reply.content.tobytes()))
+    for i, part in enumerate(parts):
+        if isinstance(part, SealedShares):
+            parts[i] = msgspec.structs.replace(part, shares=tuple((to, bytes(48)) for to, _ in part.shares))
+    return to_fields(dataclasses.replace(reply, content=octets(encode(tuple(parts)))))
+
+
+@pytest.mark.parametrize("silent_in", ["vectors", "reveals"])
+@pytest.mark.parametrize("decrypts", [True, False])
+def test_a_party_that_deals_useless_shares_costs_the_others_one_attempt(
+    federation: SummingHospitals, monkeypatch: pytest.MonkeyPatch, silent_in: str, decrypts: bool
+) -> None:
+    """Without its seeds the sum cannot be opened, and all others have paid. It could repeat that in every attempt."""
+    server = federation.server
+    for _ in range(20):
+        if server.round:
+            break
+        stage = server.stage
+        for node, request in server.requests().items():
+            if (node, stage) == ("d", silent_in):
+                continue
+            with monkeypatch.context() as changed:
+                if node == "d" and decrypts:
+                    changed.setattr("normec.federation.secure_sum.party.split", lambda _, t, n: split(bytes(16), t, n))
+                fields = to_fields(federation.parties[node].answer(to_fields(request)))
+            server.receive(node, with_useless_shares(fields) if node == "d" and not decrypts else fields)
+        server.close_exchange()
+        if stage == server.stage == "reveals":  # as after some time limits
+            server.repeat_round()
+    assert server.round == 1
+    assert paid(federation)[:3] == [2, 2, 2]
+    federation.round()
+    assert paid(federation) == [3, 3, 3, 0 if silent_in == "vectors" else 1]
+    said = [line for line in read_journal(federation.folder / "server" / "events.jsonl") if line["event"] == "report"]
+    assert {line["party"] for line in said if "dealt shares that do not fit" in line["what"]} == {"d"}
+
+
 # ---- introductions -------------------------------------------------------------------------------------------------
 
 
@@ -358,14 +413,28 @@ def test_introductions_name_every_party() -> None:
         agreed({node: one for node, one in found.items() if node != "n2"})
 
 
-def test_invented_runs_do_not_fill_the_disk(federation: SummingHospitals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normec.federation.protocol.sum_party.MOST_RUNS", 2)
-    for i in range(4):
+def test_invented_runs_neither_fill_the_disk_nor_keep_later_runs_out(
+    federation: SummingHospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invitations cost a server nothing. The run in which the party has made a vector stays."""
+    monkeypatch.setattr("normec.federation.protocol.sum_party.MOST_RUNS", 3)
+    monkeypatch.setattr("normec.federation.protocol.sum_party.MOST_OPEN", 2)
+    federation.round()
+    for i in range(6):
         run = f"trial~{i:016x}"
         terms = dataclasses.replace(federation.server.terms, run=run)
         (answer,) = send(federation, "a", Invitation(terms.canonical, 0), run=run)
-        assert isinstance(answer, Advert if i < 2 else SumRefusal)
-    assert "holds 2 runs" in exact(federation, "a")
+        assert isinstance(answer, Advert)
+        kept = {path.name for path in (federation.home("a") / "sums").iterdir()}
+        assert federation.server.run in kept
+        assert len(kept) <= 3
+    federation.restart("a")
+    monkeypatch.setattr("normec.federation.protocol.sum_party.MOST_RUNS", 1)
+    run = "trial~ffffffffffffffff"
+    terms = dataclasses.replace(federation.server.terms, run=run)
+    assert refused(send(federation, "a", Invitation(terms.canonical, 0), run=run)) == "failed"
+    assert "holds 1 runs" in exact(federation, "a")
+    assert {path.name for path in (federation.home("a") / "sums").iterdir()} == {federation.server.run}
 
 
 def test_a_party_that_left_a_run_answers_none_of_its_exchanges(federation: SummingHospitals) -> None:

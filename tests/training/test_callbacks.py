@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,8 @@ def test_a_stopped_private_run_pays_for_its_rounds_and_states_the_planned_epsilo
     multiplier = run.payments.made[0][1].multiplier  # type: ignore[union-attr]
     made = epsilon_of([Event(multiplier, count=10)], privacy.delta)
     assert made < run.privacy.epsilon == pytest.approx(whole.privacy.epsilon, rel=1e-9)
-    assert any(
-        "40 planned rounds, because it must hold" in note and f"{made:.4g}" in note for note in run.privacy.notes
-    )
+    shown = f"amount to {math.ceil(1000 * made) / 1000:g}"  # 4 digits, rounded up
+    assert any("40 planned rounds, because it must hold" in note and shown in note for note in run.privacy.notes)
     assert any("validation" in note for note in run.privacy.notes)
     assert not any("planned" in note for note in whole.privacy.notes)
 
@@ -126,6 +126,23 @@ def test_the_epsilon_of_a_stopped_run_counts_rounds_that_were_released_twice(tmp
     whole = epsilon_of([Event(multiplier, count=run.privacy.releases + 40 - 18)], how["privacy"].delta)
     assert run.privacy.epsilon == pytest.approx(whole, rel=1e-9)
     assert n.load(tmp_path).privacy.epsilon == run.privacy.epsilon  # type: ignore[union-attr]
+
+
+def test_a_stopped_run_whose_budget_would_not_last_states_the_budget(tmp_path: Path) -> None:
+    """Rounds whose sums were lost are paid for again, so that not all planned ones fit the target, a whole number."""
+    how = {**OPTIONS, "privacy": n.Privacy(epsilon=5, trust="central", noise="secure"), "out": tmp_path}
+    functions = [lambda x, c=c: ((x - c) ** 2).sum() / 2 for c in (1.0, 2.0, 6.0)]
+    with pytest.raises(KeyboardInterrupt):
+        n.train(n.Problem.from_functions(functions, torch.zeros(2)), METHOD, callbacks=[Killed()], **how)
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    (tmp_path / "checkpoint" / "releases.jsonl").unlink(missing_ok=True)
+    run = n.train(
+        n.Problem.from_functions(functions, torch.zeros(2)), METHOD, callbacks=[Enough(len(lines) + 2)], **how
+    )
+    assert run.privacy is not None
+    assert run.privacy.stopped_by_rule
+    assert run.privacy.epsilon == 5.0
+    assert n.load(tmp_path).privacy.epsilon == 5.0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("sampling", [None, pytest.param(0.05, marks=pytest.mark.slow)])

@@ -198,6 +198,7 @@ def party(
 
     require_flower()
     from ..federation.flower.party_file import load_party_file
+    from ..federation.flower.signed_terms import agreed_by_all
     from ..federation.flower.supernode import NotAdmitted, Unreachable, limits_of, load_client, run_supernode
     from ..federation.protocol.policy import load_policy
     from .service_log import log_to_stdout
@@ -219,6 +220,8 @@ def party(
     own = load_party_file(file, given)
     log_to_stdout(own.log_format)
     rules = load_policy(own.policy)  # report a mistake now, not at the first request
+    if own.terms is not None:  # before any code of the app runs, which could prevent a later check
+        agreed_by_all(own.terms, own.key, own.app)
     client = load_client(own.app)
     if own.data is not None:
         _check_table(own.app, own.data)

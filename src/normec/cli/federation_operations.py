@@ -146,11 +146,12 @@ def restore(
     from ..federation.flower.party_file import load_party_file
     from ..federation.protocol.backup import restore as restored
     from ..federation.protocol.policy import load_policy
+    from ..report.formatting import epsilon
 
     own = load_party_file(file)
     policy = load_policy(own.policy)
     found = restored(own.folder, policy, archive, charge_lost=charge_lost)
-    print(f"{own.folder} is restored, with {found.lines} lines of its ledger and ε = {found.epsilon:.6g} spent")
+    print(f"{own.folder} is restored, with {found.lines} lines of its ledger and ε = {epsilon(found.epsilon, 6)} spent")
     if found.charged:
         print("The whole budget counts as spent. The party refuses every request until its owner raises epsilon.")
     return 0

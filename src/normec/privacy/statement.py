@@ -157,7 +157,7 @@ class Privacy:
     @property
     def budget(self) -> float:
         """The ε that no release may exceed; infinite if ε is only reported."""
-        return self.epsilon if self.epsilon is not None and self.is_target else math.inf
+        return float(self.epsilon) if self.epsilon is not None and self.is_target else math.inf
 
     def with_noise(self, default: Noise) -> Privacy:
         """This statement with `noise` set to `default` if it is None.

@@ -266,10 +266,12 @@ class TrainingLoop:
         the rule might have stopped elsewhere. That of all planned rounds holds whatever the rule decides; `planned`
         also contains rounds that were released more than once.
         """
-        made, rounds = spent.epsilon, self.plan.rounds
+        from ..report.formatting import epsilon as rounded_up
+
+        made, rounds = rounded_up(spent.epsilon), self.plan.rounds
         notes = [
             f"the run was stopped by a rule that saw its results ({reason}): ε is that of all {rounds} planned rounds, "
-            f"because it must hold whatever the rule decides; the rounds that were made amount to {made:.4g}"
+            f"because it must hold whatever the rule decides; the rounds that were made amount to {made}"
         ]
         if isinstance(self.problem, Problem) and (self.problem.validation or self.problem.test) is not None:
             notes.append(
@@ -278,7 +280,7 @@ class TrainingLoop:
             )
         if self.plan.diagnostics:
             notes.append(f"the rule could also see values without noise (diagnostics = true), which are {NOT_COVERED}")
-        return replace(spent, epsilon=max(made, planned), notes=(*spent.notes, *notes), stopped_by_rule=True)
+        return replace(spent, epsilon=max(spent.epsilon, planned), notes=(*spent.notes, *notes), stopped_by_rule=True)
 
     def step(self, state: State) -> None:
         """Run one round; raises `BudgetSpent` before anything of the round is released."""

@@ -19,12 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normec.federation.secure_sum import wire
-from normec.federation.secure_sum.history import RECEIPT, Position, receipt_content
+from normec.federation.secure_sum.history import RECEIPT, Position, receipt_content, statement_of
 from normec.federation.secure_sum.keys import Identity, KeyPair, digest
+from normec.federation.secure_sum.masks import Vector, add_mask, self_key
 from normec.federation.secure_sum.party import Assignment, Contribution, Party
 from normec.federation.secure_sum.refusals import REASONS, Refused
 from normec.federation.secure_sum.roster import Member, Roster
 from normec.federation.secure_sum.server import AttemptFailed, Server, Stage
+from normec.federation.secure_sum.shares import combine
 from normec.federation.secure_sum.terms import Terms
 from normec.federation.secure_sum.wire import (
     Advert,
@@ -245,7 +247,7 @@ def test_a_vector_that_could_not_be_made_is_not_paid_for_again(tmp_path: Path) -
     assert federation.ledgers[VICTIM].paid == [0]
 
 
-def statement_of(federation: Federation) -> Statement:
+def shown_statement(federation: Federation) -> Statement:
     shown = federation.request(VICTIM)[0]
     assert isinstance(shown, Survivors)
     return shown.statement
@@ -253,7 +255,7 @@ def statement_of(federation: Federation) -> Statement:
 
 def named(federation: Federation, statement: Statement) -> Survivors:
     """A list of survivors with genuine receipts of the parties that exist."""
-    content = receipt_content(statement.terms, statement.attempt)
+    content = receipt_content(statement)
     return Survivors(
         statement, tuple(federation.keys[p].sign(RECEIPT, content) if p < 5 else bytes(64) for p in statement.survivors)
     )
@@ -263,12 +265,12 @@ def test_a_party_that_made_no_vector_is_no_survivor(tmp_path: Path) -> None:
     """If the others signed that it was, it would find its folder to be an old copy, or charge what never left."""
     federation = at(tmp_path, Stage.VECTORS)
     federation.stage(lambda party, _: party != 4)
-    statement = replace(statement_of(federation), survivors=(0, 1, 2, 3, 4))
+    statement = replace(shown_statement(federation), survivors=(0, 1, 2, 3, 4))
     genuine = named(federation, statement).receipts
-    other = federation.keys[4].sign(RECEIPT, receipt_content(statement.terms, statement.attempt + 1))
+    other = federation.keys[4].sign(RECEIPT, receipt_content(replace(statement, attempt=1)))
     for receipts in ((), genuine[:4], (*genuine[:4], bytes(64)), (*genuine[:4], genuine[3]), (*genuine[:4], other)):
         assert reason(federation.ask(VICTIM, Survivors(statement, receipts))) == "survivors"
-    assert isinstance(federation.ask(VICTIM, named(federation, statement_of(federation)))[0], Endorsement)
+    assert isinstance(federation.ask(VICTIM, named(federation, shown_statement(federation)))[0], Endorsement)
 
 
 @pytest.mark.parametrize(
@@ -289,14 +291,14 @@ def test_a_party_that_made_no_vector_is_no_survivor(tmp_path: Path) -> None:
 )
 def test_false_survivors_are_refused(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
     federation = at(tmp_path, Stage.SIGNATURES)
-    statement = statement_of(federation)
+    statement = shown_statement(federation)
     assert reason(federation.ask(VICTIM, named(federation, replace(statement, **change)))) == expected
     assert isinstance(federation.ask(VICTIM, named(federation, statement))[0], Endorsement)
 
 
 def test_two_lists_of_survivors_are_refused(tmp_path: Path) -> None:
     federation = at(tmp_path, Stage.SIGNATURES)
-    statement = statement_of(federation)
+    statement = shown_statement(federation)
     other = replace(statement, survivors=(0, 1, 2, 3))
     first = federation.ask(VICTIM, named(federation, statement))
     assert federation.ask(VICTIM, named(federation, statement)) == first
@@ -308,7 +310,7 @@ def test_two_lists_of_survivors_are_refused(tmp_path: Path) -> None:
 
 def test_shares_are_revealed_only_for_enough_genuine_signatures(tmp_path: Path) -> None:
     federation = at(tmp_path, Stage.SIGNATURES)
-    statement = statement_of(federation)
+    statement = shown_statement(federation)
     right = certificate(federation, statement, range(5))
     assert reason(federation.ask(VICTIM, Quorum(right))) == "order"  # nothing was signed yet
     federation.ask(VICTIM, named(federation, statement))
@@ -336,18 +338,81 @@ def test_no_party_reveals_both_masks_of_another(tmp_path: Path) -> None:
         assert {owner for owner, _ in answer.key_shares} == {4}
 
 
-def test_different_models_for_different_parties_open_nothing(tmp_path: Path) -> None:
-    """Model inconsistency (Pasquini et al. 2022): the victim computes from a model that singles it out."""
-    federation = at(tmp_path, Stage.VECTORS)
-    for party in range(5):
+def vectors_for(federation: Federation, changed: dict[int, dict[str, Any]]) -> dict[int, MaskedVector]:
+    """The vectors of all parties, some of which are shown changed tasks."""
+    found = {}
+    for party in range(len(federation.keys)):
         (task,) = federation.request(party)
-        shown = replace(task, payload=b"a model for one party") if party == VICTIM else task
-        federation.server.receive(party, encode(federation.ask(party, shown)))
+        (answer,) = federation.ask(party, replace(task, **changed.get(party, {})))
+        assert isinstance(answer, MaskedVector)
+        found[party] = answer
+    return found
+
+
+def opened_by_force(
+    federation: Federation, vectors: dict[int, MaskedVector], **changes: Any
+) -> tuple[list[str], Vector | None]:
+    """What a server that names all parties as survivors gets: the reasons of refusals, and the sum if it opens one."""
+    task = federation.request(0)[0]
+    assert isinstance(task, Task)
+    digest_of_terms, position = federation.terms.digest, federation.parties[0]._position
+    statement = statement_of(digest_of_terms, task.attempt, task.round, task.payload, task.participants, position)
+    statement = replace(statement, survivors=tuple(vectors), **changes)
+    named = Survivors(statement, tuple(vector.receipt for vector in vectors.values()))
+    answers = {party: federation.ask(party, named)[0] for party in vectors}
+    signed = [(party, one.signature) for party, one in answers.items() if isinstance(one, Endorsement)]
+    reasons = [one.reason for one in answers.values() if isinstance(one, Refusal)]
+    if len(signed) < federation.terms.threshold:
+        return reasons, None
+    quorum = Quorum(Certificate(statement, tuple(signed)))
+    reveals = {party: federation.ask(party, quorum)[0] for party, _ in signed}
+    total = sum(np.frombuffer(vector.vector, federation.terms.dtype) for vector in vectors.values())
+    total = np.array(total, federation.terms.dtype)
+    for owner in vectors:
+        shares = {by: dict(one.self_shares)[owner] for by, one in reveals.items() if by != owner}  # type: ignore[union-attr]
+        seed = reveals[owner].seed if owner in reveals else combine(shares)  # type: ignore[union-attr]
+        add_mask(total, self_key(seed, digest_of_terms, statement.round, statement.attempt, owner), negative=True)
+    return reasons, total
+
+
+def test_a_server_that_forces_nothing_opens_the_sum_by_the_same_steps(tmp_path: Path) -> None:
+    """The program of the attacks below works where nothing is changed."""
+    federation = at(tmp_path, Stage.VECTORS)
+    reasons, total = opened_by_force(federation, vectors_for(federation, {}))
+    assert reasons == []
+    np.testing.assert_array_equal(total, sum(ledger.made[0] for ledger in federation.ledgers))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"payload": b"a model for one party"},
+        {"participants": (0, 1, 2, 3)},
+    ],
+)
+def test_a_task_for_one_party_opens_nothing_of_it(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """Model inconsistency (Pasquini et al. 2022): the victim computes from a model that singles it out.
+
+    Four of five parties are enough to sign and to open, so it does not help that the victim itself does not sign.
+    """
+    federation = at(tmp_path, Stage.VECTORS)
+    if "participants" in changed:
+        changed["shares"] = tuple(share for share in task_of(federation).shares if share[0] < 4)
+    vectors = vectors_for(federation, {VICTIM: changed})
+    reasons, total = opened_by_force(federation, vectors)
+    assert reasons == ["survivors"] * 5
+    assert total is None
+
+
+def test_a_server_that_was_given_a_vector_for_another_model_counts_it_as_lost(tmp_path: Path) -> None:
+    federation = at(tmp_path, Stage.VECTORS)
+    for party, vector in vectors_for(federation, {VICTIM: {"payload": b"another model"}}).items():
+        federation.server.receive(party, encode((vector,)))
     federation.server.advance()
-    assert reason(federation.ask(VICTIM, named(federation, statement_of(federation)))) == "survivors"
-    special = replace(statement_of(federation), payload=digest("payload", b"a model for one party"))
-    assert isinstance(federation.ask(VICTIM, named(federation, special))[0], Endorsement)
-    assert reason(federation.ask(0, named(federation, special))) == "survivors"
+    while federation.server.sum is None:
+        federation.stage()
+    federation.check(federation.server.sum)
+    assert VICTIM not in federation.server.sum.survivors
 
 
 # ---- the server repeats and goes back -------------------------------------------------------------------------------
@@ -462,22 +527,32 @@ def test_a_server_that_hides_the_history_from_a_restored_party_opens_nothing_of_
     federation = restored(tmp_path, 2)
     federation.sum(3)  # the victim prepares keys for the next attempt
     federation.server.start(4, b"x")
-    for party in range(5):
-        (task,) = federation.request(party)
-        assert isinstance(task, Task)
-        shown = replace(task, history=(), round=1) if party == VICTIM else task
-        federation.server.receive(party, encode(federation.ask(party, shown)))
-    federation.server.advance()
-    statement = statement_of(federation)
-    assert VICTIM in statement.survivors
+    vectors = vectors_for(federation, {VICTIM: {"history": (), "round": 1}})
+    statement = federation.server._attempt.statement
+    assert statement is not None
+    statement = replace(statement, survivors=tuple(vectors))
     assert reason(federation.ask(VICTIM, named(federation, statement))) == "history"
     # The others do not sign the history that the victim knows.
     known = federation.parties[VICTIM]._position
     old = replace(statement, count=known.count, history=known.digest, round=1)
     for party in (0, 2, 3, 4):
         assert reason(federation.ask(party, named(federation, old))) == "history"
-    with pytest.raises(AttemptFailed):  # 4 of 5 parties sign at most, and only with the victim left out
-        federation.stage(lambda party, _: party in (0, 2, 3))
+    reasons, total = opened_by_force(federation, vectors)
+    assert sorted(reasons) == ["history", *["survivors"] * 4]
+    assert total is None
+
+
+def test_a_restored_party_that_is_one_round_behind_enters_no_sum(tmp_path: Path) -> None:
+    """Its folder allows the round that the server has the others repeat, and the others are enough to sign."""
+    federation = restored(tmp_path, 1)
+    federation.ledgers[VICTIM].paid = [0]  # the ledger was restored from the same old copy
+    federation.server._opening, federation.server.sum = None, None  # a server that says that round 1 was not opened
+    federation.server.start(1, b"x")
+    while federation.server.stage < Stage.VECTORS:
+        federation.stage()
+    reasons, total = opened_by_force(federation, vectors_for(federation, {VICTIM: {"history": ()}}))
+    assert "survivors" in reasons
+    assert total is None
 
 
 def test_a_forged_history_is_refused(tmp_path: Path) -> None:
@@ -631,7 +706,8 @@ def test_a_vector_of_another_size_is_named_and_ignored(tmp_path: Path) -> None:
     assert "deposits 131072 bytes" in reported(federation, 3)
     federation.server.receive(3, encode((MaskedVector(0, bytes(20)),)))
     assert "without a receipt" in reported(federation, 3)
-    receipt = federation.keys[3].sign(RECEIPT, receipt_content(federation.terms.digest, 0))
+    made_for = statement_of(federation.terms.digest, 0, 0, b"x", (0, 1, 2, 3, 4), Position())
+    receipt = federation.keys[3].sign(RECEIPT, receipt_content(made_for))
     federation.server.receive(3, encode((MaskedVector(0, bytes(20), receipt=receipt),)))
     federation.server.receive(3, encode((MaskedVector(0, bytes(19) + b"\1"),)))
     assert "two different vectors" in reported(federation, 3)
@@ -828,7 +904,7 @@ def test_a_certificate_that_comes_late_shows_an_old_folder_too(tmp_path: Path) -
     everyone = tuple(range(4))
     payload = digest("payload", b"x")
     statement = wire.Statement(terms.digest, 0, 0, payload, everyone, everyone, 0, Position().digest)
-    receipts = tuple(one.sign(RECEIPT, receipt_content(terms.digest, 0)) for one in identities)
+    receipts = tuple(one.sign(RECEIPT, receipt_content(statement)) for one in identities)
     signed = tuple((i, ask(i, wire.Survivors(statement, receipts)).signature) for i in (1, 2, 3))
     answer = task(0, 2, 1, shares(2), (wire.Certificate(statement, signed),))
     assert isinstance(answer, wire.Refusal)

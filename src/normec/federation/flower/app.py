@@ -248,7 +248,8 @@ def _agreed(node_config: Mapping[str, Any], task: Task) -> Mapping[str, AgreedTe
     """The terms that the party signed, by the names of the runs; None if its policy alone decides."""
     if "terms" not in node_config:
         return None
-    return _read_terms(str(node_config["terms"]), str(node_config.get("key", "")), str(folder_of(task)))
+    app = node_config.get("app") or folder_of(task)
+    return _read_terms(str(node_config["terms"]), str(node_config.get("key", "")), str(app))
 
 
 @functools.cache  # once for a process: a party is started again to use other terms

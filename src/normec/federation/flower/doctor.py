@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from ...errors import UsageError
 from ...privacy.accounting import Account
+from ...report.formatting import epsilon as rounded_up
 from ..protocol.account import read_releases
 from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.departure import departures
@@ -31,7 +32,7 @@ from ..protocol.price import priced
 from .party_file import PartyFile
 from .roster import name_of
 from .scaffold import schema_of
-from .signed_terms import SignedTerms, raw_key
+from .signed_terms import SignedTerms, files_of, raw_key
 from .supernode import load_client, load_task, read_private_key
 from .versions import SAME, differing
 
@@ -62,7 +63,7 @@ def examine(party: PartyFile, clock: Callable[[], float] = time.time) -> Iterato
     yield _outcome("folder", lambda: _folder(party.folder))
     yield _outcome("disk space", lambda: _disk(party))
     yield _outcome("policy", lambda: _policy(party.policy))
-    yield _outcome("app", lambda: _app(party.app))
+    yield _outcome("app", lambda: _app(party))
     yield _outcome("data", lambda: _data(party))
     yield _outcome("ledger", lambda: _ledger(party))
     yield _outcome("authority", lambda: _authority(party.root_certificates))
@@ -74,10 +75,8 @@ def examine(party: PartyFile, clock: Callable[[], float] = time.time) -> Iterato
         yield _outcome("clock", lambda: _clock(party, about, clock))
         if about:
             yield _outcome("versions", lambda: _versions(about["versions"]))
-    if party.terms is not None:
-        files = sorted(party.terms.glob("*.json")) if party.terms.is_dir() else [party.terms]
-        for file in files:
-            yield _outcome(f"terms {file.name}", lambda file=file: _terms(party, file))  # type: ignore[misc]
+    for file in files_of(party.terms) if party.terms is not None else ():
+        yield _outcome(f"terms {file.name}", lambda file=file: _terms(party, file))  # type: ignore[misc]
 
 
 def _outcome(check: str, look: Callable[[], str | Finding]) -> Finding:
@@ -139,13 +138,21 @@ def _policy(path: Path) -> str:
     )
 
 
-def _app(path: Path) -> str:
-    load_client(path)
-    return f"the code in {path} can be loaded"
+def _app(party: PartyFile) -> str:
+    _refuse_other_code(party)
+    load_client(party.app)
+    return f"the code in {party.app} can be loaded"
+
+
+def _refuse_other_code(party: PartyFile) -> None:
+    """Refuse an app whose code is not that of the party's terms, before any of it runs."""
+    for file in files_of(party.terms) if party.terms is not None else ():
+        SignedTerms.load(file).check_app(party.app)
 
 
 def _data(party: PartyFile) -> str | Finding:
     if party.data is None:
+        _refuse_other_code(party)
         records = load_task(party.app).data(party.partition, party.partitions)
         if not len(records):
             raise _Problem("the app's data() returns no records; look at learning/task.py")
@@ -163,7 +170,7 @@ def _ledger(party: PartyFile) -> str | Finding:
     releases = read_releases(party.folder, policy.witness)
     releases.check(policy.relation)
     spent = releases.epsilon(policy.unit, policy.delta)
-    text = f"intact, {releases.count()} messages, ε = {spent:.4g} spent per {policy.unit}"
+    text = f"intact, {releases.count()} messages, ε = {rounded_up(spent)} spent per {policy.unit}"
     if policy.epsilon is not None and spent >= policy.epsilon:
         raise _Problem(f"{text}; the budget of {policy.epsilon:g} is used up, and every request is refused")
     if policy.witness is None:
@@ -337,7 +344,7 @@ def would_cost(agreed: AgreedTerms, policy: Policy, folder: Path) -> str:
         if after > budget:
             raise UsageError(
                 f"run {agreed.run} would be refused (budget) before its end: its {rounds} rounds bring ε per {unit} "
-                f"from {before:.4g} to {after:.4g}, above {budget:g}"
+                f"from {rounded_up(before)} to {rounded_up(after)}, above {budget:g}"
             )
-        parts.append(f"ε per {unit} goes from {before:.4g} to {after:.4g} of {budget:g}")
+        parts.append(f"ε per {unit} goes from {rounded_up(before)} to {rounded_up(after)} of {budget:g}")
     return f"run {agreed.run}, {rounds} rounds: {'; '.join(parts)}"

@@ -58,7 +58,7 @@ class PartyFile(BaseModel):
             if getattr(self, name) is not None:
                 named[name] = str(getattr(self, name))
         if self.terms is not None:
-            named["key"] = str(self.key)
+            named |= {"key": str(self.key), "app": str(self.app)}
         return {"partition-id": self.partition, "num-partitions": self.partitions, **named}
 
 

@@ -199,12 +199,15 @@ def digest_of_app(app: Path) -> str:
     """SHA-256 of the names and contents of an app's code: all files that Python imports, and the schema of tables.
 
     Compiled copies of sources (`__pycache__`) and hidden folders are left out, because a party imports nothing from
-    them (`import_from_source`).
+    them (`import_from_source`). Raises `UsageError` for a link to a folder: Python would import what lies there, and
+    that may change without the app.
     """
     found = hashlib.sha256()
     for path in sorted(app.rglob("*")):
         inside = path.relative_to(app)
         hidden = any(map(is_hidden, inside.parts))
+        if not hidden and path.is_symlink() and path.is_dir():
+            raise UsageError(f"{path} is a link to a folder, whose code the terms would not cover; copy the folder")
         if hidden or path.suffix not in _CODE or inside.name in _NOT_CODE or not path.is_file():
             continue
         content = read_bytes(path)
@@ -227,6 +230,11 @@ def public_key(text: bytes, where: str) -> EllipticCurvePublicKey:
     return found
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files of terms at a path, which is one of them or a folder of them."""
+    return sorted(path.glob("*.json")) if path.is_dir() else [path]
+
+
 def agreed_by_all(path: Path, key: Path, app: Path) -> dict[str, AgreedTerms]:
     """The terms of the party with this private key, by the names of the runs; `path` is a file of terms or a folder.
 
@@ -236,7 +244,7 @@ def agreed_by_all(path: Path, key: Path, app: Path) -> dict[str, AgreedTerms]:
     from .supernode import read_private_key
 
     public, found = read_private_key(key).public_key(), dict[str, AgreedTerms]()
-    for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+    for file in files_of(path):
         terms = SignedTerms.load(file)
         own = terms.party_of(public)
         terms.check_signed()

@@ -155,7 +155,8 @@ class Policy(BaseModel):
         if terms.unit == "record":
             if smallest < least_noise(release, torch.tensor(request.x).dtype) or least < LEAST_NOISE:
                 return Verdict("noise", f"sigma over the bound is {least:.6g}, too small beside the message's rounding")
-            least, unit = float(release.multipliers(smallest, 1)[0]), "what a record can change"
+            last = release.rounds - 1  # what a record can change only grows
+            least, unit = float(release.multipliers(smallest, 1, last)[0]), "what a record can change"
         if least < self.least_sigma:
             return Verdict("noise", f"sigma over {unit} is {least:.6g}, below least_sigma = {self.least_sigma:g}")
         if faced > MOST_NOISE:

@@ -273,7 +273,8 @@ class SumCoordinator(FederatedRun):
         self.server.take(self.parties.index(node), answers)
         while self.server.reports:
             report = self.server.reports.popleft()
-            self.journal.note("report", round=self.round, party=node, attempt=report.attempt, what=report.what)
+            about = self.parties[report.party]
+            self.journal.note("report", round=self.round, party=about, attempt=report.attempt, what=report.what)
         reasons = [answer.reason for answer in answers if isinstance(answer, SumRefusal)]
         if reasons:
             return self._refused(node, reasons[0])

@@ -16,7 +16,9 @@ exchange of keys.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +155,11 @@ class SumParty:
             self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
         )
         contributor.check()
-        if not folder.exists() and len(list(folder.parent.glob("*"))) >= MOST_RUNS:
-            raise Refused("failed", f"{folder.parent} holds {MOST_RUNS} runs; remove those that are over")
         if len(self._open) >= MOST_OPEN:
             oldest = next(iter(self._open))
             self._open.pop(oldest).close()
+        if not folder.exists():
+            self._make_room(folder.parent)
         opened = secure_sum.Party(
             folder, self._identity, self._roster, terms, contributor, accept_loss=self.policy.accept_loss
         )
@@ -166,3 +168,18 @@ class SumParty:
             self.journal.note("agreed", run=request.run, node=request.node, terms=terms.digest.hex())
         self._open[request.run] = opened
         return opened
+
+    def _make_room(self, runs: Path) -> None:
+        """Make sure that there is room for one more run. Raises `Refused` if there is none.
+
+        A server can invite a party to any number of runs at no cost. So runs for which the party has made no vector are
+        forgotten, the oldest first: nothing of them has left the party but public keys that nobody uses any more.
+        """
+        held = sorted(runs.glob("*"), key=lambda folder: folder.stat().st_mtime_ns)
+        surplus = max(0, len(held) - MOST_RUNS + 1)
+        idle = (folder for folder in held if folder.name not in self._open and not secure_sum.made_vectors(folder))
+        forgotten = list(islice(idle, surplus))
+        for folder in forgotten:
+            shutil.rmtree(folder)
+        if len(forgotten) < surplus:
+            raise Refused("failed", f"{runs} holds {MOST_RUNS} runs; remove those that are over")

@@ -14,14 +14,22 @@ A survivor is somebody who made a vector: each party signs a receipt with its ve
 list whose receipts they have seen. Otherwise a server could name a party that was absent, which would then believe that
 its folder is an old copy, refuse to go on, or charge its account for a vector that never left.
 
+Claim 3 (the same for all). A receipt states what the vector was made for: the round, the payload, the participants and
+the history. Only t of the survivors sign a statement, but each honest one of them compares the receipts of all
+survivors with it. So every honest party whose vector is in an opened sum made it for the round, from the payload and
+after the history of the statement, whether it signed or not.
+
 A party whose folder is an old copy therefore meets its own number among the survivors of attempts that it does not
-know, before its vector can enter another sum. Such a folder has forgotten certificates, so it counts like a colluding
-party in Claim 2: with f of them, 2t − n > c + f is needed.
+know, before its vector can enter another sum: a receipt of a shorter history fits no statement that the others sign.
+Such a folder has forgotten certificates, so it counts like a colluding party in Claim 2: with f of them, 2t − n > c + f
+is needed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import msgspec
 
 from .keys import KEY, digest, signed_by
 from .refusals import Refused
@@ -65,20 +73,36 @@ def check_statement(statement: Statement, terms: Terms, position: Position) -> N
         raise Refused("round", f"round {statement.round} does not follow round {position.round}")
 
 
-def receipt_content(terms: bytes, attempt: int) -> bytes:
-    """What a party signs when it has made a vector in an attempt."""
-    return digest(RECEIPT, terms, attempt.to_bytes(8, "big"))
+def statement_of(
+    terms: bytes, attempt: int, round: int, payload: bytes, participants: tuple[int, ...], position: Position
+) -> Statement:
+    """What an attempt is about, before its survivors are known; `terms` is the digest of the terms."""
+    return Statement(
+        terms=terms,
+        attempt=attempt,
+        round=round,
+        payload=digest("payload", payload),
+        participants=participants,
+        survivors=(),
+        count=position.count,
+        history=position.digest,
+    )
+
+
+def receipt_content(statement: Statement) -> bytes:
+    """What a party signs when it has made a vector: all of the statement but its survivors, who are not known yet."""
+    return digest(RECEIPT, encode(msgspec.structs.replace(statement, survivors=())))
 
 
 def check_receipts(request: Survivors, roster: Roster) -> None:
-    """Check that every survivor of a statement, which fits the roster, has signed that it made a vector."""
+    """Check that every survivor of a statement, which fits the roster, has signed that it made a vector for it."""
     statement = request.statement
     if len(request.receipts) != len(statement.survivors):
         raise Refused("survivors", f"{len(request.receipts)} receipts for {len(statement.survivors)} survivors")
-    content = receipt_content(statement.terms, statement.attempt)
+    content = receipt_content(statement)
     for party, receipt in zip(statement.survivors, request.receipts, strict=True):
         if not signed_by(roster.members[party].key, RECEIPT, content, receipt):
-            raise Refused("survivors", f"party {party} has not signed that it made a vector")
+            raise Refused("survivors", f"party {party} has not signed that it made a vector for this statement")
 
 
 def check_certificate(certificate: Certificate, terms: Terms, roster: Roster, position: Position) -> None:

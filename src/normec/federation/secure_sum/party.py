@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 from ...errors import BudgetSpent, UsageError
-from ...privacy.hash_chain import Chain
+from ...privacy.hash_chain import Chain, LedgerDamaged, read_chain
 from ...system.files import private_folder
 from . import deposit
 from .history import (
@@ -40,6 +40,7 @@ from .history import (
     check_receipts,
     check_statement,
     receipt_content,
+    statement_of,
 )
 from .keys import (
     SEED,
@@ -387,7 +388,10 @@ class Party:
         self._contributor.pay(assignment)
         made = self._contributor.contribute(assignment)
         content = deposit.seal(self._identity, self._digest, attempt.number, made.deposit) if made.deposit else b""
-        receipt = self._identity.sign(RECEIPT, receipt_content(self._digest, attempt.number))
+        made_for = statement_of(
+            self._digest, attempt.number, request.round, request.payload, request.participants, self._position
+        )
+        receipt = self._identity.sign(RECEIPT, receipt_content(made_for))
         attempt.masked = MaskedVector(attempt.number, self._masked(made.vector, request, attempt), content, receipt)
         return attempt.masked
 
@@ -535,6 +539,15 @@ class Party:
                 key_shares.append((party, text[SEED:]))
         attempt.reveal = Reveal(attempt.number, attempt.seed, tuple(self_shares), tuple(key_shares), tuple(invalid))
         return attempt.reveal
+
+
+def made_vectors(folder: Path) -> bool:
+    """Whether the party of this folder may have made a vector, or charged for one."""
+    try:
+        lines = read_chain(folder / FILE).lines
+    except (LedgerDamaged, OSError):
+        return True
+    return any(line["event"] in ("input", "recovered") for line in lines)
 
 
 def _agreed(attempt: _Attempt, other: Advert) -> _Secrets:

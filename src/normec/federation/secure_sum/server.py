@@ -34,8 +34,8 @@ from msgspec import Meta, Struct
 from ...errors import UsageError
 from ...privacy.hash_chain import Chain
 from ...system.files import private_folder, read_if_present, write_atomic
-from .history import RECEIPT, SIGNED, Position, receipt_content
-from .keys import KeyPair, commitment, digest, signed_by, usable
+from .history import RECEIPT, SIGNED, Position, receipt_content, statement_of
+from .keys import KeyPair, commitment, signed_by, usable
 from .masks import Vector, add_mask, add_pair_mask, pair_key, self_key
 from .refusals import Refused
 from .roster import Roster
@@ -152,6 +152,8 @@ class Server:
         self._next: _Attempt | None = None
         self._reveals: dict[int, Reveal] = {}
         self._opening: _Opening | None = None
+        self._unfit: set[int] = set()  # parties without whose seeds the current sum cannot be opened
+        self._left_out: set[int] = set()  # parties for which an earlier sum was given up
         self._history: list[Certificate] = []
         self._position, self._newest = Position(), -1
         private_folder(self._folder / DEPOSITS)
@@ -225,6 +227,8 @@ class Server:
         if self.sum is None and round == self._position.round + 1 and self.stage is Stage.REVEALS:
             raise UsageError(f"round {self._position.round} has not been opened; open it, or start it again")
         (self._folder / OPENING).unlink(missing_ok=True)
+        self._left_out |= self._unfit
+        self._unfit = set()
         opened, prepared = self.sum is not None, self._next
         self.sum, self._opening, self._reveals, self._next = None, None, {}, None
         self._round, self._payload = round, payload
@@ -243,6 +247,17 @@ class Server:
         return _Attempt(number)
 
     # ---- what is sent ----------------------------------------------------------------------------------------------
+
+    @property
+    def _invited(self) -> set[int]:
+        """The parties that are asked for keys.
+
+        A party whose seeds could not be recovered is left out: it could repeat that in every attempt, for which the
+        others pay. If too few would be left, everybody is asked again.
+        """
+        everyone = set(range(self._terms.parties))
+        others = everyone - self._left_out
+        return others if len(others) >= self._terms.minimum else everyone
 
     @property
     def addressees(self) -> list[int]:
@@ -274,7 +289,7 @@ class Server:
     def _prepare(self, party: int) -> Request | None:
         """The part of an exchange that prepares the next attempt."""
         following = self._next
-        if following is None or party in following.refused:
+        if following is None or party in following.refused or party not in self._invited:
             return None
         if self.stage is Stage.SIGNATURES and party not in following.adverts:
             return Invitation(self._terms.canonical, following.number)
@@ -320,7 +335,7 @@ class Server:
         attempt = self._attempt
         expected, answered = set[int](), set[int]()
         if self.stage is Stage.KEYS:
-            expected, answered = set(range(self._terms.parties)), set(attempt.adverts)
+            expected, answered = self._invited, set(attempt.adverts)
         elif self.stage is Stage.SHARES:
             expected, answered = set(attempt.listed), set(attempt.sealed)
         elif self.stage is Stage.VECTORS:
@@ -378,7 +393,9 @@ class Server:
         key = self._roster.members[party].key
         if self._repeated(party, attempt.adverts.get(party), advert) or attempt.listed:
             return
-        if (advert.party, advert.terms) != (party, self._digest):
+        if party not in self._invited:
+            self._report(party, "sent keys, and takes no part since an earlier sum could not be opened without it")
+        elif (advert.party, advert.terms) != (party, self._digest):
             self._report(party, "sent keys for another party or other terms")
         elif not signed_by(key, "advert", advert.signed_bytes, advert.signature):
             self._report(party, "sent keys that are not signed with its key in the roster")
@@ -407,10 +424,8 @@ class Server:
             self._report(party, f"sent a vector of {len(answer.vector)} bytes, not {size}")
         elif len(answer.deposit) > largest_content(self._terms.dimension):
             self._report(party, f"deposits {len(answer.deposit)} bytes, more than the dimension allows")
-        elif not signed_by(
-            self._roster.members[party].key, RECEIPT, receipt_content(self._digest, attempt.number), answer.receipt
-        ):
-            self._report(party, "sent a vector without a receipt that is signed with its key in the roster")
+        elif not signed_by(self._roster.members[party].key, RECEIPT, receipt_content(_stated(attempt)), answer.receipt):
+            self._report(party, "sent a vector without a receipt for this task that is signed with its key")
         elif party not in attempt.vectors:
             if answer.deposit:
                 attempt.deposits[party] = answer.deposit
@@ -467,6 +482,9 @@ class Server:
             dealers = _dealers(attempt)
             self._require(len(dealers), terms.minimum)
             attempt.participants, self.stage = dealers, Stage.VECTORS
+            attempt.statement = statement_of(
+                self._digest, attempt.number, self._round, self._payload, dealers, self._position
+            )
         elif self.stage is Stage.VECTORS:
             self._require(len(attempt.vectors), terms.minimum)
             self._state_survivors()
@@ -496,29 +514,19 @@ class Server:
         attempt = self._attempt
         self._keep_deposits(attempt.deposits)
         attempt.deposits = {}
-        attempt.statement = Statement(
-            terms=self._digest,
-            attempt=attempt.number,
-            round=self._round,
-            payload=digest("payload", self._payload),
-            participants=attempt.participants,
-            survivors=tuple(sorted(attempt.vectors)),
-            count=self._position.count,
-            history=self._position.digest,
-        )
+        attempt.statement = msgspec.structs.replace(_stated(attempt), survivors=tuple(sorted(attempt.vectors)))
         if self._round + 1 < self._terms.rounds:
             self._next = self._new_attempt()
         attempt.refused, self.stage = set(), Stage.SIGNATURES
 
     def _begin_opening(self) -> None:
         attempt = self._attempt
-        if attempt.statement is None:
-            raise RuntimeError("there is no statement to certify")
+        statement = _stated(attempt)
         total = np.zeros(self._terms.dimension, dtype=self._terms.dtype)
-        for party in attempt.statement.survivors:
+        for party in statement.survivors:
             total += attempt.vectors[party]
         adverts = tuple(attempt.adverts[party] for party in attempt.participants)
-        certificate = Certificate(attempt.statement, tuple(sorted(attempt.signatures.items())))
+        certificate = Certificate(statement, tuple(sorted(attempt.signatures.items())))
         self._opening = _Opening(certificate, adverts, total.tobytes(), 0)
         self._save(self._opening)
         self._certify(certificate)
@@ -551,6 +559,7 @@ class Server:
         opening, statement = self._opening, self._statement
         if opening is None:
             raise RuntimeError("no sum is being opened")
+        self._unfit = set()
         adverts = {advert.party: advert for advert in opening.adverts}
         total = np.frombuffer(opening.values, dtype=self._terms.dtype).copy()
         where = (statement.round, statement.attempt)
@@ -603,20 +612,29 @@ class Server:
     def _recovered(
         self, advert: Advert, revealed: Mapping[int, Mapping[int, bytes]], is_right: Callable[[bytes], bool]
     ) -> bytes:
+        threshold = self._terms.threshold
         shares = {by: one[advert.party] for by, one in revealed.items() if advert.party in one}
-        if len(shares) < self._terms.threshold:
-            raise AttemptFailed(self.stage, len(shares), self._terms.threshold)
-        seed, false = recover(shares, self._terms.threshold, is_right)
+        if len(set(revealed) - {advert.party}) < threshold:
+            raise AttemptFailed(self.stage, len(shares), threshold)
+        seed, false = recover(shares, threshold, is_right) if len(shares) >= threshold else (None, [])
         for party in false:
             self._report(party, f"revealed a false share of party {advert.party}")
         if seed is None:
             self._report(advert.party, "dealt shares that do not fit, or others revealed false ones")
-            raise AttemptFailed(self.stage, 0, self._terms.threshold)
+            self._unfit.add(advert.party)
+            raise AttemptFailed(self.stage, 0, threshold)
         return seed
 
 
 def _key_list(attempt: _Attempt) -> KeyList:
     return KeyList(attempt.number, tuple(attempt.adverts[party] for party in attempt.listed))
+
+
+def _stated(attempt: _Attempt) -> Statement:
+    """What an attempt is about; its survivors are missing until all vectors are there."""
+    if attempt.statement is None:
+        raise RuntimeError("nobody takes part in this attempt yet")
+    return attempt.statement
 
 
 def _dealers(attempt: _Attempt) -> tuple[int, ...]:

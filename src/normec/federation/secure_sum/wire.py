@@ -135,7 +135,7 @@ class Task(Message, frozen=True):
 class MaskedVector(Message, frozen=True):
     """A party's vector under its masks, its sealed memory (empty if it deposits none), and a receipt.
 
-    The receipt is the party's signature that it made a vector in this attempt (`history.receipt_content`).
+    The receipt is the party's signature that it made a vector for this task (`history.receipt_content`).
     """
 
     attempt: Attempt
