@@ -30,6 +30,10 @@ def train(
         list[str] | None,
         typer.Option(metavar="TRACKER", help="tensorboard[:FOLDER] or mlflow[:URI], in addition to the run's folder."),
     ] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TAG", help="Tag the run, to find it again in `normec ui`; may be repeated."),
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Number of processes on this machine that share the clients.", show_default=False)
     ] = None,
@@ -51,9 +55,11 @@ def train(
     shows the result of a finished run.
     """
     from ..settings.validation import load
+    from ..storage.tags import change_tags, check_tags
 
     given = o.overrides(set_, flags)
     chosen = load(config, given)
+    check_tags(tag or ())
     if settings:
         _show_settings(chosen, as_json)
         return 0
@@ -61,6 +67,7 @@ def train(
     from ..distributed import launch, process_group
     from ..experiments import build, runs
     from .progress import progress_display
+    from .tagging import Tagging
 
     folder = runs.default_folder(chosen) if out is None else out
     if processes is not None and not process_group.launched():
@@ -72,9 +79,12 @@ def train(
         communicator = stack.enter_context(process_group.join(build.device(chosen.device), timeout))
         asked = _trackers(track, folder, runs.settings_of(chosen)) if communicator.rank == 0 else []
         trackers = [stack.enter_context(tracker) for tracker in asked]
-        result = runs.execute(chosen, folder, [progress_display(chosen.method, quiet), *trackers], communicator)
+        watching = [progress_display(chosen.method, quiet), Tagging(folder, tag or ()), *trackers]
+        result = runs.execute(chosen, folder, watching, communicator)
     if communicator.rank:
         return 130 if result.summary["status"] == "interrupted" else 0
+    if tag:
+        change_tags(folder, tag)  # a finished run is only read, and no callback sees it
     if as_json:
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
@@ -83,7 +93,7 @@ def train(
             print(
                 "Nothing was profiled, because no round was left; a new folder (--out) begins again.", file=sys.stderr
             )
-        if config is None and not given and out is None and not track:
+        if config is None and not given and out is None and not track and not tag:
             _compare_baselines(result, quiet)
     if result.summary["status"] == "stopped":
         print(result.summary["stopped"], file=sys.stderr)
@@ -174,8 +184,11 @@ def show_result(result: Result) -> None:
         rows.insert(2, ("privacy", privacy_line(summary["privacy"])))
     show([row for row in rows if row[1]], title=f"{settings['method']} on {settings['data']}, {settings['model']}")
     if summary["privacy"] is not None:
-        if simulated(summary["privacy"], settings):
+        statement = printable(summary["privacy"]["statement"])
+        if simulated(summary["privacy"], settings) and not statement.startswith(SIMULATION):
             print(f"{SIMULATION}.")
-        print(printable(summary["privacy"]["statement"]))
+        print(statement)
         for note in summary["privacy"]["notes"]:
             print(f"Note: {printable(note)}.")
+        if settings.get("unit") == "record" and settings["method"] not in ("dpsgd-clip", "dpsgd-adaptive"):
+            print("Where records are protected, dpsgd-clip needs the least noise; `normec suggest` has its settings.")

@@ -82,7 +82,9 @@ class RunConfig(BaseModel):
         follows=("data",),
     )
     augment: bool = setting(True, "Augment training images where the data set has an augmentation", "data")
-    validation: float = setting(0.0, "Share of the training records held out for choosing settings", "data")
+    validation: float = setting(
+        0.0, "Share of the training records held out for choosing settings or stopping early", "data", flag=True
+    )
 
     model: str = setting(
         "softmax",
@@ -346,6 +348,29 @@ class RunConfig(BaseModel):
         unset="0; with averaging = polyak, half of the rounds",
         federated=True,
         follows=("averaging", *_LENGTH),
+    )
+    early_stopping: str | None = setting(
+        None,
+        "Stop when this column of the history no longer improves: {values}, or COLUMN:min or COLUMN:max for another",
+        "training",
+        unset="all rounds are made",
+        flag=True,
+        values=("validation_loss", "validation_accuracy"),
+    )
+    patience: int | None = setting(
+        None,
+        "Evaluations without an improvement after which early stopping ends the run",
+        "training",
+        unset="5",
+        flag=True,
+        follows=("early_stopping",),
+    )
+    min_delta: float | None = setting(
+        None,
+        "Least change that early stopping counts as an improvement",
+        "training",
+        unset="0",
+        follows=("early_stopping",),
     )
     warmup: int = setting(0, "First rounds in which the memories move and the model does not", "training")
     batch_size: int | None = setting(

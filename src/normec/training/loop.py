@@ -509,7 +509,11 @@ class TrainingLoop:
         if self.begun:
             return
         self.communicator.on_rank_zero(self.storage.write_settings)
-        self._announce(state)
+        try:
+            self._announce(state)
+        except UsageError:
+            self.storage.withdraw_settings()
+            raise
         self.communicator.on_rank_zero(self.storage.begin)
         self._open_ledger()
         self.begun = True  # last, so that a failed attempt is repeated

@@ -201,6 +201,7 @@ def train(
 def prepare(problem: Objective, method: Method | str, options: Options) -> TrainingLoop:
     """Validate the arguments of `train`, and return its loop before the first round."""
     _check_problem(problem)
+    _check_callbacks(options.callbacks)
     private = options.privacy is not None
     if private and not hasattr(options.privacy, "with_noise"):
         raise UsageError(f"privacy must be a normec.Privacy, such as Privacy(epsilon=8), got {options.privacy!r}")
@@ -229,6 +230,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     if not isinstance(initial_memory, str):
         initial_memory = torch.as_tensor(initial_memory)
     at_least(0, warmup=warmup)
+    if rounds is not None:
+        at_least(1, rounds=rounds)
     if rounds is not None and 0 < rounds <= warmup:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
@@ -390,6 +393,14 @@ def _check_problem(problem: Any) -> None:
         )
 
 
+def _check_callbacks(callbacks: Any) -> None:
+    held = callbacks if isinstance(callbacks, list | tuple) else [None]
+    for one in held:
+        if not isinstance(one, Callback):
+            got = type(callbacks if held == [None] else one).__name__
+            raise UsageError(f"callbacks must be a list of objects of normec.Callback, got {got}")
+
+
 def _check_metric_names(problem: Objective) -> None:
     """Refuse metrics and test sets whose columns every run has already."""
     names = [*problem.metrics, *(f"{name}_loss" for name in problem.test_names)] if isinstance(problem, Problem) else []
@@ -505,6 +516,8 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     claimed = Poisson(privacy.sampling) if privacy is not None and privacy.sampling is not None else None
     if claimed is not None and given is not None and given != claimed:
         raise UsageError(f"privacy claims clients sampled by {claimed}, but participation is {given}; give one of them")
+    if given is not None and not hasattr(given, "draw"):
+        raise UsageError(f"participation must be normec.Poisson(rate) or normec.FixedSize(count), got {given!r}")
     return claimed or given or Everyone()
 
 
