@@ -46,6 +46,19 @@ def check(condition: Condition) -> Record:
     }
 
 
+def check_again(condition: Condition, record: Record) -> Record:
+    """Test what is suggested now, and keep the tuned and the usual settings of a record with their values."""
+    shared = {**condition.shared, "method": condition.contender.method}
+    found = suggested(make({**shared, "seed": 0}))
+    return {
+        **record,
+        "fitted": condition.fitted,
+        "noise": found.noise,
+        "suggested_settings": found.values,
+        "suggested": test({**shared, **found.values}, condition),
+    }
+
+
 def test(settings: Mapping[str, Any], condition: Condition) -> list[float]:
     """The test values of some settings with the seeds of the condition, in percent."""
     budget = condition.budget
@@ -86,11 +99,15 @@ def key_of(record: Record) -> str:
     return f"{record['condition']}/{record['search']}"
 
 
-def run(keys: list[str], path: Path, log: Callable[[str], None]) -> None:
-    """Check some conditions and write their records, each as soon as it is known."""
+def run(keys: list[str], path: Path, log: Callable[[str], None], again: bool = False) -> None:
+    """Check some conditions and write their records, each as soon as it is known.
+
+    With `again`, only the suggested settings of a condition that has a record are trained.
+    """
     for key in keys:
-        record = check(CONDITIONS[key])
-        held = {key_of(one): one for one in read(path)} | {key: record}
+        known = {key_of(one): one for one in read(path)}
+        record = check_again(CONDITIONS[key], known[key]) if again and key in known else check(CONDITIONS[key])
+        held = known | {key: record}
         lines = [json.dumps(held[key], ensure_ascii=False) for key in CONDITIONS if key in held]
         write_atomic(path, "".join(f"{line}\n" for line in lines))
         means = {name: round(statistics.mean(record[name]), 1) for name in ("tuned", "suggested", "usual")}

@@ -27,6 +27,9 @@ Records = Annotated[Path, typer.Option("--records", help="File of the records.")
 def check(
     only: Annotated[list[str] | None, typer.Option(help="A condition, as CONDITION/METHOD (default: all).")] = None,
     records: Records = RECORDS,
+    again: Annotated[
+        bool, typer.Option("--suggested-only", help="Keep tuned and usual settings that have been measured.")
+    ] = False,
 ) -> None:
     """Measure conditions; LIBSVM files are read from the folder in NORMEC_DATA."""
     from . import check as checks
@@ -34,7 +37,7 @@ def check(
 
     for key in only or ():
         one_of(CONDITIONS, only=key)
-    checks.run(only or list(CONDITIONS), records, lambda line: print(line, file=sys.stderr, flush=True))
+    checks.run(only or list(CONDITIONS), records, lambda line: print(line, file=sys.stderr, flush=True), again)
 
 
 @app.command("page")

@@ -12,7 +12,8 @@ def main() -> None:
     try:
         from .cli.app import run
     except ModuleNotFoundError as error:
-        sys.exit(f"error: the command line needs {error.name}: pip install 'normec[all]'")
+        print(f"error: the command line needs {error.name}: pip install 'normec[all]'", file=sys.stderr)
+        sys.exit(2)
     keep_freed_memory()
     sys.exit(run())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
 
@@ -88,36 +88,48 @@ class Interrupted(Exception):  # noqa: N818  (a request of the user)
     """Ctrl-C stopped the work after the current round; what was done is kept."""
 
 
+def _is_so(value: Any, holds: Callable[[Any], bool]) -> bool:
+    """Whether a condition holds; it does not for what is no number, such as the text "8"."""
+    try:
+        return bool(holds(value))
+    except TypeError:
+        return False
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else str(value)
+
+
 def finite(**values: float) -> None:
     for name, value in values.items():
-        if not math.isfinite(value):
-            raise UsageError(f"{name} must be finite, got {value}")
+        if not _is_so(value, math.isfinite):
+            raise UsageError(f"{name} must be finite, got {_shown(value)}")
 
 
 def positive(**values: float) -> None:
     for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise UsageError(f"{name} must be > 0 and finite, got {value}")
+        if not _is_so(value, lambda one: one > 0 and math.isfinite(one)):
+            raise UsageError(f"{name} must be > 0 and finite, got {_shown(value)}")
 
 
 def non_negative(**values: float) -> None:
     for name, value in values.items():
-        if not (value >= 0 and math.isfinite(value)):
-            raise UsageError(f"{name} must be >= 0 and finite, got {value}")
+        if not _is_so(value, lambda one: one >= 0 and math.isfinite(one)):
+            raise UsageError(f"{name} must be >= 0 and finite, got {_shown(value)}")
 
 
 def open_unit(**values: float) -> None:
     """Check that values lie strictly between 0 and 1, like a failure probability."""
     for name, value in values.items():
-        if not 0 < value < 1:
-            raise UsageError(f"{name} must lie in (0, 1), got {value}")
+        if not _is_so(value, lambda one: 0 < one < 1):
+            raise UsageError(f"{name} must lie in (0, 1), got {_shown(value)}")
 
 
 def fraction(**values: float) -> None:
     """Check that values lie in (0, 1], like a rate."""
     for name, value in values.items():
-        if not 0 < value <= 1:
-            raise UsageError(f"{name} must lie in (0, 1], got {value}")
+        if not _is_so(value, lambda one: 0 < one <= 1):
+            raise UsageError(f"{name} must lie in (0, 1], got {_shown(value)}")
 
 
 def at_least(minimum: int, **values: object) -> None:
@@ -136,9 +148,10 @@ def one_of(choices: Iterable[str], **values: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ', did you mean …?' with the closest known word, or an empty text."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]!r}?" if close else ""
+    """Return ', did you mean …?' with the closest known word, whatever its capitals, or an empty text."""
+    lowered = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(str(word).lower(), lowered, n=1, cutoff=0.6)
+    return f", did you mean {lowered[close[0]]!r}?" if close else ""
 
 
 def needed(module: str, extra: str | None = None) -> Any:

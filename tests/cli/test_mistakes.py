@@ -59,7 +59,23 @@ MISTAKES = [
     (["train", "--set", "batch_size=500"], "batch_size = 500 is more than any client has"),
     (["train", "--set", "engine=fast"], "unknown engine"),
     (["train", "--device", "toaster"], "no device 'toaster'"),
-    (["train", "--unknown"], "No such option"),
+    (["train", "--unknown"], "train --help` lists all"),
+    (["train", "--eps", "8"], "there is no option --eps, did you mean '--epsilon'?"),
+    (["train", "--learning-rate", "0.1"], "did you mean '--lr'?"),
+    (["train", "--no-private"], "did you mean '--no-privacy'?"),
+    (["train", "--decay", "0.1"], "there is no option --decay; write --set decay=VALUE"),
+    (["trian"], "there is no command 'trian', did you mean 'train'?"),
+    (["privacy", "audits"], "there is no command 'audits', did you mean 'audit'?"),
+    (["train", "digits"], "a data set is named with --data digits"),
+    (["train", "patients.csv"], "give it as --data patients.csv --target COLUMN"),
+    (["train", "--data", "patients.csv", "--target", "sick"], "there is no file patients.csv"),
+    (["train", "--model", "net.py"], "as net.py:NAME"),
+    (["train", "--method", "EF21"], "did you mean 'ef21'?"),
+    (["train", "--rounds", "1e3"], "'1e3' is not a valid integer"),
+    (["results"], "there is no folder runs"),
+    (["results", "nowhere"], "there is no folder nowhere"),
+    (["ui", "nowhere"], "there is no folder nowhere"),
+    (["tag", "nowhere", "--add", "x"], "nowhere holds no run"),
     (["train", "missing.toml"], "no configuration file"),
     (["compare", "normec", "clip21:beta=1"], "beta does not apply to clip21"),
     (["compare", "gd", "gd", "--no-privacy"], "occurs twice"),
@@ -194,6 +210,29 @@ def test_a_group_without_a_command_shows_its_help(group: tuple[str, ...], capsys
     assert "Commands:" in printed.out
 
 
+def test_help_has_a_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "-h"]) == 0
+    assert "--epsilon" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [("train", "A TOML file of settings."), ("sweep", "A TOML file: shared settings"), ("tag", "Folders of runs.")],
+)
+def test_help_describes_the_arguments(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([words, "--help"]) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_a_name_that_a_file_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("class Network: ...\n")
+    assert run(["train", "--model", "net.py:Netwrk"]) == 2
+    assert capsys.readouterr().err == "error: net.py has no name Netwrk, did you mean 'Network'?\n"
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
@@ -203,3 +242,21 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_is_plain_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert "\\" not in capsys.readouterr().out
+
+
+def test_a_model_that_does_not_fit_its_data_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(
+        "from torch import nn\n"
+        "def narrow(): return nn.Linear(7, 10)\n"
+        "def few(): return nn.Linear(64, 3)\n"
+        "def pair(): return nn.LSTM(64, 10)\n"
+    )
+    for name, error in (("narrow", "RuntimeError: mat1"), ("few", "IndexError: Target"), ("pair", "TypeError")):
+        assert run(["train", "--model", f"nets.py:{name}", "--clients", "3"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: nets.py:{name} fails on the first records: {error}")
+        assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir() if path.suffix] == ["nets.py"]

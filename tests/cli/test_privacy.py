@@ -37,6 +37,19 @@ def test_known_values(arguments: list[str], name: str, value: float, capsys: pyt
     assert json.loads(capsys.readouterr().out)[name] == pytest.approx(value, rel=2e-4)
 
 
+def test_noise_of_a_sum_without_a_number_of_clients_is_that_of_one_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["privacy", "noise", "--epsilon", "8", "--releases", "9", "--json", "--trust"]
+    assert run([*words, "secure-sum"]) == 0
+    alone = capsys.readouterr()
+    assert "--clients" in alone.err
+    assert run([*words, "secure-sum", "--clients", "1"]) == 0
+    given = capsys.readouterr()
+    assert given.err == ""
+    assert given.out == alone.out
+
+
 def test_the_table_agrees_with_the_single_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "epsilon.png"
     arguments = ["privacy", "table", "--sigma", "7.3462", "--releases", "300", "--clients", "10", "--out", str(picture)]

@@ -20,6 +20,20 @@ heavy = {"torch", "numpy", "sklearn", "pydantic", "matplotlib", "safetensors"} &
 print("HEAVY", sorted(heavy), code)
 """
 
+CLOSED_FORMS = """
+import sys
+from normec.cli.app import run
+for words in (
+    ["noise", "--epsilon", "8", "--releases", "300", "--trust", "secure-sum", "--clients", "100"],
+    ["epsilon", "--sigma", "10", "--releases", "300"],
+):
+    assert run(["privacy", *words]) == 0
+import normec.privacy
+print("TORCH", "torch" in sys.modules)
+normec.privacy.SeededNoise, normec.privacy.SumGrid
+print("TORCH", "torch" in sys.modules)
+"""
+
 # Nothing but torch, numpy and what they bring: every other distribution is hidden from the import system.
 ALONE = """
 import importlib.metadata, re, sys
@@ -69,6 +83,12 @@ def test_help_imports_nothing_heavy() -> None:
     assert "HEAVY [] 0" in python(HELP)
 
 
+def test_closed_forms_of_privacy_need_no_torch() -> None:
+    printed = python(CLOSED_FORMS)
+    assert "epsilon = 8 at delta" in printed
+    assert printed.split("TORCH")[1:] == [" False\n", " True\n"]
+
+
 def test_the_library_trains_with_torch_and_numpy_alone() -> None:
     assert "TRAINED 4" in python(ALONE)
 
@@ -86,6 +106,15 @@ def test_a_finished_run_is_shown_not_run_again(tmp_path: Path) -> None:
     first = json.loads(normec("train", "--rounds", "4", "--json", cwd=tmp_path).stdout)
     second = json.loads(normec("train", "--rounds", "4", "--json", cwd=tmp_path).stdout)
     assert first == second
+
+
+@pytest.mark.slow
+def test_a_profiled_run_names_its_trace_and_a_finished_one_says_that_nothing_was_profiled(tmp_path: Path) -> None:
+    first = normec("train", "--rounds", "4", "--profile", "--out", "a", cwd=tmp_path)
+    assert str(Path("a/trace.json.gz")) in first.stdout
+    assert (tmp_path / "a/profile.json").exists()
+    normec("train", "--rounds", "4", "--out", "b", cwd=tmp_path)
+    assert "Nothing was profiled" in normec("train", "--rounds", "4", "--profile", "--out", "b", cwd=tmp_path).stderr
 
 
 @pytest.mark.slow

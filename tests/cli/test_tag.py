@@ -39,3 +39,18 @@ def test_mistakes_change_nothing(folder: Path, tmp_path: Path, capsys: pytest.Ca
         assert said.startswith("error: ")
         assert said.count("\n") == 1
     assert read_tags(folder) == []
+
+
+def test_a_run_is_tagged_when_it_begins_and_a_finished_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--rounds", "2", "--out", "run", "--quiet"]
+    assert run([*words, "--tag", "two words"]) == 2
+    assert capsys.readouterr().err.startswith("error: a tag has 1 to 40 letters")
+    assert list(tmp_path.iterdir()) == []
+    assert run([*words, "--tag", "baseline", "--tag", "v2"]) == 0
+    assert read_tags(Path("run")) == ["baseline", "v2"]
+    assert '<span class="tag" title="tag">baseline</span>' in Path("run/report.html").read_text()
+    assert run([*words, "--tag", "again"]) == 0
+    assert read_tags(Path("run")) == ["baseline", "v2", "again"]

@@ -36,6 +36,24 @@ def test_rows_of_private_runs_say_what_is_not_covered() -> None:
     assert results.notes_on([{"loss": 0.5, "epsilon": None}, {"loss": None, "epsilon": 8.0}]) == []
 
 
+def test_a_table_of_runs_that_differ_in_much_shows_what_matters_and_names_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metrics = dict.fromkeys(results.COLUMNS) | {"accuracy": 0.5}
+    shared = dict.fromkeys(("method", "data", "model", "lr", "beta", "unit", "trust", "clients"), "x")
+    rare = dict.fromkeys(("shards", "concentration"))  # as for a run from Python
+    rows = [{**shared, **rare, **metrics}]
+    rows.append({**dict.fromkeys(shared, "y"), "shards": 1, "concentration": 0.5, **metrics})
+    results.show_rows(rows)
+    shown = capsys.readouterr().out
+    head = shown.splitlines()[1]
+    assert all(name in head for name in ("method", "data", "model", "clients", "unit", "accuracy"))
+    assert not any(name in head for name in ("shards", "concentration", "beta"))
+    assert "Not shown: lr, beta, shards, concentration, which differ too" in shown
+    results.show_rows([{**row, "data": "x", "lr": "x", "beta": "x", "shards": 1, "concentration": 1} for row in rows])
+    assert "Not shown" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("epsilon", [3.110107668399108, 12.340001, 0.00050001, 104.4])
 def test_no_epsilon_is_printed_smaller_than_it_is(epsilon: float, capsys: pytest.CaptureFixture[str]) -> None:
     spent = {"epsilon": epsilon, "delta": 1e-5, "sigma": 1.0, "is_target": True}

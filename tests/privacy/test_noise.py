@@ -21,8 +21,9 @@ from scipy import stats
 
 from normec.errors import UsageError
 from normec.privacy import ExactNoise, SecureNoise, SeededNoise, gaussian, noise_source, privatise, privatise_sum
+from normec.privacy.grid_account import GRID_BITS
 from normec.privacy.keystream import Keystream, _resolve, rounded_gaussians
-from normec.privacy.rounding_grid import GRID_BITS, grid_step, snap
+from normec.privacy.rounding_grid import grid_step, snap
 
 SOURCES = {"seeded": (lambda: SeededNoise(7), 400_000), "secure": (SecureNoise, 400_000), "exact": (ExactNoise, 8_000)}
 Z = 4.9  # two-sided p = 1e-6

@@ -20,8 +20,9 @@ from scipy import stats
 from normec import DPSGD, Clip, NormEC
 from normec.errors import UsageError
 from normec.privacy import Facts, Privacy, Refused, SecureNoise, Setting, calibrate, gaussian, release
+from normec.privacy.grid_account import SUM_GRID_BITS, aliasing, delta_surcharge, honest_parties
 from normec.privacy.mechanism import Mechanism, facts_of
-from normec.privacy.secure_sum import SUM_GRID_BITS, TAIL, SumGrid, aliasing, delta_surcharge, honest_parties
+from normec.privacy.secure_sum import TAIL, SumGrid
 
 Z = 4.9  # two-sided p = 1e-6
 

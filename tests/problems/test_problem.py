@@ -199,3 +199,13 @@ def test_what_is_no_problem_is_refused() -> None:
         train(Problem(network(), lambda o, t: F.cross_entropy(o, t, reduction="none"), [data]), GD(), lr=0.1, rounds=1)
     with pytest.raises(UsageError, match="at least one client"):
         Problem(network(), F.cross_entropy, [])
+
+
+def test_a_class_for_a_loss_and_one_set_for_all_clients_are_refused() -> None:
+    held = TensorDataset(torch.randn(6, 3), torch.arange(6) % 2)
+    with pytest.raises(UsageError, match=r"such as CrossEntropyLoss\(\), got the class"):
+        Problem(nn.Linear(3, 2), nn.CrossEntropyLoss, [held])
+    with pytest.raises(UsageError, match=r"one for each client, got one TensorDataset; normec\.data\.split divides"):
+        Problem(nn.Linear(3, 2), F.cross_entropy, held)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"client 0 is a tuple of tensors; give TensorDataset\(inputs, targets\)"):
+        Problem(nn.Linear(3, 2), F.cross_entropy, [held.tensors])

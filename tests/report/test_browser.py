@@ -159,6 +159,26 @@ def test_a_cell_of_the_heat_map_opens_its_run(library: Path, look: Any) -> None:
 
 
 @pytest.mark.slow
+def test_the_frame_marks_the_cell_that_the_criterion_chose_whatever_is_shown(library: Path, look: Any) -> None:
+    reached = {}
+    for beta in ("0.01", "0.1"):
+        for lr in ("0.05", "0.5"):
+            folders = [library / f"sweep/cells/beta-{beta}-lr-{lr}-seed-{seed}" for seed in (0, 1)]
+            finals = [json.loads((folder / "summary.json").read_text())["final"] for folder in folders]
+            reached[lr, beta] = sum(final["validation_accuracy"] for final in finals)
+    lr, beta = max(reached, key=reached.__getitem__)
+    page = look().drawn(library / "sweep" / "report.html")
+    page.locator("#map-x").select_option("lr")
+    page.locator("#map-y").select_option("beta")
+    for metric in ("accuracy", "validation_accuracy", "loss"):
+        page.locator("#map-metric").select_option(metric)
+        drawn = page.locator("#heat-map").evaluate("p => [p.data[0].x, p.data[0].y, p.layout.shapes]")
+        assert [(one["x0"] + one["x1"], one["y0"] + one["y1"]) for one in drawn[2]] == [
+            (2 * drawn[0].index(lr), 2 * drawn[1].index(beta))
+        ]
+
+
+@pytest.mark.slow
 def test_the_heat_map_is_a_table_of_links_too(library: Path, look: Any) -> None:
     page = look().drawn(library / "sweep" / "report.html")
     page.get_by_text("The same as a table, with links").press("Enter")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normec.sampling.random_streams import Key, Stream, derive_seed, philox
+from normec.sampling.random_streams import Key, Stream, derive_seed, philox, philox_in_tensors, philox_on_host
 
 from ..support import reference
 
@@ -56,6 +56,18 @@ def test_a_stream_is_philox_counted_by_position_client_and_step(seed: int, clien
     drawn = Stream(seed, "purpose").uniform(torch.tensor([client]), step, count)
     assert drawn.dtype == torch.float64
     assert drawn.tolist() == [reference.uniforms(seed, "purpose", client, step, count)]
+
+
+def test_philox_on_the_host_is_philox_in_tensors() -> None:
+    """A GPU computes in tensors; the table has more counters than NumPy takes at once."""
+    draw = torch.Generator().manual_seed(0)
+    counter = tuple(torch.randint(2**32, (101, 100), generator=draw) for _ in range(4))
+    counter = (counter[0][:1].expand(101, 100), *counter[1:])
+    kept = [word.clone() for word in counter]
+    for key in (0, 2**64 - 1, 0x0123456789ABCDEF):
+        host, tensors = philox_on_host(counter, key), philox_in_tensors(counter, key)
+        assert all(map(torch.equal, host, tensors))
+    assert all(map(torch.equal, counter, kept))
 
 
 def test_uniforms_are_uniform() -> None:

@@ -18,6 +18,7 @@ from normec import (
     Clip,
     Clip21,
     Compute,
+    EarlyStopping,
     FixedSize,
     Logging,
     Memory,
@@ -184,3 +185,20 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
 def test_a_usage_error_is_a_value_error_and_divergence_is_not() -> None:
     assert issubclass(UsageError, ValueError)
     assert not issubclass(errors.Diverged, ValueError)
+
+
+def test_numbers_as_text_are_refused_like_other_wrong_values(tmp_path: Path) -> None:
+    for check in (errors.finite, errors.positive, errors.non_negative, errors.open_unit, errors.fraction):
+        with pytest.raises(UsageError, match=r"^width must .*, got '0\.5'$"):
+            check(width="0.5")  # type: ignore[arg-type]
+    refused("rounds must be a whole number >= 1, got '2'", tmp_path, rounds="2")
+
+
+def test_objects_of_another_kind_are_refused(tmp_path: Path) -> None:
+    refused(
+        "callbacks must be a list of objects of normec.Callback, got EarlyStopping", tmp_path, callbacks=EarlyStopping()
+    )
+    refused("callbacks must be a list of .*, got builtin_function", tmp_path, callbacks=[print])
+    refused(r"participation must be normec.Poisson\(rate\) or normec.FixedSize", tmp_path, participation=0.5)
+    adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    refused("server_optimizer must be .*, got Adam$", tmp_path, server_optimizer=adam)

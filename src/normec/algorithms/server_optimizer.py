@@ -96,7 +96,7 @@ class ServerOptimizer:
         else:
             raise UsageError(
                 "server_optimizer must be a name such as 'adam', a normec.ServerOptimizer, or a function from "
-                f"parameters to a torch optimizer, got {optimizer!r}"
+                f"parameters to a torch optimizer, got {type(optimizer).__name__}"
             )
         made = self._checked()
         self._kind = type(made)

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
 import typer.core
 from click import ClickException
-from click.exceptions import NoArgsIsHelpError
+from click.exceptions import NoArgsIsHelpError, NoSuchOption
 
 from .. import __version__
-from ..errors import Diverged, Interrupted, RankLost, UsageError
+from ..errors import Diverged, Interrupted, RankLost, UsageError, nearest
 from . import compare, data, federation, privacy, report, results, suggest, sweep, tag, theory, train, ui
 from . import options as o
 from .output import printable
 
 typer.core.HAS_RICH = False  # help is plain text; with Rich, typer writes "\\[default: …]" into it
+
+
+def _keep_help(argument: typer.core.TyperArgument, *, help: str | None = None, **how: Any) -> None:
+    """Initialise an argument of typer; its base class in click 8.5 forgets the help text."""
+    _initialise(argument, help=help, **how)
+    argument.help = help
+
+
+_initialise = typer.core.TyperArgument.__init__
+typer.core.TyperArgument.__init__ = _keep_help  # type: ignore[method-assign, assignment]
+
+# Flags that other programs have under another name.
+ELSEWHERE = {"--learning-rate": "--lr", "--dataset": "--data", "--gpu": "--device", "--no-private": "--no-privacy"}
 
 app = typer.Typer(
     name="normec",
@@ -25,6 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 o.command(app, "train")(train.train)
 o.command(app, "suggest", only=suggest.SETTINGS)(suggest.suggest)
@@ -67,7 +83,7 @@ def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
         print(error.format_message())
         return 0
     except ClickException as error:
-        return _fail(error.format_message(), 2)
+        return _fail(_what_is_wrong(error), 2)
     except RankLost as error:
         return _fail(str(error), 1)
     except (typer.Abort, KeyboardInterrupt, Interrupted):
@@ -75,6 +91,35 @@ def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
     except OSError as error:
         return _fail(str(error), 1)
     return code if isinstance(code, int) else 0
+
+
+def _what_is_wrong(error: ClickException) -> str:
+    """The message of an error in the words of a command, with a cure."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return error.format_message()
+    there = f"`{context.command_path} --help` lists all"
+    if isinstance(error, NoSuchOption):
+        return f"there is no option {error.option_name}{_instead(error.option_name, context)}; {there}"
+    unknown = re.match(r"No such command '(.*?)'\.", error.format_message())
+    if unknown is not None:
+        known = context.command.list_commands(context)
+        return f"there is no command {unknown[1]!r}{nearest(unknown[1], known)}; {there}"
+    return error.format_message()
+
+
+def _instead(option: str, context: click.Context) -> str:
+    """What to write in place of an option that a command does not have: a setting without a flag, or a similar flag."""
+    options = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
+    flags = [flag for one in options for flag in (*one.opts, *one.secondary_opts) if flag != "--help"]
+    if "--set" in flags:
+        from ..settings.config import SETTINGS
+
+        name = option.lstrip("-").replace("-", "_")
+        if name in SETTINGS and not SETTINGS[name].flag:
+            return f"; write --set {name}=VALUE"
+    longer = [flag for flag in flags if flag.startswith(option) or flag == ELSEWHERE.get(option)]
+    return f", did you mean {longer[0]!r}?" if len(longer) == 1 else nearest(option, flags)
 
 
 def _fail(message: str, code: int) -> int:

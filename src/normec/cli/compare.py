@@ -97,27 +97,22 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show
 
-    columns = ["method", ">ε", ">lr", ">loss", ">‖∇f‖", ">memory error", ">accuracy", ">MB sent", ">s"]
-    over_clients = any(row.get("accuracy_mean_over_clients") is not None for row in rows)
-    if over_clients:
-        columns.insert(7, ">mean over clients")
+    percents = {
+        "validation_accuracy": ">validation",
+        "accuracy": ">accuracy",
+        "accuracy_mean_over_clients": ">mean over clients",
+    }
+    numbers = {"lr": ">lr", "loss": ">loss", "grad_norm": ">‖∇f‖", "memory_error": ">memory error"}
+    shown = [key for key in (*numbers, *percents) if any(row.get(key) is not None for row in rows)]
     lines = []
     for row in rows:
         if row["status"] == "diverged":
             lines.append([row["method"], "", "all diverged"])
             continue
-        lines.append(
-            [
-                row["method"],
-                epsilon(row["epsilon"]) or "∞",
-                number(row["lr"]),
-                *(number(row[key]) for key in ("loss", "grad_norm", "memory_error")),
-                percent(row["accuracy"]),
-                *([percent(row["accuracy_mean_over_clients"])] if over_clients else []),
-                number(row["bytes"] / 1e6),
-                f"{row['seconds']:.1f}",
-            ]
-        )
+        values = [(number if key in numbers else percent)(row.get(key)) for key in shown]
+        spent = epsilon(row["epsilon"]) or "∞"
+        lines.append([row["method"], spent, *values, number(row["bytes"] / 1e6), f"{row['seconds']:.1f}"])
+    columns = ["method", ">ε", *({**numbers, **percents}[key] for key in shown), ">MB sent", ">s"]
     show(lines, columns)
     if any(uncovered(row) for row in rows):
         print(f"loss, ‖∇f‖ and memory error of the private runs are measured without noise and {NOT_COVERED}.")

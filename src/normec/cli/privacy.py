@@ -21,6 +21,12 @@ Delta = Annotated[float, typer.Option(help="δ.")]
 Relation = Annotated[str, typer.Option(help="zero-out or replace.")]
 Trust = Annotated[str, typer.Option(help="local, secure-sum or central.")]
 Clients = Annotated[int, typer.Option(help="Number of clients.")]
+Summed = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of clients (default: 1); unless trust is local, their noise adds up.", show_default=False
+    ),
+]
 Honest = Annotated[int | None, typer.Option(help="Honest clients in a secure sum (default: all).", show_default=False)]
 SamplingRate = Annotated[
     float | None, typer.Option(help="Rate of secret Poisson sampling of clients.", show_default=False)
@@ -38,7 +44,7 @@ def epsilon(
     delta: Delta = 1e-5,
     relation: Relation = "zero-out",
     trust: Trust = "local",
-    clients: Clients = 1,
+    clients: Summed = None,
     honest: Honest = None,
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
@@ -68,7 +74,7 @@ def noise(
     delta: Delta = 1e-5,
     relation: Relation = "zero-out",
     trust: Trust = "local",
-    clients: Clients = 1,
+    clients: Summed = None,
     honest: Honest = None,
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
@@ -204,10 +210,14 @@ def _literal(word: str) -> Any:
     return word
 
 
-def _release(clients: int, releases: int, bound: float, **statement: Any) -> Release:
+def _release(clients: int | None, releases: int, bound: float, **statement: Any) -> Release:
     from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
     privacy = Privacy(**statement)
+    if clients is None:
+        if privacy.trust != "local":
+            print("for one client: the noise of several adds up; give their number by --clients", file=sys.stderr)
+        clients = 1
     sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
     return release(Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling))
 

@@ -32,13 +32,22 @@ USUAL = (
     *("loss", "grad_norm", "validation_accuracy", "validation_accuracy_mean_over_clients"),
     *("accuracy", "accuracy_mean_over_clients", "epsilon", "seconds"),
 )
+# Settings that the printed table shows first, if more differ than fit into it.
+FIRST = (
+    *("data", "model", "clients", "split", "method", "unit", "trust", "lr", "alpha", "beta", "tau", "decay"),
+    *("rounds", "batch_size", "local_steps", "server_optimizer", "noise_schedule"),
+)
+MOST_SETTINGS = 6
 LOCAL = ("by", "tried", "edge", "folder", "error", "status", "round", "rounds")
 
 
 def results(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER…", help="Folders of runs, sweeps or comparisons, or all of runs/.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="FOLDER…", help="Folders of runs, sweeps or comparisons (default: runs).", show_default=False
+        ),
+    ] = None,
     format: Annotated[str, typer.Option(help="table, csv, json or parquet.")] = "table",
     each: Annotated[
         bool, typer.Option("--each", help="One row per run, instead of mean and spread over seeds.")
@@ -66,6 +75,7 @@ def results(
     from ..experiments import results as run_results
     from ..system.files import write_atomic
 
+    folders = folders or [Path("runs")]
     format = "json" if as_json else format
     one_of(export.FORMATS, format=format)
     if format == "parquet" and out is None:
@@ -120,12 +130,14 @@ def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool
 
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
-    """Print a table without columns that are empty or the same in all rows."""
+    """Print a table without columns that are empty or the same in all rows, and say which others are left out."""
     from ..experiments.results import STATES
     from .output import show
 
     names = [name for name in rows[0] if name not in (*LOCAL, *STATES) and not _is_metric(name)]
     names = [name for name in names if name == "method" or len({row[name] for row in rows}) > 1]
+    left_out = _left_out(names, rows)
+    names = [name for name in names if name not in left_out]
     counts = [name for name in STATES if any(row.get(name) for row in rows)]
     wanted = (*USUAL, rows[0].get("by"))
     metrics = [name for name in COLUMNS if name in wanted and any(row[name] is not None for row in rows)]
@@ -146,6 +158,20 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         for row in rows
     ]
     show(lines, heads)
+    if left_out:
+        print(f"Not shown: {', '.join(left_out)}, which differ too; --format csv has all settings.")
+
+
+def _left_out(names: list[str], rows: list[dict[str, Any]]) -> list[str]:
+    """The settings for which the table has no room: those in which runs have no two different values come last."""
+
+    def rank(name: str) -> tuple[bool, bool, int]:
+        values = {row[name] for row in rows} - {None}
+        place = FIRST.index(name) if name in FIRST else len(FIRST)
+        return name != "method", len(values) < 2, place
+
+    kept = sorted(names, key=rank)[:MOST_SETTINGS]
+    return [name for name in names if name not in kept]
 
 
 def notes_on(rows: list[dict[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import at_least
+from ..storage import PROFILE, TRACE
 from . import options as o
 from .output import printable
 
@@ -28,6 +29,10 @@ def train(
     track: Annotated[
         list[str] | None,
         typer.Option(metavar="TRACKER", help="tensorboard[:FOLDER] or mlflow[:URI], in addition to the run's folder."),
+    ] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TAG", help="Tag the run, to find it again in `normec ui`; may be repeated."),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Number of processes on this machine that share the clients.", show_default=False)
@@ -50,9 +55,11 @@ def train(
     shows the result of a finished run.
     """
     from ..settings.validation import load
+    from ..storage.tags import change_tags, check_tags
 
     given = o.overrides(set_, flags)
     chosen = load(config, given)
+    check_tags(tag or ())
     if settings:
         _show_settings(chosen, as_json)
         return 0
@@ -60,6 +67,7 @@ def train(
     from ..distributed import launch, process_group
     from ..experiments import build, runs
     from .progress import progress_display
+    from .tagging import Tagging
 
     folder = runs.default_folder(chosen) if out is None else out
     if processes is not None and not process_group.launched():
@@ -71,14 +79,21 @@ def train(
         communicator = stack.enter_context(process_group.join(build.device(chosen.device), timeout))
         asked = _trackers(track, folder, runs.settings_of(chosen)) if communicator.rank == 0 else []
         trackers = [stack.enter_context(tracker) for tracker in asked]
-        result = runs.execute(chosen, folder, [progress_display(chosen.method, quiet), *trackers], communicator)
+        watching = [progress_display(chosen.method, quiet), Tagging(folder, tag or ()), *trackers]
+        result = runs.execute(chosen, folder, watching, communicator)
     if communicator.rank:
         return 130 if result.summary["status"] == "interrupted" else 0
+    if tag:
+        change_tags(folder, tag)  # a finished run is only read, and no callback sees it
     if as_json:
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
         show_result(result)
-        if config is None and not given and out is None and not track:
+        if chosen.profile and not (result.folder / PROFILE).exists():
+            print(
+                "Nothing was profiled, because no round was left; a new folder (--out) begins again.", file=sys.stderr
+            )
+        if config is None and not given and out is None and not track and not tag:
             _compare_baselines(result, quiet)
     if result.summary["status"] == "stopped":
         print(result.summary["stopped"], file=sys.stderr)
@@ -163,13 +178,17 @@ def show_result(result: Result) -> None:
         ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
         ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),
         ("page", str(result.folder / "report.html")),
+        ("trace", str(result.folder / TRACE) if (result.folder / TRACE).exists() else ""),
     ]
     if summary["privacy"] is not None:
         rows.insert(2, ("privacy", privacy_line(summary["privacy"])))
     show([row for row in rows if row[1]], title=f"{settings['method']} on {settings['data']}, {settings['model']}")
     if summary["privacy"] is not None:
-        if simulated(summary["privacy"], settings):
+        statement = printable(summary["privacy"]["statement"])
+        if simulated(summary["privacy"], settings) and not statement.startswith(SIMULATION):
             print(f"{SIMULATION}.")
-        print(printable(summary["privacy"]["statement"]))
+        print(statement)
         for note in summary["privacy"]["notes"]:
             print(f"Note: {printable(note)}.")
+        if settings.get("unit") == "record" and settings["method"] not in ("dpsgd-clip", "dpsgd-adaptive"):
+            print("Where records are protected, dpsgd-clip needs the least noise; `normec suggest` has its settings.")

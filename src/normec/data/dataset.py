@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -65,8 +65,8 @@ class Dataset:
     shape: tuple[int, ...]
     transform: Transform | None = None
     augment: Augment | None = None
-    groups: Tensor | None = None
-    test_groups: Tensor | None = None
+    groups: Tensor | None = field(default=None, repr=False)
+    test_groups: Tensor | None = field(default=None, repr=False)
     fitted: bool = False
 
     def __post_init__(self) -> None:

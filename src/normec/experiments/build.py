@@ -24,6 +24,7 @@ from ..training.client_weights import KINDS, Weights
 from ..training.communicator import Communicator
 from ..training.options import Compute, Logging, Memory, Options, Storage, device_of
 from . import methods, own_problem, server
+from .early_stopping import early_stopping
 
 if TYPE_CHECKING:
     from ..privacy import Privacy
@@ -66,7 +67,7 @@ def problem(config: RunConfig) -> Problem:
     else:
         seed = derive_seed(config.public_seed, "model")
         built = models.build(config.model, found.shape, found.classes, hidden=config.hidden, seed=seed)
-    return Problem(
+    made = Problem(
         built.model,
         built.loss,
         clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
@@ -76,6 +77,9 @@ def problem(config: RunConfig) -> Problem:
         augment=found.augment if config.augment else None,
         transform=found.transform,
     )
+    if in_a_file(config.model):
+        made.refuse_misfit(config.model)
+    return made
 
 
 def number_of_clients(config: RunConfig) -> int | None:
@@ -150,6 +154,7 @@ def training(
         promised.refuse_private_sizes(config.public_sizes)  # before any data are read
     if promised is not None and config.weights == "records":
         promised.refuse_private_sizes(config.public_sizes, "weights")
+    rule = early_stopping(config)
     return Options(
         lr=methods.step_size(config),
         rounds=methods.rounds(config),
@@ -168,12 +173,13 @@ def training(
         seed=config.seed,
         device=device(config.device),
         out=out,
-        callbacks=callbacks,
+        callbacks=callbacks if rule is None else (*callbacks, rule),
         logging=Logging(
             every=config.log_every,
             evaluate_every=config.evaluate_every,
             full_gradient=config.full_gradient,
             diagnostics=config.diagnostics,
+            profile=config.profile,
         ),
         memory=Memory(
             initial=config.initial_memory,

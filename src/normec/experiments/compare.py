@@ -24,6 +24,7 @@ from ..system.files import write_atomic
 from ..training.callbacks import Callback
 from ..training.saved_run import Result
 from . import methods, runs, server, tuning
+from .early_stopping import early_stopping
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
 
@@ -72,6 +73,7 @@ def candidates(
             built = methods.build(cell, dim=1 if cell.k is None else cell.k)
             methods.local_steps(cell)
             server.check(cell)
+            early_stopping(cell)
             if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
         found.append(Candidate(spec, cells))
@@ -156,7 +158,7 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "status": "finished",
         "lr": outcome.best.summary["config"]["lr"],
         **{key: final.get(key) for key in ("loss", "grad_norm", "memory_error", "test_loss", "bytes")},
-        **{key: final.get(key) for key in ("accuracy", "accuracy_mean_over_clients")},
+        **{key: final.get(key) for key in ("accuracy", "accuracy_mean_over_clients", "validation_accuracy")},
         "epsilon": (outcome.best.summary["privacy"] or {}).get("epsilon"),
         "seconds": outcome.best.summary["timings"]["total"],
         "folder": str(outcome.best.folder),

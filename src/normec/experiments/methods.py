@@ -51,7 +51,10 @@ def step_size(config: RunConfig) -> float | Literal["theory"]:
     if config.lr is not None:
         return config.lr
     if is_own(config.method):
-        raise UsageError(f"lr must be given: {config.method} is not one of normec's methods and has no usual step size")
+        raise UsageError(
+            f"lr must be given: {config.method} is not one of normec's methods and has no usual step size; "
+            f"add --lr, or compare it as {config.method},lr=0.1"
+        )
     plain = entry(config.method).step_size(settings_used(config), config.private)
     optimizer = server.optimizer(config)
     return plain if optimizer is None else optimizer.usual_lr(plain)

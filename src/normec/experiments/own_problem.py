@@ -70,9 +70,11 @@ def problem(config: RunConfig, penalty: Callable[[Tensor], Tensor] | None) -> Pr
     else:
         given.setdefault("loss", None)
     try:
-        return Problem(built.model if built is not None else model(config), clients=clients, penalty=penalty, **given)
+        made = Problem(built.model if built is not None else model(config), clients=clients, penalty=penalty, **given)
     except TypeError as error:
         raise UsageError(f"{config.data} does not describe a problem: {error}") from None
+    made.refuse_misfit(config.model)
+    return made
 
 
 def model(config: RunConfig) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 from ..algorithms.catalogue import is_own
 from ..settings.config import RunConfig
 from ..training.run import default_evaluate_every, default_log_every
-from . import build, methods, server
+from . import build, early_stopping, methods, server
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
         **_of_the_method(config, known),
         **methods.local_settings_used(config),
         **server.settings_used(config, total),
+        **early_stopping.settings_used(config),
         "clients": known.clients if known.clients is not None else build.number_of_clients(config),
         "scaling": config.scaling or ("public" if config.data == "heart-disease" else None),
         "epsilon": build.target_epsilon(config),

@@ -67,7 +67,9 @@ def collect(paths: Sequence[Path]) -> Found:
     copies: list[str] = []
     for path in paths:
         if not path.is_dir():
-            raise UsageError(f"{path} is a file; give a folder of runs" if path.exists() else f"there is no {path}")
+            raise UsageError(
+                f"{path} is a file; give a folder of runs" if path.exists() else f"there is no folder {path}"
+            )
         for folder in _folders(path):
             try:
                 record = _read(folder)

@@ -151,7 +151,7 @@ class LinearEngine(BlockEngine):
             weights = (1 / divisors)[:, None].expand(numbers.shape[1:]).to(self._problem.x0).contiguous()
             self._ahead[first] = (begun, numbers, weights)
         drawn = numbers[round - begun]
-        inputs, dtype = self._records.inputs[drawn], self._problem.x0.dtype
+        inputs, dtype = self._gathered(drawn), self._problem.x0.dtype
         if self._problem.transform is not None:
             inputs = self._transformed(inputs, torch.full((len(clients),), batches.batch_size))
         return inputs.flatten(2).to(dtype), self._records.targets[drawn], weights
@@ -170,11 +170,16 @@ class LinearEngine(BlockEngine):
         if self._clip is not None:  # one record more or less rarely changes the shape, and with it how sums are rounded
             numbers = F.pad(numbers, (0, -numbers.shape[1] % RECORD_BLOCKS[-1]))
         present = torch.arange(numbers.shape[1], device=owned.device) < upload(lengths, owned.device)[:, None]
-        inputs = self._transformed(self._records.inputs[numbers], lengths).flatten(2).to(self._problem.x0.dtype)
+        inputs = self._transformed(self._gathered(numbers), lengths).flatten(2).to(self._problem.x0.dtype)
         if int(lengths.min()) < numbers.shape[1]:  # the table is padded with records of another client
             inputs.masked_fill_(~present[..., None], 0)
         weights = present / divisors.to(inputs.device)[:, None]
         return inputs, self._records.targets[numbers], weights.to(inputs.dtype)
+
+    def _gathered(self, numbers: Tensor) -> Tensor:
+        """Return the inputs of the records `numbers` ``[c, B]``; on a CPU, indexing by a table takes twice as long."""
+        inputs = self._records.inputs
+        return inputs.index_select(0, numbers.flatten()).view(*numbers.shape, *inputs.shape[1:])
 
     def _transformed(self, inputs: Tensor, lengths: Tensor) -> Tensor:
         """Return records ``[c, B, ...]`` as the model expects them, zero beyond a client's length.

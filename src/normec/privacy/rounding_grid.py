@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, positive
+from .grid_account import GRID_BITS
 
-GRID_BITS = 30
 _LARGEST = 2**52
 
 

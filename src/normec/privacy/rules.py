@@ -80,11 +80,10 @@ from typing import NoReturn
 import numpy as np
 
 from .facts import Facts, Refused, Setting
+from .grid_account import GRID_BITS, SUM_GRID_BITS, delta_surcharge
 from .noise_schedule import BEST, LEVELS, relative_noise
 from .record_sensitivity import Sensitivity
 from .release import Release
-from .rounding_grid import GRID_BITS
-from .secure_sum import SUM_GRID_BITS, delta_surcharge
 from .statement import Privacy
 
 # Assumed for the aliasing of secure sums where they are not given; both are far too large.

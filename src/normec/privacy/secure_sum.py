@@ -1,12 +1,10 @@
-"""Sums that nobody can open before all noise is in them: the grid of their messages, and what their account rests on.
+"""Sums that nobody can open before all noise is in them: the grid of their messages.
 
 A party sends integers modulo 2^bits: its weighted message on a grid of step γ, plus a Gaussian rounded to that grid.
 The secure sum adds them up, and the server sees the total alone. `SumGrid` chooses γ and `bits` from public numbers, so
 that every party and every simulation has the same grid.
 
-Claim. With k honest parties in every opened sum, the sums of a run with T rounds and d coordinates are (ε, δ(ε) + τ)
-private, where δ(ε) is that of T Gaussian releases with standard deviation σ√k and `delta_surcharge` is τ. On the grids
-of this module τ is smaller than the smallest positive double. The proof is in docs/concepts/secure-sum-account.md.
+What the grid costs in the account is in `grid_account`.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, at_least, non_negative, positive
+from .grid_account import SUM_GRID_BITS
 from .noise import SecureNoise
 from .rounding_grid import grid_step, snap
 
-SUM_GRID_BITS = 24  # the step is at most 2^-24 of the noise of the whole sum
 TAIL = 12.0  # the noise of a sum exceeds 12 standard deviations with probability below 1e-30
 _MESSAGE_BITS = 40  # without noise: the step is about 2^-40 of the longest message
 
@@ -154,93 +152,6 @@ class SumGrid:
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
         """The type of encoded messages and of their sum."""
         return np.dtype(f"u{self.bits // 8}")
-
-
-def honest_parties(smallest: int, colluding: int) -> int:
-    """`Privacy.honest` for sums between real parties: how many honest ones are in every sum that is opened.
-
-    Args:
-        smallest: The smallest number of parties in a sum that is opened; with fewer the round is given up.
-        colluding: How many of them may tell the server their noise.
-
-    Returns:
-        The number of parties whose noise is counted, the protected one included.
-
-    Raises:
-        UsageError: No party would be left.
-
-    Example:
-        >>> honest_parties(smallest=8, colluding=2)
-        6
-    """
-    at_least(0, colluding=colluding)
-    if smallest <= colluding:
-        raise UsageError(f"with {colluding} colluding parties a sum of {smallest} has no honest one; open larger sums")
-    return smallest - colluding
-
-
-def aliasing(ratio: float, parties: int) -> float:
-    """How far a sum of rounded Gaussians is from a random function of one Gaussian: ρ of the proof, per coordinate.
-
-    Every probability of the sum lies between 1 − ρ and 1 + ρ times that of the random function, with
-    ρ = (1 + η)^parties − 1 and η = 2 Σ_{m>=1} exp(−π² m² ratio²). A single rounded Gaussian has ρ = 0.
-
-    Args:
-        ratio: σ/γ, the noise of one party in steps of the grid.
-        parties: The number of parties whose noise is counted.
-
-    Returns:
-        An upper bound of ρ.
-
-    Raises:
-        UsageError: `ratio` is not positive, or `parties` is not at least 1.
-
-    Example:
-        >>> f"{aliasing(2.0, parties=3):.1e}"
-        '4.3e-17'
-    """
-    at_least(1, parties=parties)
-    return math.expm1(parties * math.exp(_log_eta(ratio))) if parties > 1 else 0.0
-
-
-def delta_surcharge(epsilon: float, ratio: float, parties: int, coordinates: float) -> float:
-    """What rounding the parties' noise to the grid adds to δ at `epsilon`: (1 + e^ε)/2 · ((1 + ρ)^coordinates − 1).
-
-    Args:
-        epsilon: The ε of the guarantee.
-        ratio: σ/γ, the noise of one party in steps of the grid.
-        parties: The number of parties whose noise is counted.
-        coordinates: The numbers that are released in all rounds together, d·T.
-
-    Returns:
-        An upper bound of the surcharge; 0 if it is smaller than the smallest positive double.
-
-    Raises:
-        UsageError: A value is out of range.
-
-    Example:
-        >>> f"{delta_surcharge(1.0, ratio=2.0, parties=3, coordinates=1e6):.1e}"
-        '8.0e-11'
-        >>> delta_surcharge(8.0, ratio=2.0**20, parties=100, coordinates=1e12)
-        0.0
-    """
-    non_negative(epsilon=epsilon)
-    positive(coordinates=coordinates)
-    at_least(1, parties=parties)
-    if parties == 1:
-        return 0.0
-    log_exponent = _log_eta(ratio) + math.log(parties) + math.log(coordinates)  # (1 + ρ)^coordinates <= exp(exponent)
-    log_growth = log_exponent  # below exp(−40), expm1 is the identity to the last digit
-    if log_exponent > -40:
-        log_growth = math.log(math.expm1(math.exp(min(log_exponent, 6.0))))
-    return math.exp(min(0.0, float(np.logaddexp(0.0, epsilon)) - math.log(2) + log_growth))
-
-
-def _log_eta(ratio: float) -> float:
-    """ln η, with the series bounded by a geometric one."""
-    positive(ratio=ratio)
-    first = (math.pi * ratio) ** 2
-    return math.log(2) - first - math.log(-math.expm1(-3 * first))
 
 
 def _power_above(number: float) -> float:

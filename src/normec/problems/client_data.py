@@ -116,6 +116,8 @@ def map_style(dataset: Any, client: int) -> tuple[Dataset[Any], Collate | None]:
     used; the batches are drawn by the run.
     """
     collate = None
+    if isinstance(dataset, tuple) and dataset and all(isinstance(one, Tensor) and one.ndim for one in dataset):
+        raise UsageError(f"client {client} is a tuple of tensors; give TensorDataset(inputs, targets)")
     if isinstance(dataset, DataLoader):
         if dataset.batch_size is None and dataset.batch_sampler is None:
             raise UsageError(

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from .. import kernels
 from ..data.augment import Augment, Transform, treats_records_alone
 from ..errors import UsageError
-from ..models import NonconvexPenalty
+from ..models.linear import NonconvexPenalty
 from . import client_data as records
 from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
 from .functions import FunctionProblem
@@ -109,6 +109,13 @@ class Problem:
             raise UsageError(
                 f"a problem needs a torch.nn.Module, a loss function and the clients' data sets, in this order; "
                 f"got {type(model).__name__}, {type(loss).__name__} and {type(clients).__name__}"
+            )
+        if isinstance(loss, type):
+            raise UsageError(f"the loss must be a function or an object, such as {loss.__name__}(), got the class")
+        if isinstance(clients, Dataset | Tensor):
+            raise UsageError(
+                f"clients must be a list of data sets, one for each client, got one {type(clients).__name__}; "
+                "normec.data.split divides a data set"
             )
         if batch_loss is not None and not self.takes_batch:
             raise UsageError("give loss or batch_loss, not both; with batch_loss, loss is None")
@@ -393,13 +400,9 @@ class Problem:
         """
         if self.takes_batch:
             return
-        model, loss = _sharing_trainable(self._untouched).eval(), _copied(self.loss)
-        probe = copy.copy(self)
-        probe.model, probe.transform = model, _copied(self.transform)
-        sums = False
+        loss, sums = _copied(self.loss), False
         with suppress(Exception), records.seeded():
-            inputs, targets = self.records.batch(0, torch.arange(min(4, int(self.records.sizes[0]))))
-            outputs = probe.outputs(self.x0.clone(), inputs)
+            outputs, targets = self._first_outputs()
             if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or len(outputs) != len(targets):
                 return
             once, twice = loss(outputs, targets), loss(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
@@ -409,6 +412,24 @@ class Problem:
                 "the loss is the sum over a batch: it doubles if every record occurs twice; a client's loss is the "
                 "mean over its records, so leave out reduction='sum'"
             )
+
+    def refuse_misfit(self, name: str) -> None:
+        """Refuse a model that cannot be computed on records in memory; `name` is the model's in the message."""
+        if self.takes_batch or not isinstance(self.records, records.ResidentRecords):
+            return
+        try:
+            with records.seeded():
+                _copied(self.loss)(*self._first_outputs())
+        except Exception as error:  # whatever the caller's code raises
+            text = " ".join(str(error).split())
+            raise UsageError(f"{name} fails on the first records: {type(error).__name__}: {text}") from error
+
+    def _first_outputs(self) -> tuple[Any, Any]:
+        """The outputs and targets of a few records; a copy of the model sees them."""
+        probe = copy.copy(self)
+        probe.model, probe.transform = _sharing_trainable(self._untouched).eval(), _copied(self.transform)
+        inputs, targets = self.records.batch(0, torch.arange(min(4, int(self.records.sizes[0]))))
+        return probe.outputs(self.x0.clone(), inputs), targets
 
     @contextmanager
     def _client_buffers(self, buffers: Buffers) -> Iterator[None]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..storage import TRACE
 from ..storage.history import NOT_COVERED, STARTED_BY
 from . import charts, formatting, guarantee
 from .document import Section, cards, copyable, document, notes_of, pill, tag_mark
@@ -58,7 +59,7 @@ def render(view: RunView, served: str | None = None, live: str | None = None) ->
         else Section("curves", "Curves", e("p", "Nothing was measured yet.")),
         *guarantee.sections(view, charts.figures(spent)),
         Section("clients", "Clients", _clients(view, charts.figures(health) if health else None)),
-        Section("timing", "Timing", _timing(view)),
+        Section("timing", "Timing", join(_timing(view), _profile(view, linked=served is None))),
         Section("configuration", "Configuration", _configuration(view)),
         Section("rerun", "Run it again", _rerun(view)),
     ]
@@ -246,6 +247,49 @@ def _timing(view: RunView) -> Html:
         None if written else e("p", f"As of the last checkpoint, after round {rounds}.", class_="quiet"),
         table(("part", "", ">time", ">share"), rows, aria_label="Timing"),
     )
+
+
+def _profile(view: RunView, *, linked: bool) -> Html | None:
+    """Where the time of the profiled rounds went; `linked`: whether the page lies beside the trace."""
+    held = view.profile
+    if held is None:
+        return None
+    first, last = held["first_round"], held["first_round"] + held["rounds"] - 1
+    rounds = f"Round {first}" if last == first else f"Rounds {first} to {last}"
+    trace = e("a", TRACE, href=TRACE) if linked else e("code", f"{shown(view.folder)}/{TRACE}")
+    text = f"{rounds}, {_ms(held['ms_per_round'])} each with the profiler, which slows small operations down. "
+    on_device = any(part["device_ms"] for part in held["parts"])
+    operations = e(
+        "details",
+        e("summary", "Operations that take longest"),
+        _spent("operation", held["operations"], held["ms_per_round"], on_device),
+    )
+    private = (
+        f" Times depend on the clients' data and are {NOT_COVERED}: do not publish the trace. How often each operation "
+        "ran is left out of this page, because it may show how many clients took part."
+    )
+    return join(
+        e("h3", "Profile"),
+        e("p", text, trace, " opens in ui.perfetto.dev.", private if view.private else ""),
+        _spent("part of a round", held["parts"], held["ms_per_round"], on_device),
+        None if view.private else operations,
+    )
+
+
+def _spent(kind: str, lines: Sequence[dict[str, Any]], whole: float, on_device: bool) -> Html:
+    """A table of milliseconds per round, on the host and, where anything ran there, on the device."""
+    counted = any("calls" in line for line in lines)
+    heads = [kind, "", *([">calls"] if counted else []), ">time", *([">time on the device"] if on_device else [])]
+    rows: list[list[Any]] = []
+    for line in lines:
+        row = [PARTS.get(line["name"], line["name"]), _bar(max(line["ms"], line["device_ms"]) / whole if whole else 0)]
+        row += [formatting.number(line["calls"], 3)] if counted else []
+        rows.append([*row, _ms(line["ms"]), *([_ms(line["device_ms"])] if on_device else [])])
+    return table(heads, rows, aria_label=f"Profile by {kind}")
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.3g} ms"
 
 
 def _bar(share: float) -> Html:

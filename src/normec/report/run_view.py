@@ -17,6 +17,7 @@ from typing import Any
 
 from ..algorithms.catalogue import CATALOGUE
 from ..errors import UsageError
+from ..storage import PROFILE
 from ..storage.history import UNNOISED, History
 from ..storage.tags import read_tags
 from ..system.files import parse_toml, read_bytes, read_json, read_text
@@ -59,6 +60,7 @@ class RunView:
     paid: float = 0.0
     released: int = 0  # messages of one client behind `paid`; 0 where nobody counted them
     clients: dict[str, Any] | None = None
+    profile: dict[str, Any] | None = None  # where the time of some rounds went
     parties: list[dict[str, Any]] = field(default_factory=list)  # of a federation: what each of them has spent
     distrust: str | None = None  # why the ledger does not support the stated spending
     notes: list[str] = field(default_factory=list)
@@ -197,6 +199,7 @@ def read_run(folder: Path, summary: dict[str, Any] | None = None) -> RunView:
     view.tags = _tags(view)
     view.paid = _paid(folder / "ledger.jsonl")
     view.clients = _clients(view)
+    view.profile = _profile(view)
     view.parties = _parties(view)
     view.history = _history(view)
     view.status = str(view.summary.get("status", "unfinished"))
@@ -297,6 +300,15 @@ def _clients(view: RunView) -> dict[str, Any] | None:
         return held
     view.notes.append("clients.json is not what a run writes, and is left out")
     return None
+
+
+def _profile(view: RunView) -> dict[str, Any] | None:
+    """The table of a profile, if there is one."""
+    held = _json(view, PROFILE)
+    if held and not schema.PROFILE(held):
+        view.notes.append(f"{PROFILE} is not what a run writes, and is left out")
+        return None
+    return held or None
 
 
 def _parties(view: RunView) -> list[dict[str, Any]]:

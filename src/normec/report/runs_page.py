@@ -103,6 +103,11 @@ def uncovered_of(views: Iterable[RunView]) -> list[str]:
 
 def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
     rows, tuned = [], _tuned(views.values())
+    columns = [
+        (column, head)
+        for column, head in (("loss", "loss"), ("grad_norm", "‖∇f‖"))
+        if any(view.final.get(column) is not None for view in views.values())  # private runs have neither
+    ]
     for name, view in views.items():
         final, good = view.final, _whole(view)
         rows.append(
@@ -113,20 +118,17 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
                 formatting.number(view.lr),
                 *(formatting.number(view.method_settings.get(one)) for one in tuned),
                 formatting.percent(final.get("accuracy")) if good else "",
-                *(formatting.number(final.get(column), 3) if good else "" for column in ("loss", "grad_norm")),
+                *(formatting.number(final.get(column), 3) if good else "" for column, _ in columns),
                 formatting.size(final.get("bytes")),
                 formatting.number(view.round),
             ]
         )
     uncovered = uncovered_of(views.values())
-    loss, norm = (
-        f">{head} ({NOT_COVERED})" if column in uncovered else f">{head}"
-        for column, head in (("loss", "loss"), ("grad_norm", "‖∇f‖"))
-    )
+    measured = [f">{head} ({NOT_COVERED})" if column in uncovered else f">{head}" for column, head in columns]
     settings = (">lr", *(f">{formatting.setting(one)}" for one in tuned))
-    columns = ("run", "status", ">ε", *settings, ">test accuracy", loss, norm, ">sent by a client", ">rounds")
+    heads = ("run", "status", ">ε", *settings, ">test accuracy", *measured, ">sent by a client", ">rounds")
     errors = [f"{name}: {view.summary['error']}." for name, view in views.items() if view.summary.get("error")]
-    return join(table(columns, rows, class_="sortable", aria_label="Results"), notes_of(errors))
+    return join(table(heads, rows, class_="sortable", aria_label="Results"), notes_of(errors))
 
 
 def _tuned(views: Iterable[RunView]) -> list[str]:

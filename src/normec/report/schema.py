@@ -108,6 +108,15 @@ IDENTITY: dict[str, Check] = {
     "privacy": optional(record({}, TERMS)),
 }
 SETTINGS: dict[str, Check] = {**TERMS, **dict.fromkeys(("method", "data", "model", "split"), text), "private": truth}
+_SPENT_MS = {"name": text, "ms": finite, "device_ms": finite}
+PROFILE = record(
+    {
+        **dict.fromkeys(("first_round", "rounds"), count),
+        "ms_per_round": finite,
+        "parts": list_of(record(_SPENT_MS)),
+        "operations": list_of(record({**_SPENT_MS, "calls": finite})),
+    }
+)
 PARTY = record(
     {
         **dict.fromkeys(("name", "unit", "relation"), text),

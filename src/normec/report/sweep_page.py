@@ -43,10 +43,10 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
         "metrics": [vars(metric) for metric in metrics],
         "metric": _first_metric(metrics, by),
         "drawn": [cells.index(cell) for cell in ranked[:DRAWN]],
-        "cells": [_cell(cell, metrics, drawn, to) for cell in cells],
+        "cells": [{**_cell(cell, metrics, drawn, to), "best": cell is winner} for cell in cells],
     }
     parts = [
-        Section("map", "Heat map", _map(names, metrics)),
+        Section("map", "Heat map", _map(names, metrics, by)),
         Section("cells", "Cells", _cells(cells, names, metrics, by, winner, to)),
         Section("curves", "Curves", _curves(views, drawn)),
         Section("privacy", "Privacy", runs_page.privacy([(view.name, view) for view in views])),
@@ -133,7 +133,7 @@ def _cell(
     }
 
 
-def _map(names: Sequence[str], metrics: Sequence[Metric]) -> Html:
+def _map(names: Sequence[str], metrics: Sequence[Metric], by: Metric | None) -> Html:
     if not names or not metrics:
         return e("p", "All cells have the same settings but for the seed: there is nothing to lay out as a map.")
     selects = [
@@ -142,13 +142,14 @@ def _map(names: Sequence[str], metrics: Sequence[Metric]) -> Html:
     ]
     if len(names) > 1:
         selects.append(e("label", "Down ", e("select", [e("option", n, value=n) for n in names], id="map-y")))
+    framed = f"The frame marks the best cell by {by.label.removesuffix(', %')}. " if by is not None else ""
     return join(
         e("div", selects, class_="tools"),
         e("div", id="map-rest", class_="tools"),
         e(
             "figure",
             e("div", class_="plot tall", id="heat-map", role="img", aria_label="Heat map"),
-            e("figcaption", "A cell opens its run; with several seeds, that of the first.", class_="quiet"),
+            e("figcaption", f"{framed}A cell opens its run; with several seeds, that of the first.", class_="quiet"),
             class_="chart",
         ),
         e("details", e("summary", "The same as a table, with links"), e("div", id="heat-table")),

@@ -74,7 +74,7 @@ class Batches:
         at_least(1, batch_size=batch_size)
         self.sizes, self.batch_size, self._seed = sizes, batch_size, seed
         self.steps = (sizes // batch_size).clamp(min=1)  # rounds per pass, for each client
-        self._stream = Stream(seed, "batches")
+        self._stream, self._longest = Stream(seed, "batches"), int(sizes.max())
         self._pass = torch.full_like(sizes, -1)
         self._order = torch.empty(0, 0, dtype=torch.int64)
 
@@ -98,7 +98,7 @@ class Batches:
             self._shuffle(clients[stale], passes[stale])
         width = min(self.batch_size, self._order.shape[1])
         columns = (round % steps * self.batch_size)[:, None] + torch.arange(width)
-        return self._order[clients[:, None], columns]
+        return self._order.index_select(0, clients).gather(1, columns)
 
     def of(self, sizes: Tensor) -> Batches:
         return Batches(sizes, self.batch_size, self._seed)
@@ -117,16 +117,16 @@ class Batches:
 
     def _shuffle(self, clients: Tensor, passes: Tensor) -> None:
         if not len(self._order):
-            self._order = torch.zeros(len(self.sizes), int(self.sizes.max()), dtype=torch.int64)
+            self._order = torch.zeros(len(self.sizes), self._longest, dtype=torch.int64)
         self._order[clients] = self._orders(clients, passes)
         self._pass[clients] = passes
 
     def _orders(self, clients: Tensor, passes: Tensor) -> Tensor:
         """Return, row by row, a client's records in the order of a pass."""
-        longest = int(self.sizes.max())
-        keys = self._stream.bits(clients, passes, longest)
-        beyond = torch.arange(longest) >= self.sizes[clients, None]
-        keys[beyond] = torch.iinfo(torch.int64).max  # records that a smaller client does not have come last
+        keys = self._stream.bits(clients, passes, self._longest)
+        beyond = torch.arange(self._longest) >= self.sizes[clients, None]
+        # Records that a smaller client does not have come last.
+        keys.masked_fill_(beyond, torch.iinfo(torch.int64).max)
         return keys.argsort(dim=1, stable=True)
 
 

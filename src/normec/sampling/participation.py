@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,7 +56,7 @@ class Poisson:
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
         coins = Stream(seed, "participation").of_all(round, clients)
-        return ((coins >> 10).double() * 2.0**-53 < self.rate).nonzero()[:, 0]
+        return (coins >> 10 < math.ceil(self.rate * 2**53)).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)

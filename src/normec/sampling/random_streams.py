@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
+_MULTIPLIERS, _INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+_AT_ONCE = 2**13  # counters that NumPy computes at once, so that its arrays stay in the cache
 
 
 def derive_seed(seed: int, *path: object) -> int:
@@ -36,18 +38,47 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Apply ten rounds of Philox 4x32 to int64 tensors that hold 32-bit words; `key` has 64 bits."""
+    return philox_on_host(counter, key) if counter[0].device.type == "cpu" else philox_in_tensors(counter, key)
+
+
+def philox_in_tensors(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`philox` on any device."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & _MASK, (key >> 32) & _MASK
     for _ in range(10):
         # The 64-bit products wrap around as two's complement; shift and mask recover the words.
-        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _MASK) ^ c1 ^ k0,
             p1 & _MASK,
             ((p0 >> 32) & _MASK) ^ c3 ^ k1,
             p0 & _MASK,
         )
-        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+        k0, k1 = (k0 + _INCREMENTS[0]) & _MASK, (k1 + _INCREMENTS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def philox_on_host(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`philox` in NumPy, which takes a fraction of the time: fewer and shorter operations, on arrays in the cache."""
+    shape = counter[0].shape
+    found = np.stack([word.numpy().reshape(-1) for word in counter]).view(np.uint64)
+    multipliers = np.array(_MULTIPLIERS, np.uint64)[:, None]
+    keys = np.array([[key & _MASK], [(key >> 32) & _MASK]], np.uint64)
+    keys = (keys + np.arange(10, dtype=np.uint64) * np.array(_INCREMENTS, np.uint64)[:, None]) & np.uint64(_MASK)
+    for start in range(0, found.shape[1], _AT_ONCE):
+        part = found[:, start : start + _AT_ONCE]
+        even, odd = part[::2].copy(), part[1::2].copy()  # words 0 and 2, and words 1 and 3
+        products = np.empty_like(even)
+        for step in range(10):
+            np.multiply(even, multipliers, out=products)
+            np.right_shift(products[::-1], np.uint64(32), out=even)
+            even ^= odd
+            even ^= keys[:, step : step + 1]
+            np.bitwise_and(products[::-1], np.uint64(_MASK), out=odd)
+        part[::2], part[1::2] = even, odd
+    c0, c1, c2, c3 = torch.from_numpy(found.view(np.int64)).view(4, *shape)
     return c0, c1, c2, c3
 
 

@@ -16,7 +16,7 @@ def parse_assignment(text: str) -> tuple[str, Scalar]:
     """Parse 'key=value' with the value in TOML; a bare word is a string."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
-        raise UsageError(f"expected key=value, got {text!r}")
+        raise UsageError(f"expected key=value, such as epsilon=4, got {text!r}")
     try:
         parsed: Scalar = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -82,7 +82,9 @@ class RunConfig(BaseModel):
         follows=("data",),
     )
     augment: bool = setting(True, "Augment training images where the data set has an augmentation", "data")
-    validation: float = setting(0.0, "Share of the training records held out for choosing settings", "data")
+    validation: float = setting(
+        0.0, "Share of the training records held out for choosing settings or stopping early", "data", flag=True
+    )
 
     model: str = setting(
         "softmax",
@@ -347,6 +349,29 @@ class RunConfig(BaseModel):
         federated=True,
         follows=("averaging", *_LENGTH),
     )
+    early_stopping: str | None = setting(
+        None,
+        "Stop when this column of the history no longer improves: {values}, or COLUMN:min or COLUMN:max for another",
+        "training",
+        unset="all rounds are made",
+        flag=True,
+        values=("validation_loss", "validation_accuracy"),
+    )
+    patience: int | None = setting(
+        None,
+        "Evaluations without an improvement after which early stopping ends the run",
+        "training",
+        unset="5",
+        flag=True,
+        follows=("early_stopping",),
+    )
+    min_delta: float | None = setting(
+        None,
+        "Least change that early stopping counts as an improvement",
+        "training",
+        unset="0",
+        follows=("early_stopping",),
+    )
     warmup: int = setting(0, "First rounds in which the memories move and the model does not", "training")
     batch_size: int | None = setting(
         None, "Examples per gradient or local step", "training", unset="full batch", flag=True, federated=True
@@ -403,6 +428,13 @@ class RunConfig(BaseModel):
         flag="--diagnostics/--no-diagnostics",
         federated=True,
         follows=("private",),
+    )
+    profile: bool = setting(
+        False,
+        "Leave a trace of some rounds in the run's folder, and a table of where their time goes",
+        "logging",
+        flag="--profile/--no-profile",
+        identity=False,
     )
 
     device: str = setting(

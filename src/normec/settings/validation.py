@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..algorithms.catalogue import is_own
+from ..data.entries import ENTRIES
+from ..data.table import is_table
 from ..errors import UsageError, nearest
 from ..system.files import read_toml
 from .assignments import format_assignments, parse_assignments
@@ -20,10 +22,13 @@ def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = N
     """Return the configuration in a TOML file with `overrides`; raises `UsageError` with one line."""
     settings: dict[str, Any] = {}
     if path is not None:
+        if is_table(str(path)):
+            raise UsageError(f"{path} is a table and no file of settings; give it as --data {path} --target COLUMN")
         try:
             settings = read_toml(Path(path))
         except FileNotFoundError:
-            raise UsageError(f"there is no configuration file {path}") from None
+            cure = f"; a data set is named with --data {path}" if str(path) in ENTRIES else ""
+            raise UsageError(f"there is no configuration file {path}{cure}") from None
     return make({**settings, **(overrides or {})})
 
 
@@ -40,6 +45,9 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
             raise UsageError(f"a file of settings has no sections; move the settings below [{key}] to its top")
         if key not in fields:
             raise UsageError(f"there is no setting {key!r}{nearest(key, fields)}; `normec train --settings` lists all")
+    for key in ("data", "model", "method"):
+        if str(settings.get(key, "")).endswith(".py"):
+            raise UsageError(f"{key} must name something in the file, as {settings[key]}:NAME, got {settings[key]!r}")
     if settings.get("private") is False:
         settings = {"seed": 0, **settings}  # nothing in the run is secret, so the default seed is 0
     try:

@@ -152,6 +152,11 @@ class RunStorage:
             return
         write_atomic(self.out / CONFIG, to_toml(self.settings))
 
+    def withdraw_settings(self) -> None:
+        """Remove config.toml again, if a callback refuses the run before it begins; the folder then holds no run."""
+        if self.out is not None and not self.begun:
+            (self.out / CONFIG).unlink(missing_ok=True)
+
     def _write_secret(self, folder: Path) -> None:
         if self._secret is None:
             return

@@ -31,6 +31,16 @@ def read_tags(folder: Path) -> list[str]:
     return list(dict.fromkeys(held))
 
 
+def check_tags(tags: Iterable[str]) -> None:
+    """Raise `UsageError` for a tag with other characters than a tag has, or too many tags."""
+    given = list(tags)
+    for tag in given:
+        if not _is_tag(tag):
+            raise UsageError(f"a tag has 1 to 40 letters, digits and characters of '_.+-', got {tag!r}")
+    if len(given) > MOST_TAGS:
+        raise UsageError(f"a run has at most {MOST_TAGS} tags, got {len(given)}")
+
+
 def change_tags(folder: Path, add: Iterable[str] = (), remove: Iterable[str] = ()) -> list[str]:
     """Add tags to a run, and take tags from it.
 
@@ -46,12 +56,9 @@ def change_tags(folder: Path, add: Iterable[str] = (), remove: Iterable[str] = (
         UsageError: A tag has other characters, or there would be too many.
     """
     new, gone = list(add), set(remove)
-    for tag in new:
-        if not _is_tag(tag):
-            raise UsageError(f"a tag has 1 to 40 letters, digits and characters of '_.+-', got {tag!r}")
+    check_tags(new)
     tags = [tag for tag in dict.fromkeys([*read_tags(folder), *new]) if tag not in gone]
-    if len(tags) > MOST_TAGS:
-        raise UsageError(f"a run has at most {MOST_TAGS} tags, got {len(tags)}")
+    check_tags(tags)
     if tags or (folder / FILE).exists():
         write_atomic(folder / FILE, json.dumps(tags, ensure_ascii=False) + "\n")
     return tags

@@ -25,7 +25,7 @@ from importlib.machinery import (
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 
 CODE_SUFFIXES = (*SOURCE_SUFFIXES, *BYTECODE_SUFFIXES, *EXTENSION_SUFFIXES)  # of files that Python imports
 _folders: set[Path] = set()  # whose modules are loaded from their sources
@@ -89,10 +89,11 @@ def object_in_file(name: str, what: str) -> Any:
         UsageError: There is no such file or name, or the file raises an error.
     """
     path, _, wanted = name.rpartition(":")
-    found = getattr(_module(str(Path(path).resolve()), path, what), wanted, None)
+    module = _module(str(Path(path).resolve()), path, what)
+    found = getattr(module, wanted, None)
     if found is None:
         kind = "class" if what.endswith("CLASS") else "name"
-        raise UsageError(f"{path} has no {kind} {wanted}")
+        raise UsageError(f"{path} has no {kind} {wanted}{nearest(wanted, vars(module))}")
     return found
 
 

@@ -40,6 +40,7 @@ from .metrics import Faults, Meter
 from .model_step import ModelStep
 from .observer import Observer, broken_rows, copied
 from .repeatability import computation_digest, machine_facts, sums_in_fixed_order
+from .round_profile import ROUND, RoundProfile
 from .run import ClientTable, Plan, Run, State, batches_of, record_clip_of
 from .state import checkpoint_size, checkpoint_tensors, initial_state, restored_state, tensor_forms
 from .stopwatch import Stopwatch
@@ -66,8 +67,12 @@ class TrainingLoop:
         mechanism: Mechanism | None = None,
         communicator: Communicator | None = None,
         kept: bool = False,
+        profiled: bool = False,
     ) -> None:
-        """`storage` has a folder on rank 0 only; `kept` says on every rank whether there is one."""
+        """`storage` has a folder on rank 0 only; `kept` says on every rank whether there is one.
+
+        With `profiled`, some rounds of rank 0 are profiled.
+        """
         communicator = communicator or SingleProcess()
         self.problem, self.method, self.plan, self.storage = problem, method, plan, storage
         self.mechanism = mechanism
@@ -109,6 +114,10 @@ class TrainingLoop:
             self.weights,
         )
         self.watch = Stopwatch()
+        private, device = mechanism is not None, problem.x0.device
+        self.profile = (
+            RoundProfile(storage.out, self.watch, device, private=private) if profiled and storage.out else None
+        )
         self.budget = (
             Budget(mechanism, communicator, problem.initial_buffers(), kept) if mechanism is not None else None
         )
@@ -151,6 +160,8 @@ class TrainingLoop:
                     torch.set_num_threads(threads)
             return self._ended(state)
         finally:
+            if self.profile is not None:
+                self.profile.abandon()
             for callback in self.callbacks:
                 with suppress(AttributeError):
                     del callback.run  # a callback may outlive the run, whose tables are large
@@ -206,16 +217,22 @@ class TrainingLoop:
         """Run one more round, and write a checkpoint if one is due; returns False if no round is left."""
         if state.round >= self.plan.rounds or self.stopped:
             return False
-        try:
-            self.step(state)
-        except BudgetSpent as spent:
-            self.stopped = str(spent)
-            return False
-        for callback in self.callbacks:
-            callback.round(state.round)
-        if self.begun and (self._time_to_save(state) if self.communicator.size == 1 else self.saving):
-            self._save(state)
-            self.saved_at, self.saving = time.monotonic(), False
+        if self.profile is not None:
+            self.profile.before(state.round, self.plan.rounds)
+        with self.watch.span(ROUND):
+            try:
+                self.step(state)
+            except BudgetSpent as spent:
+                self.stopped = str(spent)
+                return False
+            with self.watch.span("callbacks"):
+                for callback in self.callbacks:
+                    callback.round(state.round)
+            if self.begun and (self._time_to_save(state) if self.communicator.size == 1 else self.saving):
+                self._save(state)
+                self.saved_at, self.saving = time.monotonic(), False
+        if self.profile is not None:
+            self.profile.after(state.round)
         return True
 
     def _time_to_save(self, state: State) -> bool:
@@ -226,6 +243,8 @@ class TrainingLoop:
 
     def _ended(self, state: State) -> Run:
         """Measure the last row, write the last checkpoint, and return the result."""
+        if self.profile is not None:
+            self.profile.write(state.round)
         done, before = state.round == self.plan.rounds, self.in_progress
         reason = self.communicator.on_rank_zero(lambda: before.reason if before is not None else None)
         if (done or reason is not None) and not self.observer.observed(state.round):
@@ -287,7 +306,8 @@ class TrainingLoop:
         if self.budget is not None:
             self.budget.begin()
         k, n = state.round, self.problem.clients
-        drawn = self.plan.participants(n, k)
+        with self.watch.span("participation"):
+            drawn = self.plan.participants(n, k)
         row, meter = None, None
         if self.observer.due(k):
             with self.watch.timed("evaluation"):
@@ -300,7 +320,9 @@ class TrainingLoop:
                 closed = row is None and self.begun and self.graphed.can_run(state, block, count)
                 if closed:
                     self._pay(state)
-                    self.model_step.move(state, self.graphed.run(state, block), drawn)
+                    direction = self.graphed.run(state, block)
+                    with self.watch.span("server step"):
+                        self.model_step.move(state, direction, drawn)
                 else:
                     sent = self._send(state, block, meter)
                     total = sent if total is None else total + sent
@@ -310,7 +332,8 @@ class TrainingLoop:
         self._pay(state)  # noise leaves even where nobody was drawn
         total = self._no_messages(state) if total is None else total
         if drawn is not None:
-            self.update.idle(state, self._local_rows(drawn))
+            with self.watch.span("update"):
+                self.update.idle(state, self._local_rows(drawn))
         total = self._whole(total, state, drawn, looked_at=row is not None)
         if (row is not None or self._on_host or self.recording) and (self.communicator.size == 1 or self.faulty):
             self._check(state)
@@ -318,8 +341,9 @@ class TrainingLoop:
         if count:
             self._begin(state)
         if row is not None:
-            self.observer.record(row, meter, drawn, self.begun)
-        with self.watch.timed("update"):
+            with self.watch.span("evaluation"):
+                self.observer.record(row, meter, drawn, self.begun)
+        with self.watch.timed("update"), self.watch.span("server step"):
             direction, server = self.method_steps.server_step(total / n, state.server)
             self.model_step.move(state, direction, drawn)
             for name, new in server.items():  # recordings refer to the memory of these tensors
@@ -367,7 +391,8 @@ class TrainingLoop:
         elif self.mechanism is not None:
             n = self.problem.clients
             variance = self.mechanism.variance_of_messages(drawn, self.plan.weights) if self.update.fused else 0
-            total = self.mechanism.outgoing(total, len(self.own) / n, variance)
+            with self.watch.span("noise"):
+                total = self.mechanism.outgoing(total, len(self.own) / n, variance)
         self.faults.note_sum(total, k)
         if self.communicator.size == 1:
             return total if self.mechanism is None else self.mechanism.received(total, self.problem.x0)
@@ -398,7 +423,8 @@ class TrainingLoop:
             self._check(state)  # even if it waits for the device: real noise must not be released after an error
             self.budget.refuse_moving_state(state.buffers, self._moved_constants())
         self._begin(state)
-        self.budget.pay(state.round, self._release_key())
+        with self.watch.span("payment"):
+            self.budget.pay(state.round, self._release_key())
 
     def _moved_constants(self) -> list[str] | None:
         return self.problem.moved_constants() if isinstance(self.problem, Problem) else None
@@ -483,7 +509,11 @@ class TrainingLoop:
         if self.begun:
             return
         self.communicator.on_rank_zero(self.storage.write_settings)
-        self._announce(state)
+        try:
+            self._announce(state)
+        except UsageError:
+            self.storage.withdraw_settings()
+            raise
         self.communicator.on_rank_zero(self.storage.begin)
         self._open_ledger()
         self.begun = True  # last, so that a failed attempt is repeated

@@ -41,6 +41,10 @@ class Logging:
         diagnostics: In a private run, also record the clients' losses, gradient norms, memory errors and message
             norms, and fill `Run.clients`. They are measured without noise, and the guarantee does not cover them. A run
             without privacy always records them.
+        profile: Profile some rounds after the first ones: trace.json.gz, in the folder of the run, opens in
+            ui.perfetto.dev, and profile.json and the page say where a round's time goes. Neither contains values of
+            tensors. Of a private run the trace has no shapes either, but times depend on the data, and the guarantee
+            does not cover them.
 
     Raises:
         UsageError: A number of rounds is below 1.
@@ -58,6 +62,7 @@ class Logging:
     evaluate_every: int | None = None
     full_gradient: bool = False
     diagnostics: bool = False
+    profile: bool = False
 
     def __post_init__(self) -> None:
         given = {"log_every": self.every, "evaluate_every": self.evaluate_every}

@@ -128,7 +128,9 @@ def noise_name(
     return hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool, own_engine: bool) -> tuple[str, ...]:
+def assumptions(
+    problem: Objective, privacy: Privacy, plan: Plan, counted: bool, own_engine: bool, profiled: bool
+) -> tuple[str, ...]:
     """Return the assumptions of this run, for its report. `counted`: the rounds follow from the clients' sizes."""
     notes = []
     if not isinstance(plan.initial_memory, str):
@@ -141,6 +143,8 @@ def assumptions(problem: Objective, privacy: Privacy, plan: Plan, counted: bool,
         notes.append("the clients' weights are assumed to be public, because the sum and its noise follow from them")
     if plan.diagnostics:
         notes.append(RECORDED)
+    if profiled:
+        notes.append(f"the profile holds times of operations on the clients' records, which are {NOT_COVERED}")
     if isinstance(problem, Problem) and problem.shown:
         notes.append(f"the {problem.shown[0]} set contains records of the clients: results on it are {NOT_COVERED}")
     if isinstance(problem, Problem) and problem.perhaps_shown:

@@ -29,6 +29,7 @@ def settings_used(
     engine: str,
     checkpoint_seconds: float,
     witness: str | Path | None,
+    profiled: bool,
 ) -> dict[str, Any]:
     """Return all arguments and defaults of `train`, under the names of `normec train --settings`.
 
@@ -42,6 +43,7 @@ def settings_used(
         engine: The name of the engine that computes the gradients.
         checkpoint_seconds: The seconds between two checkpoints.
         witness: The file outside the folder that also counts the ledger's lines.
+        profiled: Whether some rounds are profiled.
 
     Returns:
         Plain values by name. Settings without a value, such as the batch size of full gradients, are left out.
@@ -70,6 +72,7 @@ def settings_used(
         "evaluate_every": plan.evaluate_every,
         "full_gradient": plan.full_gradient,
         "diagnostics": plan.diagnostics,
+        "profile": profiled,
         "device": str(problem.x0.device),
         "dtype": _dtype(problem.x0.dtype),
         "engine": engine,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+from torch.profiler import record_function
 
 Item = TypeVar("Item")
 PARTS = ("gradients", "update", "communication", "evaluation", "checkpoint", "total")
+SPAN = "normec: "  # how the names of spans in a trace begin
 
 
 class Stopwatch:
@@ -16,12 +19,18 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        self.spans = False  # whether parts have names in the trace of a profiler
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        with self.span(part):
+            yield
         self.seconds[part] += time.perf_counter() - start
+
+    def span(self, part: str) -> AbstractContextManager[Any]:
+        """Name a part of a round in the trace; does nothing while no profile is made."""
+        return record_function(SPAN + part) if self.spans else nullcontext()
 
     def each(self, part: str, items: Iterable[Item]) -> Iterator[Item]:
         """Yield the items, and count the time that it takes to get them as `part`."""

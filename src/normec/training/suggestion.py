@@ -15,14 +15,23 @@ there, and the noise moves x by up to ρD. The squared distance that is left, wi
     D = R / (1 + (wρ)²).
 
 R = r√d: each parameter moves by about r. The step size is D/T, divided by the largest norm of the server's direction.
+With normalised steps, r = 1 + 1/(1 + (ρ/0.05)²): a model that little noise disturbs can go further, and where classes
+are nearly separable, the best one is far away.
 
 **Normalised steps** (server_norm) have the length lr whatever the noise. With forgetting λ = κ/T, ĝ has noise of the
 norm ρ√(κ/2) relative to its signal, so the signal's part of a step is 1/√(1 + κρ²/2), and D is longer by this factor.
 
 **The memory.** ĝ contains noise of the norm βρ√(T/(λ(2−λ))), or with τ in place of β for Clip21. β is as large as this
-norm allows, because a memory that cannot grow as large as a gradient repairs no bias; memories grow to β/λ at most.
+norm allows, because a memory that cannot grow as large as a gradient repairs no bias; memories grow to M = β/λ at most.
+The noise in ĝ has the norm Mρ√(κ/2), so that it is smallest beside a memory of a given size if memories forget
+rarely; with κ below 2, they would not be full before the run ends. How much noise is right depends on the size of the
+gradients, which no public number tells. With little noise the norm is a compromise: clients that differ need large
+memories, and sparse inputs with a rare class, whose gradients are short, need little noise. With much noise memories
+hold little anyway, and follow the gradients better if they forget more often. So κ and the norm of the noise in ĝ go
+from one value to another as the share ρ²/(ρ² + 0.2²) goes from 0 to 1.
 
-r, w and the norm of the noise in ĝ are fitted to runs on digits, a9a, phishing, mushrooms, breast_cancer and wine.
+r, w, κ and the norm of the noise in ĝ are fitted to runs on digits, a9a, w8a, phishing, mushrooms, breast_cancer and
+wine.
 `python -m benchmarks.suggest` compares the result with tuned runs (docs/results/suggested-settings.md).
 """
 
@@ -44,12 +53,13 @@ if TYPE_CHECKING:
     from ..privacy.statement import Privacy
 
 ROUNDS = 200  # of a private run
-REACH_NORMALISED = 1.0  # r of a method whose steps are normalised
+REACH_NORMALISED = 1.0  # r of a method whose steps are normalised, with much noise; twice as much without noise
+LITTLE = 0.05  # ρ at which half of this difference is left
 REACH = 2.0  # r of the others: the mean of messages of norm 1 is shorter than 1, because clients disagree
 REACH_RECORDS = 4.0  # r where records are clipped one by one, whose mean is still shorter
 NOISE_WEIGHT = 2.0  # w
-FORGETTINGS = 10.0  # κ: the memories forget so many times during a run
-ESTIMATE_NOISE = 0.05  # the norm of the noise in ĝ
+FORGETTINGS = {"normec": (2.0, 10.0), "clip21": (10.0, 10.0)}  # κ, with little noise and with much
+ESTIMATE_NOISE = {"normec": (0.0067, 0.05), "clip21": (0.05, 0.05)}  # the norm of the noise in ĝ, likewise
 LONGEST_MEMORY = {"normec": 1.0, "clip21": 0.25}
 ALPHA = 0.01
 THRESHOLD = 0.1  # of DP-SGD with clipping; values from 0.03 to 0.3 gave similar results
@@ -139,7 +149,7 @@ class Suggestion:
         >>> from normec import Privacy, suggest
         >>> found = suggest(PublicFacts(clients=100, dimension=650), privacy=Privacy(epsilon=8, trust="secure-sum"))
         >>> found.method, found.values["rounds"], found.values["lr"]
-        ('normec', 200, 0.12)
+        ('normec', 200, 0.13)
         >>> print(found.chosen[0].reason)
         ε covers the whole run, and more rounds do not add noise to its result. 200 keep each step short.
     """
@@ -332,16 +342,27 @@ def distance(dimension: int, noise: float, reach: float, forgettings: float = 0.
     return length * math.sqrt(1 + forgettings * noise**2 / 2)
 
 
+def between(ends: tuple[float, float], noise: float) -> float:
+    """A constant of the rule that goes from the first value to the second as the noise ρ grows."""
+    share = noise**2 / (noise**2 + SMALL**2)
+    return (1 - share) * ends[0] + share * ends[1]
+
+
 def _settings(
     name: str, facts: PublicFacts, privacy: Privacy, noise: float, rounds: int, given: bool
 ) -> Iterator[SuggestedSetting]:
     """The settings of a private run, one by one."""
     yield SuggestedSetting("rounds", rounds, _rounds_reason(rounds, given))
-    direction, reach, forgettings = 1.0, REACH, 0.0  # the first is the largest norm of the server's direction
+    direction, reach, furthest, forgettings = (
+        1.0,
+        REACH,
+        REACH,
+        0.0,
+    )  # the first is the largest norm of the server's direction
     if name in LONGEST_MEMORY:
-        decay = _rounded(min(0.5, FORGETTINGS / rounds))
+        decay = _rounded(min(0.5, between(FORGETTINGS[name], noise) / rounds))
         spread = math.sqrt(rounds / (decay * (2 - decay)))  # of noise in ĝ, relative to that of β times a mean message
-        step = _rounded(min(LONGEST_MEMORY[name] * decay, ESTIMATE_NOISE / (noise * spread)))
+        step = _rounded(min(LONGEST_MEMORY[name] * decay, between(ESTIMATE_NOISE[name], noise) / (noise * spread)))
         yield SuggestedSetting(
             "decay",
             decay,
@@ -358,16 +379,17 @@ def _settings(
         yield SuggestedSetting("alpha", ALPHA, f"Messages are normalised as long as they are well above {ALPHA:g}.")
     if name == "normec":
         yield SuggestedSetting("server_norm", True, "A step has the length lr, whatever the size of the gradients.")
-        direction, reach, forgettings = 1.0, REACH_NORMALISED, decay * rounds
+        direction, reach, forgettings = 1.0, REACH_NORMALISED * (1 + 1 / (1 + (noise / LITTLE) ** 2)), decay * rounds
+        furthest = 2 * REACH_NORMALISED
     if name == "dpsgd-clip":
         bound = privacy.record_bound
         direction = THRESHOLD if bound is None else bound
         reason = "The noise scales with it, and so does a step: its exact value matters little."
         if bound is not None:
             reason = "Records are clipped already, so that their mean is never clipped."
-            reach = REACH_RECORDS
+            reach = furthest = REACH_RECORDS
         yield SuggestedSetting("tau", direction, reason)
-    length, free = (distance(facts.dimension, size, reach, forgettings) for size in (noise, 0.0))
+    length, free = distance(facts.dimension, noise, reach, forgettings), distance(facts.dimension, 0.0, furthest)
     reason = f"All steps together are {length:.2g} long, which suits a model of {facts.dimension} parameters."
     if length < 0.9 * free:
         reason = (

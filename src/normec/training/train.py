@@ -201,6 +201,7 @@ def train(
 def prepare(problem: Objective, method: Method | str, options: Options) -> TrainingLoop:
     """Validate the arguments of `train`, and return its loop before the first round."""
     _check_problem(problem)
+    _check_callbacks(options.callbacks)
     private = options.privacy is not None
     if private and not hasattr(options.privacy, "with_noise"):
         raise UsageError(f"privacy must be a normec.Privacy, such as Privacy(epsilon=8), got {options.privacy!r}")
@@ -229,6 +230,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     if not isinstance(initial_memory, str):
         initial_memory = torch.as_tensor(initial_memory)
     at_least(0, warmup=warmup)
+    if rounds is not None:
+        at_least(1, rounds=rounds)
     if rounds is not None and 0 < rounds <= warmup:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
@@ -297,6 +300,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
             "witness counts the lines of the ledger of a private run in a folder; give privacy and out as well, or "
             "leave witness out"
         )
+    if logging.profile and out is None:
+        raise UsageError("profile writes a trace to the folder of the run; give out as well, or leave profile out")
     _check_metric_names(problem)
     plan.participants(problem.clients, 0)  # refuses what cannot be drawn, before anything starts
     kept, extension = out is not None, None
@@ -319,7 +324,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     mechanism = None
     if privacy is not None:
         refuse_subclasses(plan)
-        notes = assumptions(problem, privacy, plan, counted, own_engine=not isinstance(compute.engine, str))
+        own_engine = not isinstance(compute.engine, str)
+        notes = assumptions(problem, privacy, plan, counted, own_engine, logging.profile)
         counted_by = Path(witness) if witness is not None else None
         mechanism = mechanism_of(problem, method, plan, privacy, notes, counted_by, extension)
         if extension is not None:
@@ -342,10 +348,22 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     watching = options.callbacks if communicator.rank == 0 else ()
     seconds = options.storage.checkpoint_seconds
     loop = TrainingLoop(
-        problem, method, plan, compute.engine, storage, seconds, watching, mechanism, communicator, kept
+        problem,
+        method,
+        plan,
+        compute.engine,
+        storage,
+        seconds,
+        watching,
+        mechanism,
+        communicator,
+        kept,
+        logging.profile,
     )
     if communicator.rank == 0:
-        storage.settings = settings_used(problem, method, plan, privacy, loop.engine.name, seconds, witness)
+        storage.settings = settings_used(
+            problem, method, plan, privacy, loop.engine.name, seconds, witness, logging.profile
+        )
     return loop
 
 
@@ -373,6 +391,14 @@ def _check_problem(problem: Any) -> None:
             f"the first argument must be a normec.Problem, got {type(problem).__name__}; "
             "call train(problem, method, ...)"
         )
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    held = callbacks if isinstance(callbacks, list | tuple) else [None]
+    for one in held:
+        if not isinstance(one, Callback):
+            got = type(callbacks if held == [None] else one).__name__
+            raise UsageError(f"callbacks must be a list of objects of normec.Callback, got {got}")
 
 
 def _check_metric_names(problem: Objective) -> None:
@@ -490,6 +516,8 @@ def _participation(given: Participation | None, privacy: Privacy | None) -> Part
     claimed = Poisson(privacy.sampling) if privacy is not None and privacy.sampling is not None else None
     if claimed is not None and given is not None and given != claimed:
         raise UsageError(f"privacy claims clients sampled by {claimed}, but participation is {given}; give one of them")
+    if given is not None and not hasattr(given, "draw"):
+        raise UsageError(f"participation must be normec.Poisson(rate) or normec.FixedSize(count), got {given!r}")
     return claimed or given or Everyone()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 from benchmarks.privacy.tuning import TuningBudget
 from benchmarks.suggest import check
 from benchmarks.suggest.commands import PAGE, RECORDS
-from benchmarks.suggest.conditions import CONDITIONS, Condition
+from benchmarks.suggest.conditions import BUDGET, CONDITIONS, Condition
 from benchmarks.suggest.page import page, table
 from normec.experiments.suggestions import suggested
 from normec.settings import make
 
 EMBEDDED = ("digits", "breast_cancer", "wine", "heart-disease")
-SMALL = TuningBudget(4, (0,), (2, 3, 4), rounds=(100,))
+SMALL = TuningBudget(4, (0,), BUDGET.test_seeds, rounds=(100,))
 
 
 def record(tuned: float, found: float, usual: float, spread: float = 0.1) -> dict[str, Any]:
@@ -67,6 +68,11 @@ def test_a_suggestion_is_close_to_a_small_search(data: str, tmp_path: Path, monk
     lines: list[str] = []
     check.run([condition.key], tmp_path / "records.jsonl", lines.append)
     (found,) = check.read(tmp_path / "records.jsonl")
-    assert len(found["suggested"]) == len(found["usual"]) == len(found["tuned"]) == 3
+    assert len(found["suggested"]) == len(found["usual"]) == len(found["tuned"]) == 5
     assert check.misses(found) == []
     assert lines[0].startswith("small/NormEC, forgetting: ")
+    older = {**found, "suggested": [0.0, 0.0, 0.0], "suggested_settings": {}, "tuned": [1.0, 2.0, 3.0]}
+    (tmp_path / "records.jsonl").write_text(json.dumps(older) + "\n")
+    check.run([condition.key], tmp_path / "records.jsonl", lines.append, again=True)
+    (again,) = check.read(tmp_path / "records.jsonl")
+    assert again == {**found, "tuned": [1.0, 2.0, 3.0]}  # the tuned settings were not trained again

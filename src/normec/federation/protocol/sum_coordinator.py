@@ -29,7 +29,8 @@ from torch import Tensor
 
 from ...algorithms.method import Method
 from ...errors import BudgetSpent, UsageError
-from ...privacy.secure_sum import SumGrid, honest_parties
+from ...privacy.grid_account import honest_parties
+from ...privacy.secure_sum import SumGrid
 from ...privacy.statement import Privacy
 from ...sampling.participation import Everyone
 from ...training.run import Plan

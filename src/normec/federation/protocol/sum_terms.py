@@ -22,9 +22,10 @@ import numpy as np
 from ...algorithms.method import Method
 from ...errors import UsageError
 from ...privacy.facts import FULL, Sampling, Setting
+from ...privacy.grid_account import honest_parties
 from ...privacy.release import Release
 from ...privacy.rules import release
-from ...privacy.secure_sum import SumGrid, honest_parties
+from ...privacy.secure_sum import SumGrid
 from ...privacy.statement import Privacy
 from ..secure_sum.refusals import Refused
 from ..secure_sum.roster import Roster

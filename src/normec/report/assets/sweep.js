@@ -16,13 +16,15 @@
 
   const better = (a, b) => (metric().better === "max" ? a > b : a < b);
 
-  // The cells that lie under a place of the map; where several do, the best stands for them.
+  // The cells that lie under a place of the map; where several do, the sweep's best or else the best shown stands for them.
   function chosen(x, y, xValue, yValue) {
     const fixed = [...byId("map-rest").querySelectorAll("select")].filter((one) => one.value !== "");
     const under = sweep.cells.filter((cell) =>
       name(cell.settings[x]) === name(xValue)
       && (y === null || name(cell.settings[y]) === name(yValue))
       && fixed.every((one) => name(cell.settings[one.dataset.setting]) === one.value));
+    const won = under.find((cell) => cell.best);
+    if (won) return won;
     const known = under.filter((cell) => cell.values[metric().column]);
     const score = (cell) => cell.values[metric().column][0];
     if (known.length) return known.reduce((a, b) => (better(score(b), score(a)) ? b : a));
@@ -68,12 +70,11 @@
       const ticks = [...new Set([low, (low + high) / 2, high])];
       Object.assign(trace.colorbar, { tickvals: ticks, ticktext: ticks.map((one) => text(10 ** one, false)) });
     }
-    const top = metric().better === "max" ? high : low;
     const [annotations, shapes] = [[], []];
     rows.forEach((row, i) => row.forEach((cell, j) => {
       if (!cell) return;
       const bare = z[i][j] === null; // no value, no colour; its word stands there all the same
-      const winner = !bare && z[i][j] === top;
+      const winner = cell.best; // by the criterion of the sweep, whatever is shown
       const ink = bare ? Charts.variable("--quiet") : (z[i][j] - low) / (high - low || 1) > 0.48 ? "#000000" : "#ffffff";
       const shown = inCell(cell, false) || "–";
       annotations.push({ x: j, y: i, text: winner ? `<b>${shown}</b>` : shown, font: { color: ink, size: 13 }, showarrow: false });
