@@ -19,9 +19,21 @@ httpx = pytest.importorskip("httpx")
 uvicorn = pytest.importorskip("uvicorn")
 
 from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
-from flwr.proto.fleet_pb2 import PushMessagesRequest  # noqa: E402
+from flwr.proto.fleet_pb2 import (  # noqa: E402
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    UnregisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest  # noqa: E402
+from flwr.proto.message_pb2 import (  # noqa: E402
+    ConfirmMessageReceivedRequest,
+    Metadata,
+    ObjectTree,
+    PullObjectRequest,
+    PushObjectRequest,
+)
 from flwr.proto.message_pb2 import Message as ProtoMessage  # noqa: E402
-from flwr.proto.message_pb2 import Metadata, ObjectTree  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType  # noqa: E402
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # noqa: E402
@@ -329,6 +341,43 @@ def test_a_party_answers_nothing_in_the_name_of_others(superlink: SuperLink) -> 
     assert superlink.state.num_message_res() == 0
     deliver(party, answer(found, vector(1)))
     assert [arrival.sender for arrival in server.receive([sent])] == [node]
+
+
+def signed_headers(client: Any) -> dict[str, str]:
+    """The headers of a request that a party has signed, which cover its time alone."""
+    kept: list[Any] = []
+    send = client._client.send
+    client._client.send = kept.append
+    try:
+        with pytest.raises(AttributeError):  # there is no response
+            _call(client, access_control.PARTY + "receive", [b"1", b"p" * 16, b""])
+    finally:
+        client._client.send = send
+    return {name: value for name, value in kept[0].headers.items() if name not in ("content-length", "host")}
+
+
+@pytest.mark.parametrize("host", ["", "x/v1/runtime/{}?", "x/v1/control/unregister-node?"])
+def test_a_party_calls_nothing_of_flower_in_the_name_of_others(superlink: SuperLink, host: str) -> None:
+    """A host with a path in it must not make Flower check another address than the one that it answers."""
+    (node, _, _), (_, _, client) = superlink.party(), superlink.party()
+    other = Node(node_id=node)
+    calls = {
+        "pull-messages": PullMessagesRequest(node=other),
+        "push-messages": PushMessagesRequest(node=other),
+        "deactivate-node": DeactivateNodeRequest(node_id=node),
+        "unregister-node": UnregisterNodeFleetRequest(node_id=node),
+        "send-node-heartbeat": SendNodeHeartbeatRequest(node=other, heartbeat_interval=1),
+        "pull-object": PullObjectRequest(node=other, run_id=superlink.run, object_id="0" * 64),
+        "push-object": PushObjectRequest(node=other, run_id=superlink.run, object_id="0" * 64, object_content=b"x"),
+        "confirm-message-received": ConfirmMessageReceivedRequest(node=other, run_id=superlink.run),
+    }
+    headers = {**signed_headers(client), "content-type": "application/protobuf"}
+    for call, message in calls.items():
+        named = headers | ({"host": host.format(call)} if host else {})
+        url = f"http://{superlink.address}{access_control.FLEET}{call}"
+        response = httpx.post(url, headers=named, content=message.SerializeToString(), trust_env=False)
+        assert response.status_code in (401, 403), (call, response.text)
+    assert superlink.state.get_node_info(node_ids=[node])[0].status == "online"
 
 
 def test_a_party_does_not_make_the_server_receive_half_of_anothers_answer(superlink: SuperLink) -> None:

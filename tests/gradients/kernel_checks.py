@@ -7,6 +7,7 @@ The interpreter multiplies no matrices of bfloat16: those checks are for a GPU.
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -151,9 +152,20 @@ def check_shared_pass(device: str) -> None:
             near(found.buffers[key].cpu(), rows, 1e-5, (name, key))
 
 
+def check_long_rows(_: str) -> None:
+    """At most 256 squares of a row are added up one after another, however long it is and however many there are."""
+    from normec.kernels.update import splits_of
+
+    for clients in (1, 7, 1000, 100_000):
+        for numbers in (1, 4096, 10**6, 2**26, 2**26 + 1, 2**28, 2**31):
+            splits = splits_of(clients, numbers, 4096)
+            assert math.ceil(numbers / splits / 4096) <= 256, (clients, numbers, splits)
+
+
 CHECKS: tuple[Callable[[str], None], ...] = (
     check_convolution,
     check_update,
+    check_long_rows,
     check_rounding,
     check_shared_pass,
     *image_checks.CHECKS,

