@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 
 from normec import DPSGD, Clip, NormEC, Privacy
 from normec.errors import UsageError
+from normec.federation.flower.mailbox import Incoming
+from normec.federation.flower.presence import Timeouts
+from normec.federation.flower.roster import OnlineParty
+from normec.federation.flower.sum_loop import run_sums
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.departure import leave
@@ -416,6 +421,52 @@ def test_a_party_that_is_accused_falsely_takes_part_again(tmp_path: Path) -> Non
             summed.append(server.summed)
     assert summed[0] == 3
     assert summed[-1] == 4
+    federation.close()
+
+
+class Play:
+    """The mailbox, the roster and the clock of a server whose parties answer at once, while they are online."""
+
+    def __init__(self, federation: SummingHospitals) -> None:
+        self.federation, self.now, self.answers = federation, 0.0, deque[Incoming]()
+        self.gone: set[str] = set()
+
+    def online(self) -> dict[str, OnlineParty]:
+        return {node: OnlineParty(i, "0") for i, node in enumerate(NODES) if node not in self.gone}
+
+    def name(self, number: int) -> str:
+        return NODES[number]
+
+    def post(self, due: dict[int, SumRequest], ttl: float) -> None:  # noqa: ARG002
+        server = self.federation.server
+        for number, request in due.items():
+            node = NODES[number]
+            if node == "a" and server.stage == "vectors" and server.round == 0:
+                continue
+            fields = to_fields(self.federation.parties[node].answer(to_fields(request)))
+            self.answers.append(Incoming(number, request.round, accusing(fields, 0) if node == "d" else fields))
+
+    def next(self, seconds: float) -> Incoming | None:
+        if self.answers:
+            return self.answers.popleft()
+        self.now += max(seconds, 0.1)
+        return None
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def say(self, line: str) -> None:
+        if line.startswith("round 0: a sum of 3"):
+            self.gone.add("b")
+
+
+def test_a_party_that_is_left_out_is_asked_when_too_few_others_are_online(tmp_path: Path) -> None:
+    """After a false accusation of party a, party b disappears: the run needs a, and goes on with it."""
+    federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 3, CLIENT)
+    play: Any = Play(federation)
+    run_sums(federation.server, play, play, Timeouts(60.0, 600.0), play.say, lambda: play.now)
+    assert play.gone == {"b"}
+    assert federation.server.round == 3
     federation.close()
 
 

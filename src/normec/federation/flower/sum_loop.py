@@ -162,6 +162,8 @@ class _Sums(Correspondence):
                 limits += 1
                 if coordinator.stage == "reveals" and limits >= OPENINGS:
                     coordinator.repeat_round()
+                if coordinator.stage == "keys":
+                    coordinator.invite_everyone()
                 self._asked.clear()
                 deadline, again = now + self._timeouts.round, True
 

@@ -295,6 +295,10 @@ class SumCoordinator(FederatedRun):
         self.journal.note("given up", round=self.round, stage=self.stage, left=self.left)
         self._start()
 
+    def invite_everyone(self) -> None:
+        """Ask the parties too that are left out since a sum could not be opened without them: too few others answer."""
+        self.server.invite_everyone()
+
     @writes
     def fault(self, node: str, why: str) -> Outcome:
         """Note that `node` sent something that cannot be read as a message."""

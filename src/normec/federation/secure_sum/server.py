@@ -264,6 +264,10 @@ class Server:
         others = {party for party in everyone if self._left_out.get(party, 0) <= self._newest}
         return others if len(others) >= self._terms.minimum else everyone
 
+    def invite_everyone(self) -> None:
+        """Ask those for keys too that are left out, because too few of the others answer."""
+        self._left_out = {}
+
     @property
     def addressees(self) -> list[int]:
         """The parties to which `request` has something to send in this stage."""
