@@ -80,6 +80,7 @@ def test_what_a_class_defines_is_what_runs(
         np.testing.assert_allclose(remembered(run).numpy(), kept, rtol=0, atol=1e-10)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ALL)
 def test_states_are_checkpointed(name: str, tmp_path: Path) -> None:
     class Stop(normec.Callback):

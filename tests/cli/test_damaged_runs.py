@@ -104,6 +104,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return said.err
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("damage", SPENT.values(), ids=SPENT.keys())
 def test_an_epsilon_that_its_ledger_does_not_bear_out_is_not_shown(
     copied: Path, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]

@@ -60,6 +60,7 @@ def test_the_table_has_every_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["command"] in text
 
 
+@pytest.mark.slow
 def test_a_file_of_settings(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('data = "digits"\nclients = 40\nepsilon = 2.0\n')
     found = json.loads(normec("suggest", "run.toml", "--json", cwd=tmp_path).stdout)

@@ -116,6 +116,7 @@ def test_a_frozen_layer_is_part_of_where_a_training_begins() -> None:
     assert not torch.isclose(*noise).any()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_optimizers_that_go_on_from_one_state_share_their_account_and_no_noise(seed: int | None) -> None:
     """Four releases of round 0 in one process, by three optimizers and one that is rolled back."""

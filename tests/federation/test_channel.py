@@ -399,6 +399,7 @@ def test_a_party_does_not_make_the_server_receive_half_of_anothers_answer(superl
     assert len(arrival.contents) == len(parts)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "parts",
     [

@@ -56,6 +56,7 @@ def test_any_sequence_of_faults(name: str, actions: list[tuple[Any, ...]]) -> No
         federation.server.close()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["noisy memory", "central"])
 def test_a_party_that_dies_at_every_write_of_a_round(name: str, tmp_path: Path) -> None:
     federation = settled(tmp_path, name)

@@ -146,6 +146,7 @@ def test_a_record_that_fails_leaves_the_bits_of_the_others() -> None:
     assert torch.equal(*sums)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("scale", [1.0, 1e6, 1e30])
 @pytest.mark.parametrize("count", [2, 9, 17])
 def test_the_other_records_are_rounded_alike_at_any_point(count: int, scale: float) -> None:

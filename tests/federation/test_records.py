@@ -170,6 +170,7 @@ def test_noise_and_epsilon_are_those_of_one_process(method: Method, privacy: Pri
     assert found.statement.startswith("Protected: each record of each client")
 
 
+@pytest.mark.slow
 def test_several_runs_add_up_in_both_accounts(tmp_path: Path) -> None:
     """A run for records, one for clients and one for records again: each message is charged to both accounts."""
     policy = POLICY.model_copy(update={"units": ["client", "record"]})

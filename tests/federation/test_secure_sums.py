@@ -86,6 +86,7 @@ def test_weighted_messages_of_clipped_records(hospitals: Build) -> None:
 # ---- ε -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("method", "privacy", "weights"),
     [

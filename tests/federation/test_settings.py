@@ -150,6 +150,7 @@ def test_other_commands_do_not_load_flower() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=LIMIT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_without_flower_the_command_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['flwr'] = None; from normec.cli.app import run; sys.exit(run(['federation', 'local']))"

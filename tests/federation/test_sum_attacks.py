@@ -361,6 +361,7 @@ def with_useless_shares(fields: Any) -> Any:
     return to_fields(dataclasses.replace(reply, content=octets(encode(tuple(parts)))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent_in", ["vectors", "reveals"])
 @pytest.mark.parametrize("decrypts", [True, False])
 def test_a_party_that_deals_useless_shares_costs_the_others_one_attempt(
@@ -568,6 +569,7 @@ def test_a_party_that_left_a_run_answers_none_of_its_exchanges(federation: Summi
     assert paid(federation) == [0] * len(NODES)
 
 
+@pytest.mark.slow
 def test_a_memory_of_sums_is_never_used_for_single_messages(tmp_path: Path) -> None:
     """The server asks for single messages under the name of a run with secure sums, before and after its rounds."""
     method, sizes = NormEC(0.5, 0.4), [40.0] * len(NODES)

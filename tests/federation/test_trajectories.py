@@ -90,6 +90,7 @@ def test_a_small_cnn_on_batches(name: str, tmp_path: Path) -> None:
     compared(tmp_path, METHODS[name], convolution, batch_size=8, rounds=7)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("name", "local"),
     [

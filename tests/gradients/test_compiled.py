@@ -60,6 +60,7 @@ class Dice(nn.Module):
         return found
 
 
+@pytest.mark.slow
 def test_what_differs_is_done_by_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     run = train(
         of(Dice()),

@@ -92,6 +92,7 @@ def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: P
     close(run(after, NormEC(0.1, 0.3), out=tmp_path / "run", **options), run("loop", NormEC(0.1, 0.3), **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [("linear", "shared"), ("batched", "linear"), ("linear", "loop")])
 def test_so_it_does_with_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
     from normec.experiments import build

@@ -70,6 +70,7 @@ def test_every_record_s_share_is_clipped() -> None:
     torch.testing.assert_close(block.grads[2], total / len(inputs))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("method", [NormEC(0.01, 0.1), DPSGD(Clip(0.2))], ids=["normec", "dpsgd"])
 def test_the_same_run(method: object) -> None:
     of = problem("softmax, uneven clients, penalty")

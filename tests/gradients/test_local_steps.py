@@ -87,6 +87,7 @@ def test_updates_are_those_of_steps_by_hand(name: str, engine: str, records: str
     assert made.name == engine
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("name", "engine"), [("mlp", "batched"), ("augmented pixels", "batched"), ("softmax", "linear")]
 )
@@ -105,6 +106,7 @@ def test_epochs_give_every_client_as_many_steps_as_it_has_batches(name: str, eng
     assert made.name == engine
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("local", [{"momentum": 0.8}, {"optimizer": "adam"}], ids=["momentum", "adam"])
 @pytest.mark.parametrize(("name", "engine"), [("mlp", "batched"), ("softmax", "linear")])
 def test_local_optimizers_are_the_loop_s(name: str, engine: str, local: dict[str, Any]) -> None:

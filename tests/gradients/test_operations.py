@@ -42,6 +42,7 @@ def compare(of: Problem) -> None:
     assert apart(everything(shared, of, 6, full=True), everything(loop, of, 6, full=True)) < CLOSE
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_gradients_are_the_loop_s(name: str) -> None:
     compare(problem(STRUCTURES[name]))
@@ -144,6 +145,7 @@ def hugging_face(kind: str) -> nn.Module:
     return Text(model)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "gpt2 with adapters"])
 def test_models_of_transformers_take_the_shared_pass(kind: str) -> None:
     model = hugging_face(kind)

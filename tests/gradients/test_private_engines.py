@@ -235,6 +235,7 @@ def outlying(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets[:, None]).square().mean()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("engine", ["auto", "shared", "batched"])
 @pytest.mark.parametrize(("model", "fast"), [(Limited, False), (LimitedByOperator, False), (LimitedByRule, True)])
 def test_a_vmap_rule_of_the_users_own_does_not_see_several_clients(
@@ -325,6 +326,7 @@ class Indirect(Head):
         return super().forward(x).square() + y
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("engine", ["shared", "batched"])
 @pytest.mark.parametrize("way", ["function", "backward", "hook", "callable", "saved", "mode", "tensor"])
 def test_no_indirect_code_of_the_user_sees_several_clients(way: str, engine: str) -> None:

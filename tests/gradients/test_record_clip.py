@@ -62,6 +62,7 @@ def logistic_gradient(x: np.ndarray[Any, Any], a: np.ndarray[Any, Any], y: int) 
     return a * (1 / (1 + math.exp(-float(a @ x))) - y)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("clip", CLIPS, ids=NAMES)
 @pytest.mark.parametrize("engine", ["loop", "linear"])
 @pytest.mark.parametrize("kind", ["softmax", "logistic"])
@@ -85,6 +86,7 @@ def test_engines_add_up_bounded_records(kind: str, engine: str, clip: RecordClip
         np.testing.assert_allclose(grads[client], sum(shares) / len(shares), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_auto_needs_the_noise_of_a_clip_of_one() -> None:
     torch.manual_seed(1)
     clients = [TensorDataset(torch.randn(9 + i, 4), torch.randint(0, 3, (9 + i,))) for i in range(3)]

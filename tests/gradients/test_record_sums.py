@@ -87,6 +87,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("name", "clip", "kind"), RUNS)
 def test_sums_are_those_of_records_that_are_clipped_one_by_one(
     name: str, clip: str, kind: str, monkeypatch: pytest.MonkeyPatch

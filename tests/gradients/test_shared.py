@@ -34,6 +34,7 @@ def test_all_is_the_loop_s_on_batches(name: str) -> None:
     assert apart(everything(shared, of, 6, full=True), everything(loop, of, 6, full=True)) < CLOSE
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", CASES)
 def test_all_is_the_loop_s_on_full_gradients_in_small_blocks(name: str) -> None:
     of = problem(name)

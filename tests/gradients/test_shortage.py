@@ -40,6 +40,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     return asked
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("most", [1, 2])
 def test_blocks_shrink_until_they_fit(

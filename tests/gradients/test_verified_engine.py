@@ -214,6 +214,7 @@ def listening(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "normec")
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_shared_pass_is_right_or_gives_way_with_one_line(name: str, caplog: pytest.LogCaptureFixture) -> None:
     run, reason = trained(made(name), "shared"), MODELS[name][1]

@@ -74,6 +74,7 @@ def epsilon_by_tilting(z: float, rate: float, rounds: int, delta: float, h: floa
     return high_eps
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-12, 1e-14])
 @pytest.mark.parametrize(("z", "rate"), [(1.0, 0.1), (5.0, 0.01), (0.3, 0.5)])
 def test_one_round_against_exact_arithmetic(z: float, rate: float, delta: float) -> None:

@@ -30,6 +30,7 @@ def test_bound_as_stated_and_as_corrected(tmp_path: Path) -> None:
     assert clean["paper"] == clean["corrected"] == pytest.approx(base)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

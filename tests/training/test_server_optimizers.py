@@ -202,6 +202,7 @@ SUMS: dict[str, tuple[Any, Privacy, Participation, tuple[float, float]]] = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("case", SUMS)
 def test_adambc_subtracts_the_variance_of_the_noise_that_was_added(case: str) -> None:
     """Server steps by hand from the sums that were released, with variances by the recursion s² ← κ² s² + β² ν²."""
