@@ -45,7 +45,10 @@ MISTAKES = [
     (["train", "--no-privacy", "--epsilon", "3"], "epsilon is for private runs"),
     (["train", "--set", "initial_memory=gradient"], "a release of its own"),
     (["train", "--set", "memory=noisy"], "re-sends each client's noise"),
-    (["train", "--unit", "record", "--set", "batch_rate=0.5"], "a clean memory remembers records"),
+    (
+        ["train", "--unit", "record", "--method", "normec", "--set", "batch_rate=0.5"],
+        "a clean memory remembers records",
+    ),
     (["train", "--no-privacy", "--trust", "local"], "trust is for private runs"),
     (["train", "--rounds", "3", "--set", "warmup=3"], "warmup must be below the 3 rounds"),
     (["privacy", "epsilon", "--sigma", "-1", "--releases", "3"], "sigma must be > 0"),

@@ -33,7 +33,17 @@ def test_the_data_set_decides_what_is_not_given() -> None:
     assert (given.method, given.lr, given.weights, given.split) == ("normec", 0.7, "equal", "iid")
     assert make({"data": "heart-disease", "split": "iid", "clients": 9}).weights is None
     assert make({"data": "heart-disease", "private": False}).public_sizes is False
-    assert usual_settings({"data": "a9a", "unit": "record"}) == {}
+    assert usual_settings({"data": "a9a", "method": "normec", "unit": "record"}) == {}
+
+
+def test_records_are_protected_by_the_method_that_needs_the_least_noise() -> None:
+    """Clipping at one bounds nothing more, because every record's gradient is normalised."""
+    config = make({"data": "digits", "unit": "record"})
+    assert (config.method, config.tau, config.lr, config.record_clip_used) == ("dpsgd-clip", 1.0, 2.0, "auto")
+    assert make({"data": "digits", "unit": "record", "private": False, "method": "gd"}).method == "gd"
+    for more in ({"record_clip": 0.1}, {"batch_size": 8}):
+        other = make({"data": "digits", "unit": "record", **more})
+        assert (other.method, other.tau, other.lr) == ("dpsgd-clip", None, None)
 
 
 def test_the_hospitals_are_the_clients() -> None:

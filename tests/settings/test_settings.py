@@ -114,8 +114,8 @@ def test_every_setting_is_described() -> None:
         ({"method": "clip21", "lr": 0.1, "private": False}, "f8b8a185"),
         ({"trust": "local"}, "586bd212"),
         ({"trust": "local", "memory": "noisy"}, "73e14a40"),
-        ({"unit": "record"}, "8af685ee"),
-        ({"unit": "record", "trust": "local", "memory": "clean", "record_clip": 1.0}, "7650187c"),
+        ({"unit": "record", "method": "normec"}, "8af685ee"),
+        ({"unit": "record", "method": "normec", "trust": "local", "memory": "clean", "record_clip": 1.0}, "7650187c"),
     ],
 )
 def test_runs_keep_their_names(settings: dict[str, Any], digest: str) -> None:

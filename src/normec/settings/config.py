@@ -98,7 +98,7 @@ class RunConfig(BaseModel):
 
     method: str = setting(
         "normec",
-        "Method: {values}, or FILE.py:CLASS for one of your own",
+        "Method (with unit = record: dpsgd-clip): {values}, or FILE.py:CLASS for one of your own",
         "method",
         flag=True,
         federated=True,
