@@ -114,7 +114,7 @@ def test_without_extras_it_trains_saves_and_resumes(python: Path, wheel: Path, t
     (tmp_path / "learn.py").write_text(TRAIN)
     assert call([python, "learn.py", "20"], tmp_path).split() == ["20", "[]"]
     assert call([python, "learn.py", "20"], tmp_path).split() == ["20", "[]"]  # it is finished and only read
-    refused = call([python, "-m", "normec", "train"], tmp_path, returns=1)
+    refused = call([python, "-m", "normec", "train"], tmp_path, returns=2)
     assert "pip install 'normec[all]'" in refused
     assert "Traceback" not in refused
 

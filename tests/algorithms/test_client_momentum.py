@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import normec
 from normec import EF21, EF21SGDM, Clip21, Clip21SGD2M, FixedSize, Method, MomentumNormEC, NormEC, Privacy, TopK, train
@@ -153,7 +154,7 @@ def test_its_account_is_that_of_its_bound(name: str) -> None:
 
 def records() -> Any:
     f = data()
-    clients = [(torch.from_numpy(f.a[i]), (torch.from_numpy(f.y[i]) > 0).double()) for i in range(N)]
+    clients = [TensorDataset(torch.from_numpy(f.a[i]), (torch.from_numpy(f.y[i]) > 0).double()) for i in range(N)]
     model = torch.nn.Sequential(torch.nn.Linear(D, 1, dtype=torch.float64), torch.nn.Flatten(0))
     return normec.Problem(model, torch.nn.BCEWithLogitsLoss(), clients)
 
