@@ -190,7 +190,7 @@ MISTAKES = [
     (["sweep", "good.toml", "--out", "/proc/sweep"], "cannot write to /proc/sweep"),
     (["sweep", "good.toml", "--out", "good.toml"], "good.toml is a file; a sweep needs a folder"),
     (["sweep", "good.toml", "--set", "device=toaster"], "no device 'toaster'"),
-    (["results", "missing"], "there is no missing"),
+    (["results", "missing"], "there is no folder missing"),
     (["results", "."], "there are no runs in"),
     (["results", "good.toml"], "good.toml is a file"),
     (["results", ".", "--format", "xlsx"], "unknown format 'xlsx'"),

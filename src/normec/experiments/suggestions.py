@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..settings.config import SETTINGS, RunConfig
-from ..settings.data_defaults import usual_settings
+from ..settings.data_defaults import settings_of_data
 from ..settings.declaration import text_of
 from ..training.suggestion import SuggestedSetting, Suggestion, suggest
 from . import build, methods
@@ -34,7 +34,7 @@ def suggested(config: RunConfig) -> Suggestion:
     for name in NOT_GIVEN:
         if given.get(name) is not None:
             raise UsageError(f"a suggestion is for runs without {name}; leave it out")
-    usual = usual_settings(given)
+    usual = settings_of_data(given)
     named = "method" in given or "method" in usual
     found = suggest(
         build.problem(config),

@@ -33,28 +33,45 @@ def usual_settings(given: Settings) -> dict[str, Any]:
         given: The settings that are given.
 
     Example:
-        >>> usual_settings({"data": "heart-disease", "private": False})
-        {'split': 'centre', 'weights': 'records'}
         >>> usual_settings({"data": "digits"})
         {}
         >>> usual_settings({"data": "digits", "unit": "record"})
         {'method': 'dpsgd-clip', 'tau': 1.0, 'lr': 2.0}
     """
-    usual: dict[str, Any] = {}
-    private, by_record = given.get("private", True), given.get("unit") == "record"
-    if private and by_record:
-        usual["method"] = "dpsgd-clip"
-        method = given.get("method", "dpsgd-clip")
-        if given.get("data") == "heart-disease":
-            usual |= _HEART_DISEASE.get(method, {})
-        elif method == "dpsgd-clip" and given.get("record_clip", "auto") == "auto":
-            usual |= (
-                {} if any(given.get(name) is not None for name in _WITHOUT_RECORD_CLIP) else {"tau": 1.0, "lr": 2.0}
-            )
-    if given.get("data") == "heart-disease":
-        usual["split"] = "centre"
-        if given.get("split", "centre") == "centre":
-            usual["weights"] = "records"
-        if private and "weights" in usual:
-            usual["public_sizes"] = True  # the numbers of patients are published
+    of_data = settings_of_data(given)
+    if of_data or not _protects_records(given):
+        return of_data
+    usual: dict[str, Any] = {"method": "dpsgd-clip"}
+    clipped = given.get("record_clip", "auto") == "auto" and all(
+        given.get(name) is None for name in _WITHOUT_RECORD_CLIP
+    )
+    if given.get("method", "dpsgd-clip") == "dpsgd-clip" and clipped:
+        usual |= {"tau": 1.0, "lr": 2.0}
     return {name: value for name, value in usual.items() if name not in given}
+
+
+def settings_of_data(given: Settings) -> dict[str, Any]:
+    """Return the values of settings that are not given, as far as the data set decides them.
+
+    Args:
+        given: The settings that are given.
+
+    Example:
+        >>> settings_of_data({"data": "heart-disease", "private": False})
+        {'split': 'centre', 'weights': 'records'}
+    """
+    if given.get("data") != "heart-disease":
+        return {}
+    usual: dict[str, Any] = {"split": "centre"}
+    if given.get("split", "centre") == "centre":
+        usual["weights"] = "records"
+    if given.get("private", True) and "weights" in usual:
+        usual["public_sizes"] = True  # the numbers of patients are published
+    if _protects_records(given):
+        usual["method"] = "dpsgd-clip"
+        usual |= _HEART_DISEASE.get(given.get("method", "dpsgd-clip"), {})
+    return {name: value for name, value in usual.items() if name not in given}
+
+
+def _protects_records(given: Settings) -> bool:
+    return bool(given.get("private", True)) and given.get("unit") == "record"

@@ -9,8 +9,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..algorithms.catalogue import is_own
-from ..data.entries import ENTRIES
-from ..data.table import is_table
 from ..errors import UsageError, nearest
 from ..system.files import read_toml
 from .assignments import format_assignments, parse_assignments
@@ -22,6 +20,9 @@ def load(path: str | Path | None = None, overrides: Mapping[str, Any] | None = N
     """Return the configuration in a TOML file with `overrides`; raises `UsageError` with one line."""
     settings: dict[str, Any] = {}
     if path is not None:
+        from ..data.entries import ENTRIES  # with torch, which completion in a shell does without
+        from ..data.table import is_table
+
         if is_table(str(path)):
             raise UsageError(f"{path} is a table and no file of settings; give it as --data {path} --target COLUMN")
         try:
