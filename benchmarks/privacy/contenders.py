@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Range = tuple[float, float]
+Roles = tuple[tuple[str, Range], ...]  # bounds of some roles
 Setting = dict[str, Any]
 Family = Literal["plain", "momentum", "local", "error feedback"]
 

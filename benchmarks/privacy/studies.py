@@ -15,7 +15,7 @@ from typing import Any
 
 from normec.errors import UsageError, one_of
 
-from .contenders import ALL, CONTENDERS, RECORD_CONTENDERS, Contender
+from .contenders import ALL, CONTENDERS, RECORD_CONTENDERS, Contender, Roles
 from .tuning import TuningBudget
 
 EPSILONS = (8.0, 4.0, 2.0, 1.0)
@@ -171,35 +171,35 @@ def _shakespeare(model: str, clients: int, shows: str, seconds: float, *notes: s
     )
 
 
-def _features(data: str, shown: str, published: float) -> Study:
-    """A study at record level beside Tramèr and Boneh's accuracy with the same features."""
+def _record_level(
+    name: str, shows: str, settings: Mapping[str, Any], roles: Roles, contenders: Iterable[str], published: float
+) -> Study:
+    """A study beside the accuracy of Tramèr and Boneh with the same features or network."""
     return Study(
-        f"{data}-records",
-        f"softmax regression on scattering features of {shown}, each record protected, a trusted server",
-        {"data": data, **_FEATURES, **_RECORDS},
-        TuningBudget(6, (0,), (2, 3, 4), rounds=(200, 400), roles=_LONG_STEPS),
+        name,
+        f"{shows}, each record protected, a trusted server",
+        {**settings, **_RECORDS},
+        TuningBudget(6, (0,), (2, 3, 4), rounds=(200, 400), roles=roles),
         epsilons=(3.0,),
         splits=("iid",),
-        contenders=tuple(RECORD_CONTENDERS),
-        notes=(f"Tramèr and Boneh (2021) report {published} % with a linear model on these features",),
+        contenders=tuple(contenders),
+        notes=(f"Tramèr and Boneh (2021) report {published} %",),
+        seconds_per_round=0.01 if "features" in settings else 0.1,
         published=published,
     )
+
+
+def _features(data: str, shown: str, published: float) -> Study:
+    shows = f"softmax regression on scattering features of {shown}"
+    settings = {"data": data, **_FEATURES}
+    return _record_level(f"{data}-records", shows, settings, _LONG_STEPS, RECORD_CONTENDERS, published)
 
 
 def _network(data: str, shown: str, model: str, published: float) -> Study:
-    """A study at record level beside Tramèr and Boneh's accuracy with the same network."""
-    return Study(
-        f"{data}-records-cnn",
-        f"the CNN of Tramèr and Boneh on {shown}, end to end, each record protected, a trusted server",
-        {"data": data, "model": f"benchmarks/privacy/tanh_cnns.py:{model}", "augment": False, **_RECORDS},
-        TuningBudget(6, (0,), (2, 3, 4), rounds=(200, 400), roles=_NETWORK_STEPS),
-        epsilons=(3.0,),
-        splits=("iid",),
-        contenders=("DP-GD, AUTO-S, momentum", "DP-GD, records clipped, momentum"),
-        notes=(f"Tramèr and Boneh (2021) report {published} % with this network",),
-        seconds_per_round=0.1,
-        published=published,
-    )
+    shows = f"the CNN of Tramèr and Boneh on {shown}, end to end"
+    settings = {"data": data, "model": f"benchmarks/privacy/tanh_cnns.py:{model}", "augment": False}
+    contenders = "DP-GD, AUTO-S, momentum", "DP-GD, records clipped, momentum"
+    return _record_level(f"{data}-records-cnn", shows, settings, _NETWORK_STEPS, contenders, published)
 
 
 def _linear(data: str, clients: int, budget: TuningBudget, model: str, seconds: float, *notes: str) -> Study:

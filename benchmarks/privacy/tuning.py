@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .contenders import ROLES, ROUNDS, Contender, Range, Setting
+from .contenders import ROLES, ROUNDS, Contender, Roles, Setting
 from .design import settings
 from .trial import DIAGNOSTICS, Measurement, Trial, measure
 
@@ -38,7 +38,7 @@ class TuningBudget:
     tuning_seeds: tuple[int, ...] = (0, 1)
     test_seeds: tuple[int, ...] = (2, 3, 4)
     rounds: tuple[int, ...] = ROUNDS
-    roles: tuple[tuple[str, Range], ...] = ()
+    roles: Roles = ()
     by: str = "accuracy"
 
     def bounds(self, contender: Contender) -> dict[str, Any]:

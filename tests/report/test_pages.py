@@ -16,7 +16,8 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import compare, resolve
-from normec.report import charts, comparison_page, document, formatting, guarantee, page, run_page
+from normec.privacy.display import shown_epsilon
+from normec.report import charts, comparison_page, document, guarantee, page, run_page
 from normec.report.html import data_block, e
 from normec.report.run_view import being_written, read_run
 from normec.settings import load
@@ -232,8 +233,8 @@ def test_the_plain_words_are_within_the_guarantee(library: Path) -> None:
     [(7.999999999999986, "8"), (8.00000000000001, "8"), (1.23401, "1.235"), (0.031249, "0.03125"), (1234.1, "1235")],
 )
 def test_epsilon_is_never_said_to_be_smaller(value: float, shown: str) -> None:
-    assert formatting.epsilon(value) == shown
-    assert float(formatting.epsilon(value)) >= value * (1 - 1e-9)
+    assert shown_epsilon(value) == shown
+    assert float(shown_epsilon(value)) >= value * (1 - 1e-9)
 
 
 # Several runs.

@@ -93,7 +93,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """One line a method."""
-    from ..report.formatting import epsilon
+    from ..privacy.display import shown_epsilon
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show
 
@@ -110,7 +110,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
             lines.append([row["method"], "", "all diverged"])
             continue
         values = [(number if key in numbers else percent)(row.get(key)) for key in shown]
-        spent = epsilon(row["epsilon"]) or "∞"
+        spent = shown_epsilon(row["epsilon"]) or "∞"
         lines.append([row["method"], spent, *values, number(row["bytes"] / 1e6), f"{row['seconds']:.1f}"])
     columns = ["method", ">ε", *({**numbers, **percents}[key] for key in shown), ">MB sent", ">s"]
     show(lines, columns)

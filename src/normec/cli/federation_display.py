@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..report.formatting import epsilon
+from ..privacy.display import shown_epsilon
 from ..storage.history import Row
 from .output import printable, show
 from .progress import Lines, ProgressDisplay, describe
@@ -45,7 +45,7 @@ def cells(status: PartyStatus) -> tuple[str, ...]:
     budget = "" if spent["budget"] is None else f"{spent['budget']:g}"
     protected = f"each {spent['unit']}, at δ = {spent['delta']:g}"
     sent = str(spent["releases"] + spent["without_noise"])
-    return status.name, status.presence, sent, epsilon(spent["epsilon"]), budget, protected
+    return status.name, status.presence, sent, shown_epsilon(spent["epsilon"]), budget, protected
 
 
 def show_parties(statuses: Sequence[PartyStatus]) -> None:

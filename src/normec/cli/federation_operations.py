@@ -80,7 +80,7 @@ def status(
 
 def _status_of_run(folder: Path, database: Path | None, as_json: bool) -> int:
     from ..federation.protocol.run_status import run_status
-    from ..report.formatting import epsilon
+    from ..privacy.display import shown_epsilon
     from .output import show
 
     found, online = run_status(folder), {}
@@ -99,12 +99,14 @@ def _status_of_run(folder: Path, database: Path | None, as_json: bool) -> int:
     for one in found.parties:
         seen = online.get(one.name)
         here = "" if database is None else "not registered" if seen is None else "online" if seen.online else "offline"
-        spent = "" if one.epsilon is None else epsilon(one.epsilon)
+        spent = "" if one.epsilon is None else shown_epsilon(one.epsilon)
         events = ", ".join(f"{name}: {count}" for name, count in one.events.items())
         last = _when(seen.last_seen) if seen is not None else ""
         rows.append((one.name, here, last, str(one.accepted), str(one.behind), spent, events))
     rounds = f" of {found.rounds}" if found.rounds is not None else ""
-    spent = "" if found.epsilon is None else f", ε = {epsilon(found.epsilon)} per {found.unit} at δ = {found.delta:g}"
+    spent = (
+        "" if found.epsilon is None else f", ε = {shown_epsilon(found.epsilon)} per {found.unit} at δ = {found.delta:g}"
+    )
     columns = ("party", "now", "last seen", ">messages", ">rounds behind", ">ε in this run", "events")
     show(rows, columns, title=f"{found.name}: {found.status}, round {found.round}{rounds}{spent}")
     if found.last_event is not None:
@@ -146,12 +148,13 @@ def restore(
     from ..federation.flower.party_file import load_party_file
     from ..federation.protocol.backup import restore as restored
     from ..federation.protocol.policy import load_policy
-    from ..report.formatting import epsilon
+    from ..privacy.display import shown_epsilon
 
     own = load_party_file(file)
     policy = load_policy(own.policy)
     found = restored(own.folder, policy, archive, charge_lost=charge_lost)
-    print(f"{own.folder} is restored, with {found.lines} lines of its ledger and ε = {epsilon(found.epsilon, 6)} spent")
+    spent = shown_epsilon(found.epsilon, 6)
+    print(f"{own.folder} is restored, with {found.lines} lines of its ledger and ε = {spent} spent")
     if found.charged:
         print("The whole budget counts as spent. The party refuses every request until its owner raises epsilon.")
     return 0
@@ -309,16 +312,16 @@ def _show_terms(found: SignedTerms) -> None:
 
 def show_spending(found: dict[str, Any]) -> None:
     """Print what a party has spent, as `spending` returns it."""
-    from ..report.formatting import epsilon
+    from ..privacy.display import shown_epsilon
     from .output import show
 
     budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
     limits = {"record": f" of {found['record_budget']:g}"} if found["record_budget"] is not None else {}
     rows = [
-        ("ε spent", f"{epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
+        ("ε spent", f"{shown_epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
         ("protected", f"{found['unit']}, {found['relation']}"),
         *(
-            (f"ε per {unit}", f"{epsilon(spent)}{limits.get(unit, '')}")
+            (f"ε per {unit}", f"{shown_epsilon(spent)}{limits.get(unit, '')}")
             for unit, spent in found["epsilons"].items()
             if unit != found["unit"]
         ),
@@ -336,7 +339,7 @@ def show_spending(found: dict[str, Any]) -> None:
             ("events.jsonl", "is full: later failures and refusals are not counted; move the file away to count again")
         )
     for run, part in found["runs"].items():
-        rows.append((f"run {run}", f"ε = {epsilon(part['epsilon'])}, {part['releases']} messages with noise"))
+        rows.append((f"run {run}", f"ε = {shown_epsilon(part['epsilon'])}, {part['releases']} messages with noise"))
     show(rows, title=found["ledger"])
     for run, when in found.get("left", {}).items():
         print(f"left run {run} on {when}")

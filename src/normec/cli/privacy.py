@@ -111,18 +111,17 @@ def table(
 ) -> None:
     """Show ε over rounds for several observers, as a table and a picture."""
     from ..experiments import epsilon_table
+    from ..privacy.display import shown_epsilon
 
     found = epsilon_table.build(sigma, releases, delta, clients, sampling_rate, bound)
     epsilon_table.draw(found, out)
     if as_json:
         print(json.dumps({"rounds": found.rounds, "epsilon": found.columns, "picture": str(out)}))
         return
-    from ..report import formatting
     from .output import show
 
     rows = [
-        [str(k), *(formatting.epsilon(values[i]) for values in found.columns.values())]
-        for i, k in enumerate(found.rounds)
+        [str(k), *(shown_epsilon(values[i]) for values in found.columns.values())] for i, k in enumerate(found.rounds)
     ]
     show(rows, (">rounds", *(f">{name}" for name in found.columns)), title=found.title)
     print(f"picture: {out}")
@@ -216,7 +215,7 @@ def _release(clients: int | None, releases: int, bound: float, **statement: Any)
     privacy = Privacy(**statement)
     if clients is None:
         if privacy.trust != "local":
-            print("for one client: the noise of several adds up; give their number by --clients", file=sys.stderr)
+            print("This is for one client; the noise of several clients adds up: give --clients.", file=sys.stderr)
         clients = 1
     sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
     return release(Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling))
@@ -226,9 +225,9 @@ def _answer(as_json: bool, composed: Release, **facts: float) -> None:
     if as_json:
         print(json.dumps({**facts, "notes": list(composed.notes)}))
         return
-    from ..report.formatting import epsilon as rounded_up  # with less noise than the smallest the target is not kept
+    from ..privacy.display import shown_epsilon  # with less noise than the smallest the target is not kept
 
-    spent, sigma = rounded_up(facts["epsilon"], 6), rounded_up(facts["sigma"], 6)
+    spent, sigma = shown_epsilon(facts["epsilon"], 6), shown_epsilon(facts["sigma"], 6)
     print(f"epsilon = {spent} at delta = {facts['delta']:g}, sigma = {sigma} per client")
     for note in composed.notes:
         if "not derived from a target" not in note:

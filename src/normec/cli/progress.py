@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ..report.formatting import epsilon
+from ..privacy.display import shown_epsilon
 from ..storage.history import NOT_COVERED, Row, uncovered
 from ..training.callbacks import Callback
 from .output import printable
@@ -96,7 +96,7 @@ def describe(row: Row) -> str:
     if parts and uncovered(row):
         parts.append(f"({NOT_COVERED})")
     if row.get("epsilon") is not None:
-        parts.append(f"ε {epsilon(row['epsilon'])}")
+        parts.append(f"ε {shown_epsilon(row['epsilon'])}")
     if row.get("accuracy") is not None:
         parts.append(f"accuracy {100 * row['accuracy']:.1f} %")
     return "  ".join(parts)

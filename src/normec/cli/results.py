@@ -202,7 +202,7 @@ def _setting(value: Any) -> str:
 
 
 def _measured(row: dict[str, Any], name: str) -> str:
-    from ..report.formatting import epsilon
+    from ..privacy.display import shown_epsilon
 
     mean, spread = row[name], row.get(f"{name}_spread")
     if mean is None:
@@ -212,5 +212,5 @@ def _measured(row: dict[str, Any], name: str) -> str:
     if name == "seconds":
         return f"{mean:.1f}"
     if name == "epsilon":
-        return epsilon(mean)
+        return shown_epsilon(mean)
     return f"{mean:.3g}" + (f" ± {spread:.1g}" if spread else "")

@@ -132,10 +132,10 @@ def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -
 
 def privacy_line(spent: dict[str, Any]) -> str:
     """ε, δ and σ in one line; an ε that was no target says so."""
-    from ..report.formatting import epsilon
+    from ..privacy.display import shown_epsilon
 
     kind = "" if spent["is_target"] else " (reported, not a target)"
-    return f"ε = {epsilon(spent['epsilon'])} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} per client"
+    return f"ε = {shown_epsilon(spent['epsilon'])} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} per client"
 
 
 def _compare_baselines(result: Result, quiet: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..privacy.display import shown_epsilon
 from ..storage.history import NOT_COVERED
 from . import formatting
 from .run_view import RunView
@@ -142,7 +143,7 @@ def shown(cell: Cell, metric: Metric) -> str:
     if mean is None:
         return ""
     if metric.column == "epsilon":
-        return formatting.epsilon(mean)
+        return shown_epsilon(mean)
     if metric.percent:
         return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread is not None else "") + " %"
     return formatting.number(mean, 3) + (f" ± {formatting.number(spread, 2)}" if spread is not None else "")

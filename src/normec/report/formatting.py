@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from ..algorithms.catalogue import CATALOGUE
@@ -21,16 +20,6 @@ def number(value: Any, digits: int = 4) -> str:
 
 def percent(value: Any, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %" if isinstance(value, int | float) and math.isfinite(value) else ""
-
-
-def epsilon(value: Any, digits: int = 4) -> str:
-    """ε with a few digits, rounded up, so that it is never understated."""
-    if not isinstance(value, int | float):
-        return ""
-    if not math.isfinite(value):
-        return "∞"
-    exact = Decimal(f"{value:.9g}")  # the last digits are rounding, not privacy
-    return f"{exact.normalize(Context(prec=digits, rounding=ROUND_CEILING)):f}"
 
 
 def seconds(value: Any) -> str:

@@ -9,6 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 from ..errors import UsageError
+from ..privacy.display import shown_epsilon
 from ..storage.history import NOT_COVERED
 from ..system.files import read_bytes
 from . import formatting, schema
@@ -35,7 +36,7 @@ def phrase(view: RunView) -> str:
     if view.epsilon is None:
         return f"{how} differential privacy {whom}"
     # No line break inside: no-break space and hyphen.
-    strength = f"({formatting.epsilon(view.epsilon)},\u00a0{_power(terms.get('delta'))})"
+    strength = f"({shown_epsilon(view.epsilon)},\u00a0{_power(terms.get('delta'))})"
     return f"{how} {strength}\u2011differential privacy {whom}"
 
 
@@ -78,12 +79,10 @@ def _parties(view: RunView) -> Html:
     said = []
     for party in view.parties:
         unit, budget = party["unit"], party["budget"]
-        spent = f"ε = {formatting.epsilon(party['epsilon'])} at δ = {_power(party['delta'])}"
+        spent = f"ε = {shown_epsilon(party['epsilon'])} at δ = {_power(party['delta'])}"
         limit = f", of a budget of {formatting.number(budget)}" if budget is not None else ""
         others = [
-            f"for each {name} ε = {formatting.epsilon(value)}"
-            for name, value in party["epsilons"].items()
-            if name != unit
+            f"for each {name} ε = {shown_epsilon(value)}" for name, value in party["epsilons"].items() if name != unit
         ]
         refusals = ", ".join(f"{why}: {count}" for why, count in party["refusals"].items()) or "none"
         rows = [
@@ -191,7 +190,7 @@ def _strength(view: RunView) -> str:
     epsilon, delta = view.epsilon, view.terms.get("delta")
     if epsilon is None:
         return ""
-    exact = f"ε = {formatting.epsilon(epsilon)} at δ = {_power(delta)}"
+    exact = f"ε = {shown_epsilon(epsilon)} at δ = {_power(delta)}"
     if view.budget is None:
         return f"{exact}, for the noise that was used; it was reported afterwards and is not a target"
     left = "all of the budget" if epsilon >= view.budget * (1 - 1e-6) else "within the budget"
@@ -248,7 +247,7 @@ def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:
         ("Releases paid for", formatting.number(last.get("releases")), f"in {len(releases)} lines"),
         (
             "ε in the ledger",
-            formatting.epsilon(last.get("epsilon")),
+            shown_epsilon(last.get("epsilon")),
             f"without the {beyond} messages more that a party may have released"
             if beyond
             else "never below the exact one",
@@ -266,7 +265,7 @@ def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:
             formatting.number(line["count"]),
             formatting.number(line["sigma"]),
             formatting.number(line["multiplier"]),
-            formatting.epsilon(line["epsilon"]),
+            shown_epsilon(line["epsilon"]),
             formatting.number(line["attempt"]),
             e("code", str(line.get("hash", ""))[:12]),
         ]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..privacy.display import shown_epsilon
 from ..storage import TRACE
 from ..storage.history import NOT_COVERED, STARTED_BY
 from . import charts, formatting, guarantee
@@ -154,7 +155,7 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
         ("Gradient norm", formatting.number(final.get("grad_norm"), 3), NOT_COVERED if view.private else ""),
         (
             "ε spent",
-            formatting.epsilon(view.epsilon) if view.private else "∞",
+            shown_epsilon(view.epsilon) if view.private else "∞",
             budget if view.private else "no privacy",
         ),
         ("Rounds", formatting.number(view.round), of),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..privacy.display import shown_epsilon
 from ..storage.history import NOT_COVERED
 from . import charts, formatting, guarantee
 from .document import Section, copyable, document, notes_of, pill, tag_mark
@@ -114,7 +115,7 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
             [
                 [e("a", name, href=links[name]) if name in links else name, [tag_mark(tag) for tag in view.tags]],
                 pill(view.status),
-                formatting.epsilon(view.epsilon) if view.private else "∞",
+                shown_epsilon(view.epsilon) if view.private else "∞",
                 formatting.number(view.lr),
                 *(formatting.number(view.method_settings.get(one)) for one in tuned),
                 formatting.percent(final.get("accuracy")) if good else "",
@@ -158,7 +159,7 @@ def privacy(named: Sequence[tuple[str, RunView]]) -> Html:
     if len(sums) > 1:
         text = (
             f"Together: these are {len(sums)} private runs. Where they used the same data, their ε and δ add up for "
-            f"whoever sees all of their messages, here to ε = {formatting.epsilon(sum(sums))} at most; choosing the "
+            f"whoever sees all of their messages, here to ε = {shown_epsilon(sum(sums))} at most; choosing the "
             "best of them looks at all."
         )
         parts.append(e("p", text, class_="callout"))
@@ -190,9 +191,7 @@ def _ledgers(views: dict[str, RunView]) -> Html:
         last = lines[-1] if len(lines) > 1 else {}
         state = fault or f"whole, {len(lines)} lines"
         held = (last.get("releases"), last.get("sigma"), last.get("multiplier"))
-        rows.append(
-            [name, *(formatting.number(value) for value in held), formatting.epsilon(last.get("epsilon")), state]
-        )
+        rows.append([name, *(formatting.number(value) for value in held), shown_epsilon(last.get("epsilon")), state])
     if not rows:
         return e("p", "No run was private, so there is no ledger.")
     return table(

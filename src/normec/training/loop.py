@@ -25,6 +25,7 @@ from ..algorithms.registry import works_by_rows
 from ..errors import BudgetSpent, Diverged, UsageError
 from ..gradients.choice import choose_engine
 from ..gradients.engine import Block, Engine
+from ..privacy.display import shown_epsilon
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..storage.history import NOT_COVERED, Row
@@ -285,9 +286,7 @@ class TrainingLoop:
         the rule might have stopped elsewhere. That of all planned rounds holds whatever the rule decides; `planned`
         also contains rounds that were released more than once.
         """
-        from ..report.formatting import epsilon as rounded_up
-
-        made, rounds = rounded_up(spent.epsilon), self.plan.rounds
+        made, rounds = shown_epsilon(spent.epsilon), self.plan.rounds
         notes = [
             f"the run was stopped by a rule that saw its results ({reason}): ε is that of all {rounds} planned rounds, "
             f"because it must hold whatever the rule decides; the rounds that were made amount to {made}"

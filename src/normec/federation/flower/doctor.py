@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ...errors import UsageError
 from ...privacy.accounting import Account
-from ...report.formatting import epsilon as rounded_up
+from ...privacy.display import shown_epsilon
 from ..protocol.account import read_releases
 from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.departure import departures
@@ -170,7 +170,7 @@ def _ledger(party: PartyFile) -> str | Finding:
     releases = read_releases(party.folder, policy.witness)
     releases.check(policy.relation)
     spent = releases.epsilon(policy.unit, policy.delta)
-    text = f"intact, {releases.count()} messages, ε = {rounded_up(spent)} spent per {policy.unit}"
+    text = f"intact, {releases.count()} messages, ε = {shown_epsilon(spent)} spent per {policy.unit}"
     if policy.epsilon is not None and spent >= policy.epsilon:
         raise _Problem(f"{text}; the budget of {policy.epsilon:g} is used up, and every request is refused")
     if policy.witness is None:
@@ -344,7 +344,7 @@ def would_cost(agreed: AgreedTerms, policy: Policy, folder: Path) -> str:
         if after > budget:
             raise UsageError(
                 f"run {agreed.run} would be refused (budget) before its end: its {rounds} rounds bring ε per {unit} "
-                f"from {rounded_up(before)} to {rounded_up(after)}, above {budget:g}"
+                f"from {shown_epsilon(before)} to {shown_epsilon(after)}, above {budget:g}"
             )
-        parts.append(f"ε per {unit} goes from {rounded_up(before)} to {rounded_up(after)} of {budget:g}")
+        parts.append(f"ε per {unit} goes from {shown_epsilon(before)} to {shown_epsilon(after)} of {budget:g}")
     return f"run {agreed.run}, {rounds} rounds: {'; '.join(parts)}"

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ...algorithms.method import MEMORY, Tables
 from ...errors import BudgetSpent, UsageError
+from ...privacy.display import shown_epsilon
 from ...privacy.mechanism import Mechanism, Spent
-from ...report.formatting import epsilon as rounded_up
 from ...sampling.participation import drawn_clients
 from ...training.run import State
 from .collector import Collector, Outcome
@@ -234,7 +234,7 @@ class Coordinator(FederatedRun):
         epsilon, target = self._epsilon_of(self.mechanism, most), self.mechanism.privacy.budget
         note = (
             f"{node} may have released {most} messages in {spent.releases} rounds, because disks were lost or "
-            f"messages dropped: epsilon is {rounded_up(epsilon)}"
+            f"messages dropped: epsilon is {shown_epsilon(epsilon)}"
         )
         facts: dict[str, Any] = {"epsilon": epsilon, "releases": most, "beyond_ledger": most - spent.releases}
         if epsilon > target:

@@ -1,0 +1,17 @@
+"""ε as it is shown to people: rounded up."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+
+def shown_epsilon(value: Any, digits: int = 4) -> str:
+    """ε with a few digits, rounded up, so that it is never understated."""
+    if not isinstance(value, int | float):
+        return ""
+    if not math.isfinite(value):
+        return "∞"
+    exact = Decimal(f"{value:.9g}")  # the last digits are rounding, not privacy
+    return f"{exact.normalize(Context(prec=digits, rounding=ROUND_CEILING)):f}"
