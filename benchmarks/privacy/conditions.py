@@ -25,6 +25,11 @@ def by_condition(held: Held) -> dict[Condition, dict[str, Record]]:
     return {condition: own for condition, own in found.items() if len(own) > 1}
 
 
+def complete(condition: Condition, records: Mapping[str, Record]) -> bool:
+    """Whether all contenders of the study have run in a condition; before, nobody leads it."""
+    return set(STUDIES[condition.study].contenders) <= set(records)
+
+
 def noise(records: Mapping[str, Record]) -> float:
     """√d / (μ n): the noise in the mean direction of a run, relative to its largest signal; NaN if it is not known.
 

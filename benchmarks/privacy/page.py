@@ -11,7 +11,7 @@ from pathlib import Path
 from normec.experiments.export import Row, to_csv, to_markdown
 from normec.system.files import write_atomic
 
-from .conditions import Conditions, Held, by_condition, noise, private, without_noise
+from .conditions import Conditions, Held, by_condition, complete, noise, private, without_noise
 from .contenders import ALL, CONTENDERS, Family
 from .design import range_ends
 from .records import Record, cell_of, percent, read
@@ -51,9 +51,9 @@ significantly worse" if its mean rank is within Nemenyi's critical difference.
 """
 BY_CONDITION = """## By condition
 
-The best test value in percent of each family (accuracy; on w8a the area under the ROC curve). A value is bold if no \
-method of another family is within the honestly significant difference. The noise is √d/(μn): its norm in the mean of \
-all directions of a run, relative to the largest possible signal.
+The best test value in percent of each family (accuracy; on w8a the area under the ROC curve). A value is bold if all \
+methods of the study have run and no method of another family is within the honestly significant difference. The noise \
+is √d/(μn): its norm in the mean of all directions of a run, relative to the largest possible signal.
 """
 WITHOUT_NOISE = """## Without noise
 
@@ -241,9 +241,8 @@ def _conditions(conditions: Conditions, compared: Mapping[Condition, Comparison]
         for family in FAMILIES:
             names = [name for name in comparison.means if ALL[name].family == family]
             best = max(names, key=lambda name: comparison.means[name], default=None)
-            top = (
-                best is not None and best == comparison.best and all(ALL[n].family == family for n in comparison.tied())
-            )
+            alone = best == comparison.best and all(ALL[n].family == family for n in comparison.tied())
+            top = best is not None and alone and complete(one, own)
             shown = f"{100 * comparison.means[best]:.1f}" if best is not None else "–"
             cells.append(f"**{shown}**" if top else shown)
         tied = len(comparison.tied()) - 1

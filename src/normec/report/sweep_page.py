@@ -263,5 +263,5 @@ def _cards(cells: Sequence[Cell], views: Sequence[RunView], metrics: Sequence[Me
         ("Training", formatting.number(counts["training"]) if counts["training"] else "", "now"),
     ]
     if winner is not None:
-        facts += [(f"Best: {m.label.split(',')[0]}", shown(winner, m), winner.label) for m in metrics[:2]]
+        facts += [(f"Best cell: {m.label.split(',')[0]}", shown(winner, m), winner.label) for m in metrics[:2]]
     return cards(facts)

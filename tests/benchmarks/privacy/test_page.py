@@ -54,10 +54,14 @@ def test_a_value_is_bold_only_if_all_others_are_surely_worse(tmp_path: Path) -> 
         made("a9a-100", "DP-SGD, norm", 4.0, "iid", [0.79, 0.70, 0.80]),
     ]
     text = written(tmp_path, held)
+    assert "| 81.0 | – | – | 91.0 | NormEC | 0 of 1 |" in text, "others have not run"
+    others = [name for name in STUDIES["a9a-100"].contenders if name not in ("NormEC", "DP-SGD, norm")]
+    held += [made("a9a-100", name, 8.0, "iid", [0.30, 0.31, 0.32]) for name in others]
+    text = written(tmp_path, held)
     assert "| NormEC | not run | not run | 80.0 ± " in text
     assert "| **91.0 ± 0.0** |" in text
     assert "| a9a-100, iid, ε = 8 | 0." in text
-    assert "| 81.0 | – | – | **91.0** | NormEC | 0 of 1 |" in text
+    assert f"| 81.0 | 31.0 | 31.0 | **91.0** | NormEC | 0 of {len(others) + 1} |" in text
     assert "| 76.3 | – | – | 80.0 | NormEC | 1 of 1 |" in text
     assert text.count("Not run.") == len(STUDIES) - 1
 
@@ -142,7 +146,7 @@ def test_conditions_without_noise_have_a_table_of_their_own(tmp_path: Path) -> N
         for split in STUDIES["digits-10-no-noise"].splits
     ]
     text = written(tmp_path, held)
-    assert "| digits-10-no-noise, dirichlet 0.3, no noise | 0 | 81.0 | – | – | **91.0** | NormEC | 0 of 1 |" in text
+    assert "| digits-10-no-noise, dirichlet 0.3, no noise | 0 | 81.0 | – | – | 91.0 | NormEC | 0 of 1 |" in text
     assert "| dirichlet 0.3 | no noise |" in text
     assert "## Mean ranks" not in text
     assert "Clients are alike" not in text
