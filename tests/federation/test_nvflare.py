@@ -16,10 +16,14 @@ import pytest
 pytest.importorskip("nvflare")
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.executor import Executor
 from nvflare.apis.filter import ContentBlockedException
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.utils.event import fire_event_to_components
+from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
+from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 
 from normec import BudgetSpent, UsageError
 from normec.federation.nvflare.private_updates import LEDGER, PrivateUpdates
@@ -136,6 +140,46 @@ def test_other_results_are_blocked_before_they_cost_anything(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+class AnyTask(Executor):  # type: ignore[misc]
+    """Trains, whatever the task is called, as the executor of a `ScriptRunner` does."""
+
+    def execute(self, *_: Any) -> Any:
+        return result()
+
+
+class Engine:
+    """What FLARE's runner of tasks needs of a site's engine."""
+
+    def __init__(self, own: PrivateUpdates) -> None:
+        self.own = own
+        self.contexts = FLContextManager(engine=self, identity_name="site-1", job_id="job")
+
+    def register_aux_message_handler(self, **_: Any) -> None:
+        pass
+
+    def fire_event(self, event: str, fl_ctx: FLContext) -> None:
+        fire_event_to_components(event, [self.own], fl_ctx)
+
+
+@pytest.mark.parametrize("name", ["train", "validate", "submit_model", "Train"])
+def test_the_result_of_a_task_of_another_name_does_not_leave_without_noise(tmp_path: Path, name: str) -> None:
+    own = PrivateUpdates(str(tmp_path / "{site}"), epsilon=8.0, rounds=3, clip=1.0)
+    chains = {f"train{FilterKey.DELIMITER}{FilterKey.OUT}": [own]}
+    engine, router = Engine(own), TaskRouter()
+    router.add_executor(["*"], AnyTask())
+    runner = ClientRunner({}, ClientRunnerConfig(router, {}, chains, handlers=[own]), "job", engine)
+    with engine.contexts.new_context() as fl_ctx:
+        fl_ctx.set_peer_context(fl_ctx)
+        found = runner._process_task(TaskAssignment(name, "1", Shareable()), fl_ctx)
+    assert "4711" not in repr(found)
+    if name == "train":
+        assert float(np.linalg.norm(vector(found) - 5.0)) > 100
+    else:
+        assert found.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
+        assert "DXO" not in found
+        assert not (tmp_path / "site-1").exists()
+
+
 def test_a_job_of_the_simulator(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "job.py").write_text(JOB)

@@ -9,6 +9,11 @@ a secure generator on a grid, and sends nothing else: metrics, losses, numbers o
 are left out, because no noise covers them. σ follows from ε, δ and the number of rounds. The ledger outlives the job:
 once its budget is spent, every result is blocked, also in the next job with the same folder.
 
+FLARE applies a filter to the tasks that the job names for it, and the server names the tasks: an executor that answers
+all of them (that of a `ScriptRunner` does) would send the same update without noise for a task of another name, and
+FLARE's own `submit_model` and `validate` ask for a model and for metrics. So the filter listens to FLARE's events, and
+empties every result of its site that did not pass it.
+
 What is protected is the site with all its data, against everybody who sees its results (unit "client", trust "local").
 Not covered are whether and when a site answers or fails, and what its training code sends by other ways than task
 results, such as FLARE's event streams of metrics; leave those out of the job.
@@ -22,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import ContentBlockedException, Filter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
 
 LEDGER = "ledger.jsonl"
 _CODES = {value for name, value in vars(ReturnCode).items() if name.isupper()}  # words of FLARE, not of the site
+_PASSED = "normec.passed"  # the key of a task's context that says that its result passed a filter
 _ROUNDS = (AppConstants.CURRENT_ROUND, AppConstants.START_ROUND, AppConstants.NUM_ROUNDS)  # numbers of the server
 
 
@@ -79,6 +86,11 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return a result that holds the noisy weight difference and nothing else of the site."""
+        found = self._covered(shareable, fl_ctx)
+        fl_ctx.set_prop(_PASSED, True, private=True, sticky=False)
+        return found
+
+    def _covered(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
             return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
@@ -101,6 +113,16 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
         message = flat * min(1.0, self.clip / length) if length else flat
         noisy = mechanism.noisy(message[None], torch.tensor([0]))[0].numpy()
         return _reply(fl_ctx.get_prop(FLContextKey.TASK_DATA), _parted(noisy, arrays, dxo.data))
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Empty the result of a task for which the job has no `PrivateUpdates`; FLARE sends what is left of it."""
+        if event_type == EventType.BEFORE_TASK_RESULT_FILTER:
+            fl_ctx.set_prop(_PASSED, False, private=True, sticky=False)
+        elif event_type == EventType.AFTER_TASK_RESULT_FILTER and not fl_ctx.get_prop(_PASSED):
+            result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            if isinstance(result, Shareable):
+                result.clear()
+                result.update(make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR))
 
     def close(self) -> None:
         """Release the ledger. FLARE ends the process of a site with its job, which releases it as well."""
