@@ -42,7 +42,7 @@ from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
 from flwr.superlink.main import create_app  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
-from normec.federation.flower import access_control, channel  # noqa: E402
+from normec.federation.flower import access_control, channel, download  # noqa: E402
 from normec.federation.flower.channel import Channel  # noqa: E402
 from normec.federation.flower.channel_clients import PartyChannel, ServerChannel, _call, _taken_apart  # noqa: E402
 from normec.federation.flower.download import PartsMissing  # noqa: E402
@@ -130,6 +130,11 @@ def answer(to: Any, vector: Any) -> Any:
 def deliver(party: PartyChannel, message: Any) -> None:
     """Send an answer without waiting for the next request."""
     _call(party._client, access_control.PARTY + "send", party._last_part(message))
+
+
+def deliver_parts(client: Any, pushed: Any) -> None:
+    """Announce an answer, without any of its objects."""
+    _call(client, access_control.PARTY + "send", [pushed.SerializeToString()])
 
 
 def vector(seed: int, numbers: int = NUMBERS) -> Any:
@@ -444,6 +449,50 @@ def test_a_list_that_repeats_itself_harms_only_its_sender(
     server._closed.set()
     with pytest.raises((WireError, PartsMissing)):
         server.open(arrivals[sent[0]])
+
+
+def test_a_list_whose_objects_are_parts_of_one_another_is_not_written_out(
+    superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight kilobytes that Flower would write out as a list of 2⁶⁰ objects."""
+    monkeypatch.setattr(channel, "PART_SECONDS", 0.2)
+    monkeypatch.setattr(channel, "LOOK", 0.1)
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    sent = server.send([request(node, vector(0))])
+    message, _, _ = _taken_apart(answer(party.receive(), vector(1)))
+    name, whole = "0" * 64, ObjectTree(object_id="0" * 64)
+    for level in range(1, 61):
+        whole = ObjectTree(object_id=f"{level:064x}", children=[whole, ObjectTree(object_id=name)])
+        name = whole.object_id
+    root = ObjectTree(object_id=message.metadata.message_id, children=[whole])
+    pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[root])
+    deliver_parts(client, pushed)
+    listed = superlink.state.object_store.get_object_tree(message.metadata.message_id)
+    assert listed.ByteSize() < 2**13
+    server._closed.set()
+    with pytest.raises((WireError, PartsMissing)):
+        server.open(arrived(server, sent)[sent[0]])
+
+
+def test_nobody_adds_parts_to_the_messages_of_others(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's store keeps what was said first about the parts of an object: here of the next x, of which all know."""
+    monkeypatch.setattr(channel, "PART_SECONDS", 0.2)
+    monkeypatch.setattr(download, "PART_SECONDS", 0.2)
+    server, (node, party, client), (other, honest, _) = superlink.serve(), superlink.party(), superlink.party()
+    server.send([request(node, vector(1))])
+    message, tree, _ = _taken_apart(answer(party.receive(), vector(2)))
+    nowhere = ObjectTree(object_id="a" * 64)
+    expected = [_taken_apart(request(other, vector(0)))[2], _taken_apart(flwr.Message(to_records({}), 7, "train"))[2]]
+    for name in {name: None for contents in expected for name in contents}:
+        tree.children.append(ObjectTree(object_id=name, children=[nowhere]))
+    deliver_parts(
+        client, PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[tree])
+    )
+    sent = server.send([request(other, vector(0))])
+    found = honest.receive()
+    assert np.array_equal(from_records(found.content)["x"], vector(0))
+    deliver(honest, flwr.Message(to_records({}), reply_to=found))
+    assert from_records(server.open(arrived(server, sent)[sent[0]]).content) == {}
 
 
 def call_without_reading(superlink: SuperLink, client: Any, parts: list[bytes]) -> socket.socket:

@@ -25,7 +25,6 @@ from flwr.proto.recorddict_pb2 import BytesList
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
-from normec.federation.flower.download import object_names
 from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.local.certificates import make_key, make_server
@@ -154,7 +153,7 @@ def repeated(handler: _Handler) -> None:
 def repeated_whole(handler: _Handler) -> None:
     """The same, with all parts in one response."""
     sent, contents = _repeated()
-    handler.announce(sent, None, [contents[name] for name in object_names(get_object_tree(sent), len(contents))])
+    handler.announce(sent, None, list(contents.values()))
 
 
 def too_many_parts(handler: _Handler) -> None:

@@ -30,6 +30,7 @@ control (`access_control`) has checked who calls, and how large the call is, bef
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import threading
@@ -38,6 +39,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..protocol.wire import WireError
 from .access_control import (
     ABOUT,
     FLEET,
@@ -53,8 +55,8 @@ from .access_control import (
     Send,
     own_answers,
 )
-from .download import object_names
-from .limits import CALL_PARTS, LIST_BYTES, PART_SECONDS, RESPONSE_BYTES
+from .download import parts_of
+from .limits import CALL_PARTS, LIST_BYTES, LIST_DEPTH, PART_SECONDS, RESPONSE_BYTES
 from .versions import versions
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class Channel:
     """ASGI middleware around Flower's SuperLink that answers the calls of the channel."""
 
     def __init__(self, app: Any) -> None:
+        _limit_lists()
         self._app: App = app
         self._state: Callable[[], Any] = app.state.linkstate_factory.state
         self._waiting: set[_Waiting] = set()
@@ -228,9 +231,8 @@ class Channel:
                 runtime_handlers.pull_messages(asked, state, task) if asked.message_ids else PullAppMessagesResponse()
             )
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-                if tree.ByteSize() > LIST_BYTES:  # a list that repeats itself; without its parts, it is no message
-                    tree.ClearField("children")
-                contents = _contents(state, task.run_id, tree, min(room, left))
+                tree.ClearField("children")  # which objects belong to it, the objects themselves say
+                contents = _contents(state, task.run_id, message.metadata.message_id, min(room, left))
                 left -= sum(map(len, contents))
                 packed.append(_packed(contents))
                 if contents:
@@ -272,8 +274,9 @@ class Channel:
         if not kept.messages_list:
             return None
         self._unconfirmed[node] = process, kept
-        run = kept.messages_list[0].metadata.run_id
-        return [kept.SerializeToString(), *_contents(state, run, kept.message_object_trees[0], room)]
+        kept.message_object_trees[0].ClearField("children")  # as above
+        described = kept.messages_list[0].metadata
+        return [kept.SerializeToString(), *_contents(state, described.run_id, described.message_id, room)]
 
     def _task(self, request: Any) -> Any:
         """The task of Flower, that is the server of a run, in whose name a call is made."""
@@ -360,16 +363,59 @@ async def _computed(function: Callable[[Given], Found], given: Given, size: int)
     return function(given) if size <= FEW else await run_in_threadpool(function, given)
 
 
-def _contents(state: Any, run: int, tree: Any, room: int) -> list[bytes]:
-    """The objects of a message in the order of `object_names`; none of them if one is missing or they lack room."""
-    contents = []
-    for name in object_names(tree, LIST_BYTES):
-        content = state.get_object(run, name)
+def _contents(state: Any, run: int, name: str, room: int) -> list[bytes]:
+    """The objects of a message; none of them if one is missing or they lack room."""
+    contents: dict[str, bytes] = {}
+    waiting = {name: None}
+    while waiting:
+        part, _ = waiting.popitem()
+        content = state.get_object(run, part)
         room -= len(content or b"")
         if not content or room < 0:
             return []
-        contents.append(content)
-    return contents
+        contents[part] = content
+        try:
+            waiting.update((child, None) for child in parts_of(content) if child not in contents)
+        except WireError:
+            return []
+    return list(contents.values())
+
+
+def _limit_lists() -> None:
+    """Let Flower's stores write each object once into the list of a message, and no deeper than a message is.
+
+    An object may be a part of several others. Written out under each of them, a few kilobytes that a party announces
+    become a list that doubles with every level, and fills the SuperLink's memory.
+    """
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+    from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+
+    for kind in (InMemoryObjectStore, SqlObjectStore):
+        if not hasattr(kind.get_object_tree, "__wrapped__"):
+            setattr(kind, "get_object_tree", _listing_once(kind.get_object_tree))  # noqa: B010  (a method of Flower's)
+
+
+def _listing_once(listed: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Wrap Flower's function that lists the parts of an object, and calls itself for each of them."""
+    from flwr.proto.message_pb2 import ObjectTree
+
+    under_way = threading.local()
+
+    @functools.wraps(listed)
+    def once(store: Any, name: str) -> Any:
+        depth = getattr(under_way, "depth", 0)
+        if not depth:
+            under_way.names = set()
+        if depth == LIST_DEPTH or name in under_way.names:
+            return ObjectTree(object_id=name)
+        under_way.names.add(name)
+        under_way.depth = depth + 1
+        try:
+            return listed(store, name)
+        finally:
+            under_way.depth = depth
+
+    return once
 
 
 def _packed(contents: list[bytes]) -> bytes:

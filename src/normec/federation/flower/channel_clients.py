@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.wire import WireError
 from .access_control import ABOUT, PARTY, RECEIVE, SEND, SERVER
-from .download import PartsMissing, limit_responses, object_names, pull_message
+from .download import PartsMissing, limit_responses, pull_message
 from .limits import ANSWER_BYTES, LIST_BYTES, REQUESTS_BYTES, MessageLimits
 
 if TYPE_CHECKING:
@@ -68,16 +67,16 @@ class PartyChannel:
         if not found:
             return None
         announced = PullMessagesResponse.FromString(found[0])
-        described, tree = announced.messages_list[0].metadata, announced.message_object_trees[0]
+        described, name = announced.messages_list[0].metadata, announced.message_object_trees[0].object_id
         self._received = described.message_id.encode()
-        held = _held(tree, self._allowed.objects, found[1:])
+        held = _held(found[1:])
 
-        def pull(name: str) -> bytes | None:
-            wanted = PullObjectRequest(node=self._node, run_id=described.run_id, object_id=name)
-            return held[name] if name in held else _available(self._attempt(self._client.PullObject, wanted))
+        def pull(part: str) -> bytes | None:
+            wanted = PullObjectRequest(node=self._node, run_id=described.run_id, object_id=part)
+            return held[part] if part in held else _available(self._attempt(self._client.PullObject, wanted))
 
-        message = pull_message(tree.object_id, tree, self._allowed, pull, _sleep, _RETRY_SECONDS)
-        message.metadata.__dict__["_message_id"] = tree.object_id  # the name of an object is not part of the object
+        message = pull_message(name, self._allowed, pull, _sleep, _RETRY_SECONDS)
+        message.metadata.__dict__["_message_id"] = name  # the name of an object is not part of the object
         return message
 
     def _last_part(self, answer: Message) -> list[bytes]:
@@ -114,7 +113,6 @@ class Arrival:
     request: str
     name: str
     sender: int | None  # according to the SuperLink, not to the message; None is the SuperLink itself
-    tree: Any
     contents: list[bytes]
 
 
@@ -167,11 +165,11 @@ class ServerChannel:
             return []
         pulled = PullAppMessagesResponse.FromString(found[0])
         arrivals = []
-        for message, tree, packed in zip(pulled.messages_list, pulled.message_object_trees, found[1:], strict=True):
+        for message, packed in zip(pulled.messages_list, found[1:], strict=True):
             described = message.metadata
             sender = None if described.src_node_id == SUPERLINK_NODE_ID else int(described.src_node_id)
             contents = list(BytesList.FromString(packed).vals)
-            arrivals.append(Arrival(described.reply_to_message_id, described.message_id, sender, tree, contents))
+            arrivals.append(Arrival(described.reply_to_message_id, described.message_id, sender, contents))
         return arrivals
 
     def open(self, arrival: Arrival) -> Message:
@@ -184,7 +182,7 @@ class ServerChannel:
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 
         client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
-        tree, allowed = arrival.tree, self._allowed
+        held = _held(arrival.contents)
 
         def pull(name: str) -> bytes | None:
             if name in held:
@@ -192,8 +190,7 @@ class ServerChannel:
             return _available(client.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name)))
 
         try:
-            held = _held(tree, allowed.objects, arrival.contents)
-            return pull_message(arrival.name, tree, allowed, pull, self._closed.wait, _RETRY_SECONDS)
+            return pull_message(arrival.name, self._allowed, pull, self._closed.wait, _RETRY_SECONDS)
         finally:
             if not arrival.contents:
                 client.ConfirmMessageReceived(
@@ -236,14 +233,11 @@ def _fitting(parts: Mapping[str, Any], room: int) -> list[bytes]:
     return found
 
 
-def _held(tree: Any, most: int, contents: Sequence[bytes]) -> dict[str, bytes]:
-    """The objects that came with a message, by name; all of them or none."""
-    if not contents:
-        return {}
-    names = object_names(tree, most)
-    if len(names) != len(contents):
-        raise WireError("it has another number of objects than its list")
-    return dict(zip(names, contents, strict=True))
+def _held(contents: Sequence[bytes]) -> dict[str, bytes]:
+    """The objects that came with a message, by name."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_id
+
+    return {get_object_id(content): content for content in contents}
 
 
 def _available(found: Any) -> bytes | None:

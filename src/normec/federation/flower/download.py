@@ -3,13 +3,15 @@
 Flower's own reader fetches and decodes whatever is announced. An array may have any size, and may repeat one stored
 chunk any number of times; a table may have a million fields; a response may be compressed, or redirect the client to
 another address. Here a message is measured before it is read: responses of the SuperLink are cut off at a size,
-compressed responses are refused and redirects are not followed (`limit_responses`), the objects of a message are
-counted before the first one is fetched, and the sizes of an array's chunks are added up before they are joined. The
+compressed responses are refused and redirects are not followed (`limit_responses`), the objects that an object names
+are counted before they are fetched, and the sizes of an array's chunks are added up before they are joined. The
 numbers are in `limits`.
 
-A message that exceeds one of these limits, or whose parts do not arrive, is deleted at the SuperLink. If the
-SuperLink's list of a message's objects is itself too long, there is nothing with which to delete the message, and it
-stays there until Flower's own time limit.
+Which objects belong to a message is read in the objects themselves: each names its parts, and its own name is a hash of
+that. The SuperLink also has lists of objects, but it believes whoever announces an object first about its parts, so one
+party could add parts that never arrive to the messages of others.
+
+A message that exceeds one of these limits, or whose parts do not arrive, is deleted at the SuperLink.
 """
 
 from __future__ import annotations
@@ -48,7 +50,6 @@ def limit_responses(client: Any, most: Mapping[str, int], others: int | None = N
 
 def pull_message(
     name: str,
-    tree: Any,
     allowed: MessageLimits,
     pull: Callable[[str], bytes | None],
     wait: Callable[[float], bool],
@@ -58,7 +59,6 @@ def pull_message(
 
     Args:
         name: The SuperLink's name for the message.
-        tree: The objects of the message, as the SuperLink announced them.
         allowed: The limits of the message.
         pull: Fetches one object; returns None if it is not there yet, because a message is announced before its parts.
         wait: Waits for a number of seconds, and returns True to give up.
@@ -69,8 +69,9 @@ def pull_message(
         PartsMissing: A part of the message did not arrive.
     """
     contents: dict[str, bytes] = {}
-    left = allowed.object_bytes
-    for part in object_names(tree, allowed.objects):
+    left, waiting = allowed.object_bytes, {name: None}
+    while waiting:
+        part, _ = waiting.popitem()
         until = time.monotonic() + PART_SECONDS
         while (content := pull(part)) is None:
             if time.monotonic() > until or wait(every):
@@ -79,6 +80,9 @@ def pull_message(
         left -= len(content)
         if left < 0:
             raise WireError(f"it has more than the {allowed.size} bytes that a message may have")
+        waiting.update((child, None) for child in parts_of(content) if child not in contents)
+        if len(contents) + len(waiting) > allowed.objects:
+            raise WireError(f"it has more than the {allowed.objects} objects that a message may have")
     return _inflated(name, contents, allowed.size)
 
 
@@ -120,17 +124,14 @@ class _CutOff(httpx.SyncByteStream):
         self._inner.close()
 
 
-def object_names(tree: Any, most: int) -> list[str]:
-    """The names of all objects in a tree, without repetitions, children first."""
-    names: dict[str, None] = {}
-    rest = [tree]
-    while rest:
-        branch = rest.pop()
-        names[branch.object_id] = None
-        if len(names) > most or len(rest) > most:
-            raise WireError(f"it has more than the {most} objects that a message may have")
-        rest += branch.children
-    return list(reversed(names))
+def parts_of(content: bytes) -> list[str]:
+    """The names of the objects that an object consists of. Raises `WireError` if it is not an object of Flower's."""
+    from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content as head_of
+
+    try:
+        return head_of(content)[1]
+    except ValueError:
+        raise WireError("a part of it is not an object of Flower's") from None
 
 
 def _inflated(name: str, contents: dict[str, bytes], most: int) -> Message:
