@@ -474,6 +474,34 @@ def test_a_list_whose_objects_are_parts_of_one_another_is_not_written_out(
         server.open(arrived(server, sent)[sent[0]])
 
 
+@pytest.mark.parametrize("call", [access_control.PARTY + "send", access_control.PUSH])
+def test_an_answer_has_one_list_of_objects(superlink: SuperLink, call: str) -> None:
+    """Flower registers the objects of any number of lists, and keeps their contents until the run ends."""
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    sent = server.send([request(node, vector(0))])
+    whole = answer(party.receive(), vector(1))
+    message, tree, _ = _taken_apart(whole)
+    one = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[tree])
+
+    def push(pushed: Any) -> None:
+        if call == access_control.PUSH:
+            client.PushMessages(pushed)
+        else:
+            deliver_parts(client, pushed)
+
+    push(one)
+    known = len(superlink.state.object_store)
+    for number in range(3):
+        other = PushMessagesRequest(node=Node(node_id=node), messages_list=[message])
+        other.message_object_trees.add(object_id=f"{number:064x}")
+        with pytest.raises(httpx.HTTPError):
+            push(other)
+    assert len(superlink.state.object_store) == known
+    deliver(party, whole)
+    found = server.open(arrived(server, sent)[sent[0]])
+    assert np.array_equal(from_records(found.content)["message"], vector(1))
+
+
 def test_nobody_adds_parts_to_the_messages_of_others(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's store keeps what was said first about the parts of an object: here of the next x, of which all know."""
     monkeypatch.setattr(channel, "PART_SECONDS", 0.2)

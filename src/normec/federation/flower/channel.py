@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import json
 import math
 import threading
@@ -66,7 +67,7 @@ HOLD = 20.0  # seconds; Flower's clients give up after 30
 LINGER = 0.1  # seconds
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
 FEW = 2**16  # bytes that are read or written in less time than another thread takes to begin
-ENDED = (PUSH, FLEET + "push-object")  # Flower's own calls after which an answer may be complete
+PUSH_OBJECT = FLEET + "push-object"  # Flower's own call after which an answer may be complete
 
 Found = TypeVar("Found")
 Given = TypeVar("Given")
@@ -85,12 +86,14 @@ class Channel:
         self._confirming = threading.Lock()
         # By the name of the request and the number of the party that answers it; changed by the event loop alone.
         self._incomplete: dict[tuple[str, int], _Incomplete] = {}
+        self._lists: dict[tuple[str, int], bytes] = {}  # by the same, a hash of the list of the answer's objects
+        self._storing = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or not path.startswith((PARTY, SERVER)):
+        if scope["type"] != "http" or not (path == PUSH or path.startswith((PARTY, SERVER))):
             await self._app(scope, receive, send)
-            if path in ENDED:
+            if path == PUSH_OBJECT:
                 self._wake(waiting.topic for waiting in self._waiting)
             return
         from flwr.supercore.error import http_error_translator
@@ -117,12 +120,16 @@ class Channel:
             SERVER + RECEIVE: self._server_receives,
             SERVER + SEND: self._server_sends,
         }
-        call = calls.get(request.url.path)
-        if call is None or request.method != "POST":
+        path = request.scope["path"]  # not that of `request.url`, in which the header Host takes part
+        call = calls.get(path)
+        if request.method != "POST" or (call is None and path != PUSH):
             return Response(status_code=404)
         try:
+            if call is None:
+                stored = await self._stored(request.scope[NODE], [await request.body()])
+                return Response(stored.SerializeToString(), media_type="application/x-protobuf")
             given = (await _computed(BytesList.FromString, body := await request.body(), len(body))).vals
-            if request.url.path.startswith(PARTY) and len(given) > CALL_PARTS:
+            if path.startswith(PARTY) and len(given) > CALL_PARTS:
                 raise ValueError(f"a party's call has at most {CALL_PARTS} parts")
             found = await call(request, list(given))
         except (DecodeError, ValueError, IndexError) as error:
@@ -148,7 +155,11 @@ class Channel:
         return [(await self._stored(request.scope[NODE], given)).SerializeToString()]
 
     async def _stored(self, node: int, given: list[bytes]) -> PushMessagesResponse:
-        """Store an answer and those of its objects that came with it."""
+        """Store an answer and those of its objects that came with it.
+
+        Flower takes an answer any number of times, each time with another list of objects, and keeps all of them. Here
+        the first list counts.
+        """
         from flwr.proto.fleet_pb2 import PushMessagesRequest
         from flwr.proto.message_pb2 import PushObjectRequest
         from flwr.superlink.servicer.fleet import fleet_handlers
@@ -157,13 +168,19 @@ class Channel:
         if len(given[0]) > LIST_BYTES or not own_answers(given[0], node):
             raise ValueError("a party may only push answers of its own, with a limited number of objects")
         pushed = PushMessagesRequest.FromString(given[0])
-        (message,) = pushed.messages_list
+        (message,), (tree,) = pushed.messages_list, pushed.message_object_trees
+        listed = hashlib.sha256(tree.SerializeToString(deterministic=True)).digest()
         about = message.metadata
         key = about.reply_to_message_id, node
 
         def store() -> PushMessagesResponse:
             state = self._state()
-            answer = fleet_handlers.push_messages(pushed, state)
+            with self._storing:
+                if self._lists.get(key, listed) != listed:
+                    raise ValueError("an answer has one list of objects")
+                answer = fleet_handlers.push_messages(pushed, state)
+                if answer.objects_to_push:  # Flower knows the request, so that nobody fills this table
+                    self._lists[key] = listed
             for part in map(PushObjectRequest.FromString, given[1:]):
                 part.run_id, part.session_id = about.run_id, answer.session_id
                 if part.object_id in answer.objects_to_push:

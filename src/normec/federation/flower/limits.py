@@ -7,7 +7,7 @@ Nobody may exhaust the memory, the disk or the connections of another by what th
 | the SuperLink's memory | a party | `BODY_BYTES`, `LIST_BYTES` and `CALL_PARTS` of a request, `REQUESTS_AT_ONCE` |
 | the SuperLink's connections | a party that sends slowly | `BODY_SECONDS` |
 | the SuperLink's memory | a party that does not read responses | `SENT_BYTES` and `SENT_SECONDS` |
-| the SuperLink's disk | a party | `LIST_BYTES`: Flower accepts one answer to a request, with the objects on its list |
+| the SuperLink's disk | a party | `LIST_BYTES`: one answer to a request is accepted, with one list of objects |
 | the SuperLink's memory | a response with many messages | `RESPONSE_BYTES` |
 | the SuperLink's memory | a list of objects that are parts of one another | `LIST_DEPTH`, and each object once |
 | a party, the server | a message | `MessageLimits`: its bytes, its objects and the responses that bring it |
