@@ -69,7 +69,9 @@ def draw(conditions: Conditions, path: Path) -> Path:
                 )  # fmt: skip
         for family, label in FAMILIES.items():
             axes[0].plot([], [], "o", color=colours[family], label=label)
-        axes[0].plot([], [], "o", color="grey", markerfacecolor="white", label="not significantly better than others")
+        axes[0].plot(
+            [], [], "o", color="grey", markerfacecolor="white", label="not significantly better, or some have not run"
+        )
         handles, labels = axes[0].get_legend_handles_labels()
         sheet.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)
     return path

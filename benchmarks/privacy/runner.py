@@ -77,8 +77,17 @@ def run(
             pool.submit(_cell, study, cell, out, device, end, together): (study, cell)
             for study, cell in sorted(left, key=lambda one: -estimate(*one))
         }
+        failed: list[BaseException] = []
         for future in as_completed(futures):
-            finished &= keep(*futures[future], future.result())
+            error = future.exception()
+            if error is None:
+                finished &= keep(*futures[future], future.result())
+            else:  # the records of other cells are written first
+                study, cell = futures[future]
+                report(f"{study.name}  {cell.split}  {shown(cell.epsilon)}  {cell.method}: {_first_line(error)}")
+                failed.append(error)
+    if failed:
+        raise failed[0]
     return finished
 
 
@@ -88,6 +97,10 @@ def estimate(study: Study, cell: Cell) -> float:
     return study.budget.run_rounds(contender) * study.seconds_per_round * (_LOCAL_STEPS if contender.local else 1)
 
 
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
@@ -95,14 +108,20 @@ def _one_thread() -> None:
 def _cell(study: Study, cell: Cell, out: Path, device: str, end: float | None, together: int) -> Record | None:
     """The record of a cell; None if the time limit was reached."""
     part = _part(out, cell)
-    known: dict[str, Measurement] = {one["run"]: one["found"] for one in _parts(part)}
+    held = _parts(part)
+    known: dict[str, Measurement] = {one["run"]: one["found"] for one in held}
+    seconds = sum(one["seconds"] for one in held)
+    last = time.monotonic()
 
     def keep(key: str, found: Measurement) -> None:
+        nonlocal seconds, last
+        now = time.monotonic()
+        took, last = now - last, now
+        seconds += took
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"run": key, "found": found}) + "\n")
+            file.write(json.dumps({"run": key, "found": found, "seconds": took}) + "\n")
 
-    started = time.monotonic()
     shared = {**study.shared_settings(cell), "device": device}
     try:
         found = tuning.tune_and_test(
@@ -116,7 +135,7 @@ def _cell(study: Study, cell: Cell, out: Path, device: str, end: float | None, t
         )
     except tuning.Stopped:
         return None
-    return {**study.expected(cell), **found, **_origin(device, time.monotonic() - started)}
+    return {**study.expected(cell), **found, **_origin(device, seconds)}
 
 
 def _origin(device: str, seconds: float) -> Record:

@@ -183,7 +183,10 @@ def _record_level(
         epsilons=(3.0,),
         splits=("iid",),
         contenders=tuple(contenders),
-        notes=(f"Tramèr and Boneh (2021) report {published} %",),
+        notes=(
+            f"Tramèr and Boneh (2021) report {published} %",
+            *(("Each round uses each record with probability 0.1",) if "batch_rate" in settings else ()),
+        ),
         seconds_per_round=0.01 if "features" in settings else 0.1,
         published=published,
     )
@@ -197,7 +200,8 @@ def _features(data: str, shown: str, published: float) -> Study:
 
 def _network(data: str, shown: str, model: str, published: float) -> Study:
     shows = f"the CNN of Tramèr and Boneh on {shown}, end to end"
-    settings = {"data": data, "model": f"benchmarks/privacy/tanh_cnns.py:{model}", "augment": False}
+    model = f"benchmarks/privacy/tanh_cnns.py:{model}"
+    settings = {"data": data, "model": model, "augment": False, "batch_rate": 0.1}
     contenders = "DP-GD, AUTO-S, momentum", "DP-GD, records clipped, momentum"
     return _record_level(f"{data}-records-cnn", shows, settings, _NETWORK_STEPS, contenders, published)
 

@@ -78,6 +78,8 @@ def test_the_help_shows_flags_in_groups(capsys: pytest.CaptureFixture[str]) -> N
         (("train", "--method", "dpsgd"), {"dpsgd-norm", "dpsgd-clip"}),
         (("train", "--model", "res"), {"resnet20", "resnet20-gn"}),
         (("compare", "--data", "digi"), {"digits"}),
+        (("compare", "normec", "clip"), {"clip21", "clip21-sgd2m"}),
+        (("compare", "clip21:"), set()),
         (("train", "--trust", ""), {"local", "secure-sum", "central"}),
         (("train", "--lr", ""), {"theory"}),
         (("train", "--set", "memory_d"), {"memory_dtype="}),

@@ -65,7 +65,8 @@ def epsilon_by_tilting(z: float, rate: float, rounds: int, delta: float, h: floa
     def log_delta(eps: float) -> float:
         above = values > eps
         weights = -np.expm1(eps - values[above]) * np.exp(-tilt * (values[above] - eps))
-        return math.log(float(weights @ composed[above])) + rounds * log_moment - tilt * eps
+        total = float(weights @ composed[above])  # far in the tail the transform's rounding may leave it negative
+        return (math.log(total) if total > 0 else -math.inf) + rounds * log_moment - tilt * eps
 
     low_eps, high_eps = float(values[0]), float(values[-2])
     for _ in range(60):

@@ -20,6 +20,7 @@ def compare(
             metavar="METHOD…",
             help="normec, clip21:tau=0.1, … (default: the paper's methods; with privacy, those that have a guarantee).",
             show_default=False,
+            autocompletion=o.complete_method,
         ),
     ] = None,
     config: Annotated[

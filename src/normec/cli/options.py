@@ -37,6 +37,13 @@ def complete_assignment(incomplete: str) -> list[str]:
     return [f"{name}={value}" for value in SETTINGS[name].all_values()] if name in SETTINGS else []
 
 
+def complete_method(incomplete: str) -> list[str]:
+    """Complete the name of a method; what follows a colon is left to the user."""
+    from ..settings.config import SETTINGS
+
+    return [] if ":" in incomplete else list(_offered(SETTINGS["method"]))
+
+
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file of settings.", show_default=False)]
 Set = Annotated[
     list[str] | None,

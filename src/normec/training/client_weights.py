@@ -6,6 +6,7 @@ are the plain mean, and a client that does not take part counts as zero. With er
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -76,7 +77,7 @@ def checked_weights(given: Sequence[float] | Tensor, clients: int) -> Tensor:
         raise UsageError(f"weights must be one number for each of the {clients} clients, got {list(weights.shape)}")
     if not bool((torch.isfinite(weights) & (weights > 0)).all()):
         raise UsageError("weights must be positive and finite; leave out a client that should not count")
-    total = float(weights.sum())
+    total = math.fsum(weights.tolist())  # the same on every machine
     if abs(total - 1) > SUM_TOLERANCE:
         raise UsageError(f"weights must have the sum 1, got {total:.6g}; divide them by their sum")
     return weights * (clients / total)

@@ -297,6 +297,19 @@ def test_several_processes_make_the_same_records(tmp_path: Path) -> None:
     assert list(map(without_seconds, one)) == list(map(without_seconds, two))
 
 
+def test_a_cell_that_fails_takes_no_other_record_with_it(tmp_path: Path) -> None:
+    """EF21 has no bound, so that a private run of it is refused."""
+    own = {"EF21": Contender("ef21", "error feedback", {"lr": "steps"})}
+    study = replace(TINY, contenders=("EF21", *FEW), own=own)
+    said: list[str] = []
+    with pytest.raises(UsageError, match="ef21"):
+        runner.run(
+            {"tiny": study.cells()}, tmp_path, device="cpu", studies={"tiny": study}, processes=2, report=said.append
+        )
+    assert [one["method"] for one in records.read(study, tmp_path)] == list(FEW)
+    assert any("EF21: Refused" in line for line in said)
+
+
 def test_runs_of_other_settings_are_not_taken_over() -> None:
     where: dict[str, Any] = {**WHERE, "split": "iid", "epsilon": 8.0}
     known: dict[str, Any] = {}
