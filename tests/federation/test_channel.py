@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ from flwr.proto.message_pb2 import (  # noqa: E402
 )
 from flwr.proto.message_pb2 import Message as ProtoMessage  # noqa: E402
 from flwr.proto.node_pb2 import Node  # noqa: E402
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType  # noqa: E402
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType  # noqa: E402
+from flwr.supercore.object_store.object_store_factory import ObjectStoreFactory  # noqa: E402
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
@@ -132,9 +134,12 @@ def deliver(party: PartyChannel, message: Any) -> None:
     _call(party._client, access_control.PARTY + "send", party._last_part(message))
 
 
-def deliver_parts(client: Any, pushed: Any) -> None:
-    """Announce an answer, without any of its objects."""
-    _call(client, access_control.PARTY + "send", [pushed.SerializeToString()])
+def announce(client: Any, node: int, message: Any, tree: Any, contents: dict[str, bytes]) -> None:
+    """Announce an answer with a list of objects, and send the message without its other objects."""
+    name = message.metadata.message_id
+    pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[tree])
+    first = PushObjectRequest(node=Node(node_id=node), object_id=name, object_content=contents[name])
+    _call(client, access_control.PARTY + "send", [pushed.SerializeToString(), first.SerializeToString()])
 
 
 def vector(seed: int, numbers: int = NUMBERS) -> Any:
@@ -305,8 +310,8 @@ def test_an_answer_that_stays_incomplete_reaches_the_server_in_the_end(
     monkeypatch.setattr(channel, "LOOK", 0.1)
     server, (node, party, client) = superlink.serve(), superlink.party()
     (sent,) = server.send([request(node, vector(0))])
-    announced, *_ = party._last_part(answer(party.receive(), vector(1)))
-    _call(client, access_control.PARTY + "send", [announced])
+    announced, first, *_ = party._last_part(answer(party.receive(), vector(1)))
+    _call(client, access_control.PARTY + "send", [announced, first])
     (arrival,) = server.receive([sent])
     assert (arrival.request, arrival.contents) == (sent, [])
 
@@ -391,13 +396,12 @@ def test_a_party_does_not_make_the_server_receive_half_of_anothers_answer(superl
     found = party.receive()
     announced, *parts = party._last_part(answer(found, vector(1)))
     _call(client, access_control.PARTY + "send", [announced, parts[0]])
-    message, tree, _ = _taken_apart(answer(found, vector(2)))
+    message, tree, contents = _taken_apart(answer(found, vector(2)))
     message.metadata.src_node_id = other
-    pushed = PushMessagesRequest(node=Node(node_id=other), messages_list=[message], message_object_trees=[tree])
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(server.receive, [sent])
         wait_for(lambda: len(superlink.channel._waiting) == 1, "the server's call")
-        _call(hostile, access_control.PARTY + "send", [pushed.SerializeToString()])
+        announce(hostile, other, message, tree, contents)
         _call(client, access_control.PARTY + "send", [announced, *parts])
         (arrival,) = waiting.result()
     assert arrival.sender == node
@@ -434,14 +438,13 @@ def test_a_list_that_repeats_itself_harms_only_its_sender(
     server, (node, party, client), (other, honest, _) = superlink.serve(), superlink.party(), superlink.party()
     sent = server.send([request(node, vector(0)), request(other, vector(0))])
     found = party.receive()
-    message, _, _ = _taken_apart(answer(found, vector(1)))
+    message, _, contents = _taken_apart(answer(found, vector(1)))
     leaf, inner = ObjectTree(object_id="a" * 64), "b" * 64
     whole = ObjectTree(object_id=inner, children=[leaf] * 300)
     root = ObjectTree(
         object_id=message.metadata.message_id, children=[whole, *[ObjectTree(object_id=inner) for _ in range(300)]]
     )
-    pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[root])
-    _call(client, access_control.PARTY + "send", [pushed.SerializeToString()])
+    announce(client, node, message, root, contents)
     found = honest.receive()
     deliver(honest, answer(found, vector(2)))
     arrivals = arrived(server, sent)
@@ -459,14 +462,13 @@ def test_a_list_whose_objects_are_parts_of_one_another_is_not_written_out(
     monkeypatch.setattr(channel, "LOOK", 0.1)
     server, (node, party, client) = superlink.serve(), superlink.party()
     sent = server.send([request(node, vector(0))])
-    message, _, _ = _taken_apart(answer(party.receive(), vector(1)))
+    message, _, contents = _taken_apart(answer(party.receive(), vector(1)))
     name, whole = "0" * 64, ObjectTree(object_id="0" * 64)
     for level in range(1, 61):
         whole = ObjectTree(object_id=f"{level:064x}", children=[whole, ObjectTree(object_id=name)])
         name = whole.object_id
     root = ObjectTree(object_id=message.metadata.message_id, children=[whole])
-    pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[root])
-    deliver_parts(client, pushed)
+    announce(client, node, message, root, contents)
     listed = superlink.state.object_store.get_object_tree(message.metadata.message_id)
     assert listed.ByteSize() < 2**13
     server._closed.set()
@@ -474,32 +476,51 @@ def test_a_list_whose_objects_are_parts_of_one_another_is_not_written_out(
         server.open(arrived(server, sent)[sent[0]])
 
 
-@pytest.mark.parametrize("call", [access_control.PARTY + "send", access_control.PUSH])
-def test_an_answer_has_one_list_of_objects(superlink: SuperLink, call: str) -> None:
+def test_an_answer_has_one_list_of_objects(superlink: SuperLink) -> None:
     """Flower registers the objects of any number of lists, and keeps their contents until the run ends."""
     server, (node, party, client) = superlink.serve(), superlink.party()
     sent = server.send([request(node, vector(0))])
     whole = answer(party.receive(), vector(1))
-    message, tree, _ = _taken_apart(whole)
-    one = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[tree])
-
-    def push(pushed: Any) -> None:
-        if call == access_control.PUSH:
-            client.PushMessages(pushed)
-        else:
-            deliver_parts(client, pushed)
-
-    push(one)
+    message, tree, contents = _taken_apart(whole)
+    announce(client, node, message, tree, contents)
     known = len(superlink.state.object_store)
     for number in range(3):
-        other = PushMessagesRequest(node=Node(node_id=node), messages_list=[message])
-        other.message_object_trees.add(object_id=f"{number:064x}")
-        with pytest.raises(httpx.HTTPError):
-            push(other)
+        other = ObjectTree(object_id=tree.object_id, children=[ObjectTree(object_id=f"{number:064x}")])
+        with pytest.raises(httpx.HTTPStatusError, match="400"):
+            announce(client, node, message, other, contents)
+        pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[other])
+        with pytest.raises(httpx.HTTPStatusError, match="404"):
+            client.PushMessages(pushed)
     assert len(superlink.state.object_store) == known
     deliver(party, whole)
     found = server.open(arrived(server, sent)[sent[0]])
     assert np.array_equal(from_records(found.content)["message"], vector(1))
+
+
+def test_an_object_that_is_no_message_is_not_announced_as_one(superlink: SuperLink) -> None:
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    server.send([request(node, vector(0))])
+    message, tree, contents = _taken_apart(answer(party.receive(), vector(1)))
+    (chunk,) = [name for name, content in contents.items() if content.startswith(b"ArrayChunk")]
+    message.metadata.message_id = chunk
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        announce(client, node, message, ObjectTree(object_id=chunk, children=tree.children), contents)
+
+
+@pytest.mark.parametrize("database", [FLWR_IN_MEMORY_DB_NAME, "superlink.db"])
+def test_lists_of_one_sender_do_not_contradict_those_of_another(
+    superlink: SuperLink, tmp_path: Path, database: str
+) -> None:
+    store = ObjectStoreFactory(str(tmp_path / database) if database.endswith(".db") else database).store()
+    _, tree, contents = _taken_apart(request(7, vector(0)))
+    parts = [ObjectTree(object_id=name, children=[ObjectTree(object_id="a" * 64)]) for name in contents]
+    hostile = ObjectTree(object_id="b" * 64, children=[part for part in parts if part.object_id != tree.object_id])
+    store.preregister(superlink.run, channel._flat(hostile))
+    assert set(store.preregister(superlink.run, channel._flat(tree))) == set(contents)
+    store.delete("b" * 64)
+    assert {part.object_id for part in store.get_object_tree(tree.object_id).children} | {tree.object_id} == set(
+        contents
+    )
 
 
 def test_nobody_adds_parts_to_the_messages_of_others(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,14 +529,12 @@ def test_nobody_adds_parts_to_the_messages_of_others(superlink: SuperLink, monke
     monkeypatch.setattr(download, "PART_SECONDS", 0.2)
     server, (node, party, client), (other, honest, _) = superlink.serve(), superlink.party(), superlink.party()
     server.send([request(node, vector(1))])
-    message, tree, _ = _taken_apart(answer(party.receive(), vector(2)))
+    message, tree, contents = _taken_apart(answer(party.receive(), vector(2)))
     nowhere = ObjectTree(object_id="a" * 64)
     expected = [_taken_apart(request(other, vector(0)))[2], _taken_apart(flwr.Message(to_records({}), 7, "train"))[2]]
-    for name in {name: None for contents in expected for name in contents}:
+    for name in {name: None for one in expected for name in one}:
         tree.children.append(ObjectTree(object_id=name, children=[nowhere]))
-    deliver_parts(
-        client, PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[tree])
-    )
+    announce(client, node, message, tree, contents)
     sent = server.send([request(other, vector(0))])
     found = honest.receive()
     assert np.array_equal(from_records(found.content)["x"], vector(0))

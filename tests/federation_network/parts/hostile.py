@@ -1,11 +1,8 @@
 """Nodes that were let in and answer every request with something else than a message, each in a way of its own.
 
-They answer in turn through the SuperLink's channel and through Flower's own calls.
-
 python hostile.py SUPERLINK AUTHORITY KEY…
 """
 
-import itertools
 import pickle
 import secrets
 import sys
@@ -18,8 +15,6 @@ from typing import Any
 import httpx
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
@@ -110,30 +105,15 @@ def attack(superlink: str, authority: bytes, key: Path, kind: str) -> None:
         http_request_response(superlink, False, authority, keys) as connection,
         limited_client(allowed).from_server_address(superlink, False, authority, signed) as client,
     ):
-        number, _, send, _, _, _, push, _ = connection
-        channel, held = PartyChannel(client, number, allowed), []
-        for by_flower in itertools.cycle([False, True]):
+        channel, held = PartyChannel(client, connection[0], allowed), []
+        while True:
             try:
                 while (request := channel.receive(held.pop() if held else None)) is None:
                     time.sleep(1)
                 record["run"] = request.content["fields"]["run"]
-                reply = Message(KINDS[kind](record), reply_to=request)
-                if by_flower:
-                    push_by_flower(send, push, reply)
-                else:
-                    held.append(reply)  # it travels with the next call
-            except (RunNotRunningException, ObjectPushError, PartsMissing, httpx.HTTPError):
+                held.append(Message(KINDS[kind](record), reply_to=request))  # it travels with the next call
+            except (RunNotRunningException, PartsMissing, httpx.HTTPError):
                 time.sleep(1)  # the server may refuse a message while it is being sent
-
-
-def push_by_flower(send: Any, push: Any, reply: Message) -> None:
-    """Announce the reply, then send those of its parts that the server does not have, one by one."""
-    with no_object_id_recompute():
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        missing, session = send(reply, get_object_tree(reply), 0.0)
-        for name, part in get_all_nested_objects(reply).items():
-            if name in missing:
-                push(reply.metadata.run_id, session, name, part.deflate())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ the server of a run:
 | `SERVER`receive | the names of pending requests | answers with their objects, once there is one |
 
 Each is a list of Flower's own protobuf messages, which Flower's own handlers process, so that the same rules hold as on
-Flower's interfaces, and parties that use those take part as well. A call to receive is held until there is something to
+Flower's interfaces. A call to receive is held until there is something to
 return, at most `HOLD` seconds; the server's also until all answers are there, at most `LINGER` seconds after the first,
 because every call costs as much as many answers. The objects of an answer that is too large for one call come before it
 in further calls, and the server receives the answer when it is whole. The objects of requests that are too large for
@@ -30,7 +30,6 @@ control (`access_control`) has checked who calls, and how large the call is, bef
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import json
 import math
@@ -57,7 +56,7 @@ from .access_control import (
     own_answers,
 )
 from .download import parts_of
-from .limits import CALL_PARTS, LIST_BYTES, LIST_DEPTH, PART_SECONDS, RESPONSE_BYTES
+from .limits import CALL_PARTS, LIST_BYTES, PART_SECONDS, RESPONSE_BYTES
 from .versions import versions
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ class Channel:
     """ASGI middleware around Flower's SuperLink that answers the calls of the channel."""
 
     def __init__(self, app: Any) -> None:
-        _limit_lists()
         self._app: App = app
         self._state: Callable[[], Any] = app.state.linkstate_factory.state
         self._waiting: set[_Waiting] = set()
@@ -122,12 +120,9 @@ class Channel:
         }
         path = request.scope["path"]  # not that of `request.url`, in which the header Host takes part
         call = calls.get(path)
-        if request.method != "POST" or (call is None and path != PUSH):
+        if call is None or request.method != "POST":
             return Response(status_code=404)
         try:
-            if call is None:
-                stored = await self._stored(request.scope[NODE], [await request.body()])
-                return Response(stored.SerializeToString(), media_type="application/x-protobuf")
             given = (await _computed(BytesList.FromString, body := await request.body(), len(body))).vals
             if path.startswith(PARTY) and len(given) > CALL_PARTS:
                 raise ValueError(f"a party's call has at most {CALL_PARTS} parts")
@@ -158,7 +153,8 @@ class Channel:
         """Store an answer and those of its objects that came with it.
 
         Flower takes an answer any number of times, each time with another list of objects, and keeps all of them. Here
-        the first list counts.
+        the first list counts. The message itself must come with it, so that nobody takes the name of another object for
+        that of a message; Flower's own call, which brings no objects, is therefore not available.
         """
         from flwr.proto.fleet_pb2 import PushMessagesRequest
         from flwr.proto.message_pb2 import PushObjectRequest
@@ -169,19 +165,24 @@ class Channel:
             raise ValueError("a party may only push answers of its own, with a limited number of objects")
         pushed = PushMessagesRequest.FromString(given[0])
         (message,), (tree,) = pushed.messages_list, pushed.message_object_trees
-        listed = hashlib.sha256(tree.SerializeToString(deterministic=True)).digest()
+        parts, flat = list(map(PushObjectRequest.FromString, given[1:])), _flat(tree)
+        pushed.message_object_trees[0].CopyFrom(flat)
+        listed = hashlib.sha256(flat.SerializeToString(deterministic=True)).digest()
         about = message.metadata
         key = about.reply_to_message_id, node
+        whole = any(_is_message(part.object_content, about.message_id) for part in parts)
 
         def store() -> PushMessagesResponse:
             state = self._state()
             with self._storing:
+                if key not in self._lists and not (whole and tree.object_id == about.message_id):
+                    raise ValueError("an answer must come with the object of its message")
                 if self._lists.get(key, listed) != listed:
                     raise ValueError("an answer has one list of objects")
                 answer = fleet_handlers.push_messages(pushed, state)
                 if answer.objects_to_push:  # Flower knows the request, so that nobody fills this table
                     self._lists[key] = listed
-            for part in map(PushObjectRequest.FromString, given[1:]):
+            for part in parts:
                 part.run_id, part.session_id = about.run_id, answer.session_id
                 if part.object_id in answer.objects_to_push:
                     fleet_handlers.push_object(part, state)
@@ -210,6 +211,8 @@ class Channel:
         from starlette.concurrency import run_in_threadpool
 
         pushed = PushAppMessagesRequest.FromString(given[0])
+        for tree in pushed.message_object_trees:
+            tree.CopyFrom(_flat(tree))
 
         def store() -> bytes:
             state, task = self._state(), self._task(request)
@@ -248,7 +251,7 @@ class Channel:
                 runtime_handlers.pull_messages(asked, state, task) if asked.message_ids else PullAppMessagesResponse()
             )
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-                tree.ClearField("children")  # which objects belong to it, the objects themselves say
+                tree.ClearField("children")  # the objects themselves say which parts they have
                 contents = _contents(state, task.run_id, message.metadata.message_id, min(room, left))
                 left -= sum(map(len, contents))
                 packed.append(_packed(contents))
@@ -398,41 +401,26 @@ def _contents(state: Any, run: int, name: str, room: int) -> list[bytes]:
     return list(contents.values())
 
 
-def _limit_lists() -> None:
-    """Let Flower's stores write each object once into the list of a message, and no deeper than a message is.
+def _flat(tree: Any) -> Any:
+    """The list of a message's objects, all of them as parts of the message itself.
 
-    An object may be a part of several others. Written out under each of them, a few kilobytes that a party announces
-    become a list that doubles with every level, and fills the SuperLink's memory.
+    Flower's store believes whoever announces an object first about its parts, and writes them out under everything that
+    it is a part of. With flat lists nobody says anything about the parts of an object that others may send as well.
     """
-    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-    from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-
-    for kind in (InMemoryObjectStore, SqlObjectStore):
-        if not hasattr(kind.get_object_tree, "__wrapped__"):
-            setattr(kind, "get_object_tree", _listing_once(kind.get_object_tree))  # noqa: B010  (a method of Flower's)
-
-
-def _listing_once(listed: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """Wrap Flower's function that lists the parts of an object, and calls itself for each of them."""
     from flwr.proto.message_pb2 import ObjectTree
 
-    under_way = threading.local()
+    names, rest = set[str](), list(tree.children)
+    while rest:
+        branch = rest.pop()
+        names.add(branch.object_id)
+        rest += branch.children
+    parts = [ObjectTree(object_id=name) for name in sorted(names - {tree.object_id})]
+    return ObjectTree(object_id=tree.object_id, children=parts)
 
-    @functools.wraps(listed)
-    def once(store: Any, name: str) -> Any:
-        depth = getattr(under_way, "depth", 0)
-        if not depth:
-            under_way.names = set()
-        if depth == LIST_DEPTH or name in under_way.names:
-            return ObjectTree(object_id=name)
-        under_way.names.add(name)
-        under_way.depth = depth + 1
-        try:
-            return listed(store, name)
-        finally:
-            under_way.depth = depth
 
-    return once
+def _is_message(content: bytes, name: str) -> bool:
+    """Whether an object is a message, and has this name."""
+    return hashlib.sha256(content).hexdigest() == name and content.startswith(b"Message ")
 
 
 def _packed(contents: list[bytes]) -> bytes:

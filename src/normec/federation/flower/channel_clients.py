@@ -95,7 +95,7 @@ class PartyChannel:
             name: PushObjectRequest(
                 node=self._node, run_id=message.metadata.run_id, object_id=name, object_content=content
             )
-            for name, content in contents.items()
+            for name, content in {tree.object_id: b"", **contents}.items()  # the message itself comes first
         }
         while len(parts := _fitting(left, ANSWER_BYTES)) < len(left):
             found = self._attempt(_call, self._client, PARTY + SEND, [announced, *parts])

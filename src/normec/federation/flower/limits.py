@@ -9,7 +9,6 @@ Nobody may exhaust the memory, the disk or the connections of another by what th
 | the SuperLink's memory | a party that does not read responses | `SENT_BYTES` and `SENT_SECONDS` |
 | the SuperLink's disk | a party | `LIST_BYTES`: one answer to a request is accepted, with one list of objects |
 | the SuperLink's memory | a response with many messages | `RESPONSE_BYTES` |
-| the SuperLink's memory | a list of objects that are parts of one another | `LIST_DEPTH`, and each object once |
 | a party, the server | a message | `MessageLimits`: its bytes, its objects and the responses that bring it |
 | a party | any other response | `PLAIN_BYTES` |
 | a party, the server | a message whose parts never arrive | `PART_SECONDS` |
@@ -26,7 +25,6 @@ from dataclasses import dataclass
 BODY_BYTES = 8 * 2**20  # of one request; Flower sends arrays in chunks of 5 MiB
 BODY_SECONDS = 120.0  # time in which the body of a request must arrive: 8 MiB at half a megabit per second
 LIST_BYTES = 2**16  # of the list of an answer's objects: about a thousand of them
-LIST_DEPTH = 16  # of a list of objects that the SuperLink writes; that of a message is five
 CALL_PARTS = 2**10  # parts of a call of the channel
 REQUESTS_AT_ONCE = 32  # of one party; Flower's SuperNode sends a few objects in parallel
 SENT_BYTES = 2**18  # of a response that are sent before the party has read what came before them
