@@ -16,11 +16,10 @@ the server of a run:
 | `SERVER`receive | the names of pending requests | answers with their objects, once there is one |
 
 Each is a list of Flower's own protobuf messages, which Flower's own handlers process, so that the same rules hold as on
-Flower's interfaces. A call to receive is held until there is something to
-return, at most `HOLD` seconds; the server's also until all answers are there, at most `LINGER` seconds after the first,
-because every call costs as much as many answers. The objects of an answer that is too large for one call come before it
-in further calls, and the server receives the answer when it is whole. The objects of requests that are too large for
-one call travel in Flower's way.
+Flower's interfaces. A call to receive is held until there is something to return, at most `HOLD` seconds; the server's
+also until all answers are there, at most `LINGER` seconds after the first, because every call costs as much as many
+answers. The objects of an answer that is too large for one call come before it in further calls, and the server
+receives the answer when it is whole. The objects of requests that are too large for one call travel in Flower's way.
 
 A request is kept until the party that received it says so in its next call, and is sent again otherwise: a connection
 that breaks while a call is held would else lose the request, and the round would wait until its time limit. Access
@@ -74,10 +73,16 @@ Topic = tuple[str, int]  # PARTY and the number of a party, or SERVER and that o
 
 
 class Channel:
-    """ASGI middleware around Flower's SuperLink that answers the calls of the channel."""
+    """ASGI middleware around Flower's SuperLink that answers the calls of the channel.
 
-    def __init__(self, app: Any) -> None:
+    With `flower_nodes`, parties may be Flower's own SuperNodes, which announce an answer before they send its objects.
+    A party can then announce an object of others as its message, with parts that never arrive: with a database Flower
+    refuses everything else that contains the object, and Flower's own nodes wait for the parts.
+    """
+
+    def __init__(self, app: Any, flower_nodes: bool = False) -> None:
         self._app: App = app
+        self._flower_nodes = flower_nodes
         self._state: Callable[[], Any] = app.state.linkstate_factory.state
         self._waiting: set[_Waiting] = set()
         self._unconfirmed: dict[int, tuple[bytes, PullMessagesResponse]] = {}
@@ -120,9 +125,13 @@ class Channel:
         }
         path = request.scope["path"]  # not that of `request.url`, in which the header Host takes part
         call = calls.get(path)
-        if call is None or request.method != "POST":
+        announced = path == PUSH and self._flower_nodes
+        if request.method != "POST" or (call is None and not announced):
             return Response(status_code=404)
         try:
+            if call is None:
+                stored = await self._stored(request.scope[NODE], [await request.body()], announced)
+                return Response(stored.SerializeToString(), media_type="application/x-protobuf")
             given = (await _computed(BytesList.FromString, body := await request.body(), len(body))).vals
             if path.startswith(PARTY) and len(given) > CALL_PARTS:
                 raise ValueError(f"a party's call has at most {CALL_PARTS} parts")
@@ -149,12 +158,12 @@ class Channel:
     async def _party_sends(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
         return [(await self._stored(request.scope[NODE], given)).SerializeToString()]
 
-    async def _stored(self, node: int, given: list[bytes]) -> PushMessagesResponse:
+    async def _stored(self, node: int, given: list[bytes], announced: bool = False) -> PushMessagesResponse:
         """Store an answer and those of its objects that came with it.
 
         Flower takes an answer any number of times, each time with another list of objects, and keeps all of them. Here
-        the first list counts. The message itself must come with it, so that nobody takes the name of another object for
-        that of a message; Flower's own call, which brings no objects, is therefore not available.
+        the first list counts. Unless the answer is only `announced`, the message itself must come with it, so that
+        nobody takes the name of another object for that of a message.
         """
         from flwr.proto.fleet_pb2 import PushMessagesRequest
         from flwr.proto.message_pb2 import PushObjectRequest
@@ -175,7 +184,7 @@ class Channel:
         def store() -> PushMessagesResponse:
             state = self._state()
             with self._storing:
-                if key not in self._lists and not (whole and tree.object_id == about.message_id):
+                if key not in self._lists and not (announced or (whole and tree.object_id == about.message_id)):
                     raise ValueError("an answer must come with the object of its message")
                 if self._lists.get(key, listed) != listed:
                     raise ValueError("an answer has one list of objects")

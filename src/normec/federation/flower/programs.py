@@ -21,12 +21,17 @@ from .access_control import OwnerAndParties, OwnerOnly, signing_party
 from .channel import Channel
 
 INSECURE = "--insecure-for-tests"  # instead of Flower's --insecure
+FLOWER_NODES = "--flower-nodes"  # parties may be Flower's own SuperNodes
 
 
 def run_superlink(arguments: list[str]) -> None:
-    """Run Flower's SuperLink with the options of `flower-superlink` and a `Channel`, behind `OwnerAndParties`."""
+    """Run Flower's SuperLink with the options of `flower-superlink` and a `Channel`, behind `OwnerAndParties`.
+
+    With the option `--flower-nodes`, parties may be Flower's own SuperNodes (see `Channel`).
+    """
     _check_system()
-    arguments = _checked(arguments)
+    flower_nodes = FLOWER_NODES in arguments
+    arguments = _checked([word for word in arguments if word != FLOWER_NODES])
     from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API
     from flwr.superlink import main
     from flwr.superlink.cli.flower_superlink import flower_superlink
@@ -39,7 +44,7 @@ def run_superlink(arguments: list[str]) -> None:
 
     def restricted(*given: Any, **named: Any) -> Any:
         app = made(*given, **named)
-        channels.append(Channel(app))
+        channels.append(Channel(app, flower_nodes))
         return OwnerAndParties(channels[-1], partial(signing_party, app), _listening(arguments))
 
     async def shutdown(server: Server, sockets: list[socket.socket] | None = None) -> None:

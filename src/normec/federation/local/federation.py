@@ -148,7 +148,8 @@ class Federation:
 
     def _start_superlink(self, check_wanted: Callable[[], None], port: int, database: bool) -> None:
         tls, kept = self._tls, self.home / "superlink.db" if database else None
-        command = superlink.command(tls.certificate, tls.key, tls.authority, port, kept)
+        nodes = self._options.flower_nodes
+        command = superlink.command(tls.certificate, tls.key, tls.authority, port, kept, nodes)
         self.processes.start("superlink", command)
         self.address = f"127.0.0.1:{port}"
         until = time.monotonic() + STARTING

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ..flower.programs import FLOWER_NODES
 
 SILENCE = 120.0  # seconds without an answer after which a running SuperLink counts as failed
 QUIET = {  # no telemetry, no update checks, and short polling intervals
@@ -19,10 +20,18 @@ QUIET = {  # no telemetry, no update checks, and short polling intervals
 }
 
 
-def command(certificate: Path, key: Path, authority: Path, port: int, database: Path | None = None) -> list[str]:
+def command(
+    certificate: Path,
+    key: Path,
+    authority: Path,
+    port: int,
+    database: Path | None = None,
+    flower_nodes: bool = False,
+) -> list[str]:
     """The command that starts a SuperLink on this machine, with TLS, registered parties and `access_control`.
 
-    With a `database` it remembers the parties after a restart; without one it is faster.
+    With a `database` it remembers the parties after a restart; without one it is faster. With `flower_nodes`, parties
+    may be Flower's own SuperNodes.
     """
     return [
         *(sys.executable, "-m", "normec", "federation", "superlink"),
@@ -30,6 +39,7 @@ def command(certificate: Path, key: Path, authority: Path, port: int, database: 
         *(() if database is None else ("--database", str(database))),
         *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *((FLOWER_NODES,) if flower_nodes else ()),
     ]
 
 
