@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from .contenders import ALL, Family
 from .records import Record, cell_of
+from .statistics import Comparison
 from .studies import STUDIES, Condition
 
 Held = Mapping[str, Sequence[Record]]  # the records of each study
@@ -25,9 +27,12 @@ def by_condition(held: Held) -> dict[Condition, dict[str, Record]]:
     return {condition: own for condition, own in found.items() if len(own) > 1}
 
 
-def complete(condition: Condition, records: Mapping[str, Record]) -> bool:
-    """Whether all contenders of the study have run in a condition; before, nobody leads it."""
-    return set(STUDIES[condition.study].contenders) <= set(records)
+def leading_family(condition: Condition, comparison: Comparison) -> Family | None:
+    """The family of the best contender, if all contenders of the study have run and no other family is close."""
+    if not set(STUDIES[condition.study].contenders) <= set(comparison.means):
+        return None
+    families = {ALL[name].family for name in comparison.tied()}
+    return families.pop() if len(families) == 1 else None
 
 
 def noise(records: Mapping[str, Record]) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from normec.experiments.export import Row, to_csv, to_markdown
 from normec.system.files import write_atomic
 
-from .conditions import Conditions, Held, by_condition, complete, noise, private, without_noise
+from .conditions import Conditions, Held, by_condition, leading_family, noise, private, without_noise
 from .contenders import ALL, CONTENDERS, Family
 from .design import range_ends
 from .records import Record, cell_of, percent, read
@@ -238,13 +238,12 @@ def _conditions(conditions: Conditions, compared: Mapping[Condition, Comparison]
     rows = []
     for one, own in conditions.items():
         comparison, cells = compared[one], []
+        leading = leading_family(one, comparison)
         for family in FAMILIES:
             names = [name for name in comparison.means if ALL[name].family == family]
             best = max(names, key=lambda name: comparison.means[name], default=None)
-            alone = best == comparison.best and all(ALL[n].family == family for n in comparison.tied())
-            top = best is not None and alone and complete(one, own)
             shown = f"{100 * comparison.means[best]:.1f}" if best is not None else "–"
-            cells.append(f"**{shown}**" if top else shown)
+            cells.append(f"**{shown}**" if family == leading else shown)
         tied = len(comparison.tied()) - 1
         rows.append([str(one), f"{noise(own):.2g}", *cells, comparison.best, f"{tied} of {len(comparison.means) - 1}"])
     if not rows:

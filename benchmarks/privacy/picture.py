@@ -11,7 +11,7 @@ from pathlib import Path
 
 from normec.report import pictures
 
-from .conditions import Conditions, complete, noise
+from .conditions import Conditions, leading_family, noise
 from .contenders import ALL
 from .page import FAMILIES, values
 from .records import Record
@@ -61,8 +61,7 @@ def draw(conditions: Conditions, path: Path) -> Path:
             if not math.isnan(position):
                 comparison = compare(values(own))
                 family = ALL[comparison.best].family
-                alone = all(ALL[name].family == family for name in comparison.tied())
-                sure = alone and complete(condition, own)
+                sure = leading_family(condition, comparison) == family
                 by_panel[panel].plot(
                     position, studies.index(condition.study), "o", markersize=8, color=colours[family],
                     markerfacecolor=colours[family] if sure else "white", markeredgewidth=1.5,

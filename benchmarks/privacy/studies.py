@@ -172,7 +172,14 @@ def _shakespeare(model: str, clients: int, shows: str, seconds: float, *notes: s
 
 
 def _record_level(
-    name: str, shows: str, settings: Mapping[str, Any], roles: Roles, contenders: Iterable[str], published: float
+    name: str,
+    shows: str,
+    settings: Mapping[str, Any],
+    roles: Roles,
+    contenders: Iterable[str],
+    published: float,
+    seconds: float,
+    *notes: str,
 ) -> Study:
     """A study beside the accuracy of Tramèr and Boneh with the same features or network."""
     return Study(
@@ -183,11 +190,8 @@ def _record_level(
         epsilons=(3.0,),
         splits=("iid",),
         contenders=tuple(contenders),
-        notes=(
-            f"Tramèr and Boneh (2021) report {published} %",
-            *(("Each round uses each record with probability 0.1",) if "batch_rate" in settings else ()),
-        ),
-        seconds_per_round=0.01 if "features" in settings else 0.1,
+        notes=(f"Tramèr and Boneh (2021) report {published} %", *notes),
+        seconds_per_round=seconds,
         published=published,
     )
 
@@ -195,15 +199,16 @@ def _record_level(
 def _features(data: str, shown: str, published: float) -> Study:
     shows = f"softmax regression on scattering features of {shown}"
     settings = {"data": data, **_FEATURES}
-    return _record_level(f"{data}-records", shows, settings, _LONG_STEPS, RECORD_CONTENDERS, published)
+    return _record_level(f"{data}-records", shows, settings, _LONG_STEPS, RECORD_CONTENDERS, published, 0.01)
 
 
 def _network(data: str, shown: str, model: str, published: float) -> Study:
     shows = f"the CNN of Tramèr and Boneh on {shown}, end to end"
-    model = f"benchmarks/privacy/tanh_cnns.py:{model}"
-    settings = {"data": data, "model": model, "augment": False, "batch_rate": 0.1}
+    file = f"benchmarks/privacy/tanh_cnns.py:{model}"
+    settings = {"data": data, "model": file, "augment": False, "batch_rate": 0.1}
     contenders = "DP-GD, AUTO-S, momentum", "DP-GD, records clipped, momentum"
-    return _record_level(f"{data}-records-cnn", shows, settings, _NETWORK_STEPS, contenders, published)
+    drawn = "Each round uses each record with probability 0.1"
+    return _record_level(f"{data}-records-cnn", shows, settings, _NETWORK_STEPS, contenders, published, 0.1, drawn)
 
 
 def _linear(data: str, clients: int, budget: TuningBudget, model: str, seconds: float, *notes: str) -> Study:
