@@ -30,6 +30,7 @@ from ...system.files import PRIVATE_FILE, private_folder, write_atomic
 
 MOST_RUNS = 100  # states of runs for which the party has made a message
 MOST_WAITING = 32  # states that wait for the server's record; the oldest are dropped for new ones
+_FOLDER, _SUM = "runs", "~sum.safetensors"
 _FORMAT = 4
 _FACTS = ("token", "accepted", "since", "digest", "ledger", "released")  # of a state, beside its tensors
 _PENDING_FACTS = ("round", "terms", "digest", "loss", "released")
@@ -82,7 +83,7 @@ class PartyState:
 
 def path_of(folder: Path, run: str, node: str) -> Path:
     """The state of a run in which every message is sent by itself."""
-    return folder / "runs" / run / f"{node}.safetensors"
+    return folder / _FOLDER / run / f"{node}.safetensors"
 
 
 def sum_path_of(folder: Path, run: str, node: str) -> Path:
@@ -91,7 +92,12 @@ def sum_path_of(folder: Path, run: str, node: str) -> Path:
     A server can use the name of a run for both. What a sum has added to a memory has no noise of its own, so a memory
     of single messages would no longer consist of what was released. No party has a name with a "~".
     """
-    return folder / "runs" / run / f"{node}~sum.safetensors"
+    return folder / _FOLDER / run / f"{node}{_SUM}"
+
+
+def of_messages(inside: Path) -> bool:
+    """Whether a path inside of a party's folder is that of a state of single messages."""
+    return inside.parts[0] == _FOLDER and not inside.name.endswith(_SUM)
 
 
 def save(path: Path, state: PartyState) -> None:
@@ -164,12 +170,12 @@ def make_room(folder: Path) -> None:
             path.parent.rmdir()
     if len(_paths(folder)) - len(waiting) >= MOST_RUNS:
         raise UsageError(
-            f"{folder / 'runs'} holds {MOST_RUNS} runs, the largest number allowed; remove those that are over"
+            f"{folder / _FOLDER} holds {MOST_RUNS} runs, the largest number allowed; remove those that are over"
         )
 
 
 def _paths(folder: Path) -> list[Path]:
-    return sorted((folder / "runs").glob("*/*.safetensors"))
+    return sorted((folder / _FOLDER).glob("*/*.safetensors"))
 
 
 def _facts(path: Path) -> dict[str, Any]:
