@@ -497,6 +497,44 @@ def test_an_answer_has_one_list_of_objects(superlink: SuperLink) -> None:
     assert np.array_equal(from_records(found.content)["message"], vector(1))
 
 
+@pytest.mark.parametrize("name", ["z" * 64, "", "a" * 63])
+def test_a_list_with_a_name_of_no_object_leaves_nothing_behind(superlink: SuperLink, name: str) -> None:
+    """Flower registers the objects before it, and then fails, so that such a list would not count as the first."""
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    server.send([request(node, vector(0))])
+    message, tree, contents = _taken_apart(answer(party.receive(), vector(1)))
+    known = len(superlink.state.object_store)
+    for number in range(3):
+        names = [f"{number:032x}{one:032x}" for one in range(100)]
+        other = ObjectTree(object_id=tree.object_id, children=[ObjectTree(object_id=one) for one in [*names, name]])
+        with pytest.raises(httpx.HTTPStatusError, match="400"):
+            announce(client, node, message, other, contents)
+    assert len(superlink.state.object_store) == known
+    assert not superlink.state._object_push_sessions
+
+
+def test_answers_that_nobody_asked_for_leave_nothing_behind(superlink: SuperLink) -> None:
+    """Flower begins a session for each of them, and would keep it until the run ends."""
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    sent = server.send([request(node, vector(0))])
+    whole = answer(party.receive(), vector(1))
+    message, tree, contents = _taken_apart(whole)
+    wanted = message.metadata.reply_to_message_id
+    for number in range(3):
+        message.metadata.reply_to_message_id = f"{number:064x}"
+        announce(client, node, message, tree, contents)
+    message.metadata.reply_to_message_id = wanted
+    for _ in range(3):
+        deliver(party, whole)
+    found = server.open(arrived(server, sent)[sent[0]])
+    assert np.array_equal(from_records(found.content)["message"], vector(1))
+    for _ in range(3):  # it was received
+        deliver(party, whole)
+    assert not superlink.state._object_push_sessions
+    assert not superlink.channel._lists
+    assert not superlink.channel._incomplete
+
+
 def test_an_object_that_is_no_message_is_not_announced_as_one(superlink: SuperLink) -> None:
     server, (node, party, client) = superlink.serve(), superlink.party()
     server.send([request(node, vector(0))])

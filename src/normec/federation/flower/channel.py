@@ -32,6 +32,7 @@ import asyncio
 import hashlib
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -66,6 +67,8 @@ LINGER = 0.1  # seconds
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
 FEW = 2**16  # bytes that are read or written in less time than another thread takes to begin
 PUSH_OBJECT = FLEET + "push-object"  # Flower's own call after which an answer may be complete
+
+_NAME = re.compile("[0-9a-f]{64}")  # of an object
 
 Found = TypeVar("Found")
 Given = TypeVar("Given")
@@ -196,6 +199,8 @@ class Channel:
                 if part.object_id in answer.objects_to_push:
                     fleet_handlers.push_object(part, state)
                     answer.objects_to_push.remove(part.object_id)
+            if not answer.objects_to_push:  # Flower keeps the session of an answer that it refused or had already
+                state._cleanup_push_session(answer.session_id, cleanup_messages=False)
             return answer
 
         missing: tuple[str, ...] = ()
@@ -260,6 +265,8 @@ class Channel:
                 runtime_handlers.pull_messages(asked, state, task) if asked.message_ids else PullAppMessagesResponse()
             )
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                with self._storing:  # Flower no longer knows the request, and takes no answer to it
+                    self._lists.pop((message.metadata.reply_to_message_id, message.metadata.src_node_id), None)
                 tree.ClearField("children")  # the objects themselves say which parts they have
                 contents = _contents(state, task.run_id, message.metadata.message_id, min(room, left))
                 left -= sum(map(len, contents))
@@ -415,6 +422,8 @@ def _flat(tree: Any) -> Any:
 
     Flower's store believes whoever announces an object first about its parts, and writes them out under everything that
     it is a part of. With flat lists nobody says anything about the parts of an object that others may send as well.
+
+    Raises `ValueError` for a name that no object can have, at which the store would stop half-way.
     """
     from flwr.proto.message_pb2 import ObjectTree
 
@@ -423,6 +432,8 @@ def _flat(tree: Any) -> Any:
         branch = rest.pop()
         names.add(branch.object_id)
         rest += branch.children
+    if not all(map(_NAME.fullmatch, (*names, tree.object_id))):
+        raise ValueError("an object is named by a SHA-256 hash")
     parts = [ObjectTree(object_id=name) for name in sorted(names - {tree.object_id})]
     return ObjectTree(object_id=tree.object_id, children=parts)
 
