@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.config import HTTP_PROTOCOLS, WS_PROTOCOLS
 
 from normec.errors import UsageError
-from normec.federation.flower import access_control, connections, limits, programs
+from normec.federation.flower import access_control, http_connections, limits, programs
 from normec.federation.protocol.wire import LARGEST
 
 STARTING = "/v1/control/start-run"
@@ -411,7 +411,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Web servers are started as the programs do it."""
     for known in (HTTP_PROTOCOLS, WS_PROTOCOLS):
         monkeypatch.setitem(known, "auto", known["auto"])
-    connections.limit_connections()
+    http_connections.limit_connections()
 
 
 def closed(connection: socket.socket, *parts: bytes) -> bool:
@@ -447,19 +447,21 @@ def test_a_head_that_never_ends_is_cut_off(endless: list[bytes]) -> None:
 @pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("begun", [b"", HEAD], ids=["nothing", "half a head"])
 def test_a_head_that_does_not_come_is_not_waited_for(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections.LimitedConnection, "head_seconds", 0.2)
+    monkeypatch.setattr(http_connections.LimitedConnection, "head_seconds", 0.2)
     with Served(body_seconds=LIMIT) as served:
         assert closed(served.connect(), begun)
 
 
 @pytest.mark.usefixtures("limited")
 def test_a_request_that_is_held_has_no_limit_for_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections.LimitedConnection, "head_seconds", 0.0)
+    monkeypatch.setattr(http_connections.LimitedConnection, "head_seconds", 0.0)
     ended = threading.Event()
-    before = connections.LimitedConnection.connection_lost
+    before = http_connections.LimitedConnection.connection_lost
     lost = lambda *given: (before(*given), ended.set())  # noqa: E731
-    monkeypatch.setattr(connections.LimitedConnection, "connection_lost", lost)
-    monkeypatch.setattr(connections.LimitedConnection, "connection_made", connections.HttpToolsProtocol.connection_made)
+    monkeypatch.setattr(http_connections.LimitedConnection, "connection_lost", lost)
+    monkeypatch.setattr(
+        http_connections.LimitedConnection, "connection_made", http_connections.HttpToolsProtocol.connection_made
+    )
     with Served(body_seconds=LIMIT) as served, served.request(1) as held:
         assert served.reached.acquire(timeout=LIMIT)
         assert not ended.wait(0.2)

@@ -420,6 +420,7 @@ def test_a_party_does_not_make_the_server_receive_half_of_anothers_answer(superl
         [PushMessagesRequest(messages_list=[ProtoMessage(metadata=Metadata(run_id=1))] * 2).SerializeToString()],
         [bytes(2**17)],
         [b"100000", b"", b"", bytes(2**17)],  # a list of objects that is too long
+        [b"100000", bytes(2**10), b""],  # a long name of a process, which is kept
     ],
 )
 @pytest.mark.parametrize("call", ["receive", "send"])

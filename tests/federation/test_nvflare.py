@@ -20,7 +20,7 @@ from nvflare.apis.controller_spec import Task
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.executor import Executor
 from nvflare.apis.filter import ContentBlockedException
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.impl.task_controller import TaskController
 from nvflare.apis.impl.wf_comm_client import WFCommClient

@@ -66,6 +66,7 @@ HOLD = 20.0  # seconds; Flower's clients give up after 30
 LINGER = 0.1  # seconds
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
 FEW = 2**16  # bytes that are read or written in less time than another thread takes to begin
+LONGEST_NAME = 64  # bytes of the name of a party's process, which is kept with the request that it received
 PUSH_OBJECT = FLEET + "push-object"  # Flower's own call after which an answer may be complete
 
 _NAME = re.compile("[0-9a-f]{64}")  # of an object
@@ -146,6 +147,8 @@ class Channel:
 
     async def _party_receives(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
         node, (room, process, confirmed), answer = request.scope[NODE], given[:3], given[3:]
+        if len(process) > LONGEST_NAME:
+            raise ValueError(f"the name of a process has at most {LONGEST_NAME} bytes")
         if answer and (await self._stored(node, answer)).objects_to_push:
             raise ValueError("an answer must be whole, and its first objects are missing")
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Requests to the port of a SuperLink or SuperNode, before it is known who sends them (`connections`)
+# Requests to the port of a SuperLink or SuperNode, before it is known who sends them (`http_connections`)
 HEAD_BYTES = 2**16  # of the address and the headers of a request
 HEAD_SECONDS = 30.0  # time in which they must arrive
 QUEUED_REQUESTS = 4  # that arrive over a connection while one before them is answered; clients of Flower send none

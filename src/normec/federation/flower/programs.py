@@ -37,7 +37,7 @@ def run_superlink(arguments: list[str]) -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from uvicorn import Server
 
-    from .connections import limit_connections
+    from .http_connections import limit_connections
 
     limit_connections()
     _protect_database(arguments)
@@ -85,7 +85,7 @@ def run_flower_supernode(arguments: list[str]) -> None:
     from flwr.supernode import main
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    from .connections import limit_connections
+    from .http_connections import limit_connections
 
     limit_connections()
     made = main.create_app

@@ -119,7 +119,7 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
         return _reply(fl_ctx.get_prop(_NUMBERS) or {}, _parted(noisy, arrays, dxo.data))
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Empty results that passed no `PrivateUpdates`, and tasks for other sites; FLARE sends what is left of them."""
+        """Empty results that passed no `PrivateUpdates`, and tasks for other sites; FLARE sends what is left."""
         if event_type == EventType.BEFORE_TASK_DATA_FILTER:
             fl_ctx.set_prop(_GIVEN, fl_ctx.get_prop(FLContextKey.TASK_DATA), private=True, sticky=False)
         elif event_type == EventType.AFTER_TASK_DATA_FILTER:
@@ -186,7 +186,7 @@ def _numbers(task: object) -> dict[str, int]:
 
 
 def _reply(numbers: dict[str, int], data: dict[str, Any]) -> Shareable:
-    """A new result with the data and the server's numbers of rounds. FLARE adds the server's cookies after the filters."""
+    """A new result with the data and the server's numbers of rounds; FLARE adds the server's cookies later."""
     reply = make_reply(ReturnCode.OK)
     for name, value in numbers.items():
         reply.set_header(name, value)
