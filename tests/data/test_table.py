@@ -107,6 +107,7 @@ def test_missing_values(tmp_path: Path, missing: str, rows: int, records: list[l
     if missing == "middle":
         assert table.inputs[2:].tolist() == [[0, -1, -1], [0, 0, 0]]
         assert dict(table.counts.filled) == {"age": 1, "smoker": 1}
+        assert not table.counts.clipped  # a missing value is not outside the range
     else:
         assert table.counts.dropped == 2
 

@@ -478,7 +478,7 @@ def _records(cells: _Cells, schema: TableSchema) -> TableRecords:
         if gaps.any():
             filled[name] = int(gaps.sum())
         if isinstance(column, NumberColumn):
-            values, outside = _scaled(_numbers(cells, name, used, gaps), column)
+            values, outside = _scaled(_numbers(cells, name, used, gaps), column, gaps)
             if outside:
                 clipped[name] = outside
             parts.append(np.where(gaps, 0, values)[:, None].astype(np.float32))
@@ -515,11 +515,13 @@ def _numbers(
     return values
 
 
-def _scaled(values: npt.NDArray[np.float64], column: NumberColumn) -> tuple[npt.NDArray[np.float64], int]:
-    """The scaled values, and how many were clipped."""
+def _scaled(
+    values: npt.NDArray[np.float64], column: NumberColumn, gaps: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.float64], int]:
+    """The scaled values, and how many were clipped; those in `gaps` are missing, and are not counted."""
     if column.low is None or column.high is None:
         return values, 0
-    outside = int(((values < column.low) | (values > column.high)).sum())
+    outside = int((((values < column.low) | (values > column.high)) & ~gaps).sum())
     half = (column.high - column.low) / 2
     return (np.clip(values, column.low, column.high) - (column.low + half)) / half, outside
 
