@@ -250,6 +250,9 @@ class TrainingLoop:
         reason = self.communicator.on_rank_zero(lambda: before.reason if before is not None else None)
         if (done or reason is not None) and not self.observer.observed(state.round):
             self._last_row(state)
+        if not self.begun and not state.round:  # interrupted before the first round, which would have opened the files
+            self.communicator.on_rank_zero(self.storage.write_settings)
+            self._open_files()
         self._save(state)
         model = self.problem.model_at(state.result, gather_buffers(state.buffers, self.communicator))
         spent = self.budget.spent() if self.budget is not None else None
@@ -513,9 +516,13 @@ class TrainingLoop:
         except UsageError:
             self.storage.withdraw_settings()
             raise
+        self._open_files()
+        self.begun = True  # last, so that a failed attempt is repeated
+
+    def _open_files(self) -> None:
+        """Claim the folder, after config.toml is written, and open the ledger."""
         self.communicator.on_rank_zero(self.storage.begin)
         self._open_ledger()
-        self.begun = True  # last, so that a failed attempt is repeated
 
     def _announce(self, state: State) -> None:
         """Tell the callbacks, once, that the run begins or goes on."""

@@ -18,6 +18,7 @@ from torch import nn
 from normec import Callback, NormEC, Privacy, Problem, Storage, train
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
+from normec.report.run_view import read_run
 
 from ...support.waiting import LIMIT
 
@@ -69,6 +70,29 @@ def test_a_resumed_simulation_is_not_charged_twice(tmp_path: Path) -> None:
     assert torch.equal(again.x, whole.x)
     assert again.history.rows == whole.history.rows
     assert len(lines(tmp_path / "run")) == 13
+
+
+class StopFirst(Stop):
+    """Ctrl-C before the first round."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "run":
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("privacy", [None, Privacy(epsilon=5, trust="secure-sum"), Privacy(epsilon=5, noise="secure")])
+def test_a_run_that_is_interrupted_before_its_first_round_can_be_read_and_continued(
+    tmp_path: Path, privacy: Privacy | None
+) -> None:
+    for _ in range(2):
+        stopped = train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[StopFirst(0)], **RUN)
+        assert (stopped.stopped, stopped.state.round) == ("interrupted", 0)
+        assert read_run(tmp_path).status == "interrupted"
+        assert (tmp_path / "report.html").exists()
+    assert train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, **RUN).finished
+    if privacy is not None:
+        assert len(lines(tmp_path)) == 13
 
 
 KILLED = """
