@@ -79,6 +79,13 @@ def test_every_page_is_served_under_a_strict_policy(server: Server) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
+def test_the_list_has_the_test_loss_of_a_private_run_and_no_other(server: Server) -> None:
+    entries = {entry["path"]: entry for entry in changes(server)["changed"]}
+    assert entries["private"]["loss"] is None
+    assert entries["private"]["test_loss"] > 0
+    assert entries["plain"]["loss"] > 0
+
+
 @pytest.mark.parametrize(
     "path",
     [

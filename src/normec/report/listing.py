@@ -142,6 +142,7 @@ def _facts(view: RunView) -> dict[str, Any]:
         "simulation": view.simulation,
         "accuracy": view.final.get("accuracy"),
         "loss": None if view.private else view.final.get("loss"),  # of a private run it is not covered
+        "test_loss": view.final.get("test_loss"),
         "error": view.summary.get("error") if view.status != "training" else None,
         "spark": _spark(view),
     }

@@ -41,6 +41,7 @@
     epsilon: { title: "ε", value: (entry) => (entry.private ? entry.epsilon : Infinity), number: true },
     accuracy: { title: "accuracy", value: (entry) => entry.accuracy, number: true },
     loss: { title: "loss", value: (entry) => entry.loss, number: true },
+    test_loss: { title: "test loss", value: (entry) => entry.test_loss, number: true },
   };
   const worth = (entry, key) => (FIXED[key] ? FIXED[key].value(entry) : entry.settings?.[key.slice(1)]);
 
@@ -121,7 +122,7 @@
     if (entry.kind !== "run") {
       line.className = "group";
       const rest = make("td");
-      rest.colSpan = 6 + columns.length;
+      rest.colSpan = 7 + columns.length;
       rest.append(make("button", "", "small fold"));
       line.replaceChildren(first, named(entry), rest);
       return;
@@ -149,7 +150,7 @@
       first, named(entry), status, progress(entry), ...own,
       make("td", entry.private ? digits(entry.epsilon, 3) : "∞", "number epsilon"),
       make("td", known(entry.accuracy) ? `${(100 * entry.accuracy).toFixed(1)} %` : "", "number accuracy"),
-      make("td", digits(entry.loss, 3), "number loss"), curve,
+      make("td", digits(entry.loss, 3), "number loss"), make("td", digits(entry.test_loss, 3), "number test-loss"), curve,
     );
   }
 
@@ -215,10 +216,11 @@
     const fixed = (key) => head(key, FIXED[key].title, FIXED[key].number);
     const bare = (text) => Object.assign(make("th", text), { scope: "col" });
     byId("heads").replaceChildren(
-      bare(""), fixed("run"), fixed("status"), fixed("progress"), ...own, fixed("epsilon"), fixed("accuracy"), fixed("loss"), bare("curve"),
+      bare(""), fixed("run"), fixed("status"), fixed("progress"), ...own, fixed("epsilon"), fixed("accuracy"), fixed("loss"), fixed("test_loss"),
+      bare("curve"),
     );
     const options = [["", "by folder"], ["started down", "newest first"], ["run", "run"]];
-    for (const key of [...columns.map((name) => `:${name}`), "epsilon", "accuracy", "loss"]) {
+    for (const key of [...columns.map((name) => `:${name}`), "epsilon", "accuracy", "loss", "test_loss"]) {
       const text = FIXED[key]?.title ?? title(key.slice(1));
       options.push([key, `${text}, smallest first`], [`${key} down`, `${text}, largest first`]);
     }
