@@ -30,7 +30,8 @@ def uncovered(row: Row) -> list[str]:
 class History:
     """Rows in the order of their rounds; row k describes x^k, before the step of round k.
 
-    ``history["loss"]`` lists the values of a column, and ``history.rounds("loss")`` the rounds of these values.
+    ``history["loss"]`` lists the values of a column, and ``history.rounds("loss")`` the rounds of these values. The
+    list of a column that the run does not measure is empty; ``history.columns`` names those that it has.
 
     Args:
         path: The JSON-lines file of the rows; None keeps them in memory.
@@ -42,6 +43,8 @@ class History:
         >>> history.append({"round": 5, "loss": 1.5})
         >>> history["loss"], history.rounds("loss")
         ([2.0, 1.5], [0, 5])
+        >>> history
+        History(2 rows of round, loss)
     """
 
     def __init__(self, path: Path | None = None, *, private: bool = False) -> None:
@@ -107,6 +110,14 @@ class History:
 
     def rounds(self, column: str) -> list[int]:
         return [row["round"] for row in self.rows if row.get(column) is not None]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that have a value in some row."""
+        return list(dict.fromkeys(name for row in self.rows for name, value in row.items() if value is not None))
+
+    def __repr__(self) -> str:
+        return f"History({len(self.rows)} rows of {', '.join(self.columns)})" if self.rows else "History(no rows)"
 
     def __getitem__(self, column: str) -> list[Any]:
         return [row[column] for row in self.rows if row.get(column) is not None]

@@ -76,7 +76,7 @@ class State:
         return self.server[ESTIMATE]
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """The result of `train`.
 
@@ -107,6 +107,8 @@ class Run:
         >>> run = train(problem, GD(), lr=0.25, rounds=2)
         >>> run.x, run.finished, run.history["loss"]
         (tensor([0.2500, 0.2500]), True, [2.0, 0.5, 0.125])
+        >>> run
+        Run(gd, 2 of 2 rounds, loss 0.125)
     """
 
     method: Method
@@ -132,6 +134,16 @@ class Run:
     @property
     def finished(self) -> bool:
         return self.state.round == self.rounds
+
+    def __repr__(self) -> str:
+        """Return the result in a line; tensors of thousands of numbers are in `state`."""
+        last = {name: self.history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
+        result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
+        parts = [f"{self.method.name}, {self.state.round} of {self.rounds} rounds", result]
+        parts += [f"epsilon {self.privacy.epsilon:.4g}" if self.privacy is not None else None]
+        parts += [f"stopped: {self.stopped}" if self.stopped is not None else None]
+        parts += [f"in {self.folder}" if self.folder is not None else None]
+        return f"Run({', '.join(part for part in parts if part is not None)})"
 
     def predict(self, inputs: Any, batch_size: int = PREDICTED) -> Any:
         """Return the outputs of the final model, transformed as the problem's inputs are.

@@ -162,6 +162,11 @@ class Suggestion:
     weights: Weights = "equal"
     public_sizes: bool = False
 
+    def __str__(self) -> str:
+        """Return the settings with their reasons, a line for each, and how much the noise will hurt."""
+        lines = [f"{one.name} = {one.value:g}: {one.reason}" for one in self.chosen]
+        return "\n".join([f"method = {self.method}", *lines, self.outlook])
+
     @property
     def values(self) -> dict[str, Any]:
         """The suggested settings under their names on the command line."""
