@@ -97,7 +97,7 @@ def _is_so(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) else str(value)
+    return f"the text {value!r}" if isinstance(value, str) else str(value)
 
 
 def finite(**values: float) -> None:

@@ -193,6 +193,8 @@ def test_a_table_is_a_data_set(tmp_path: Path) -> None:
     assert not found.fitted
     with pytest.raises(UsageError, match="needs a target column"):
         load(str(path))
+    with pytest.raises(UsageError, match=r"there is no file .*missing\.csv"):
+        load(str(tmp_path / "missing.csv"))
     with pytest.raises(UsageError, match=r"the target is 'ill' in .*, got target = 'age'"):
         load(str(path), schema=tmp_path / "table.toml", target="age")
     with pytest.raises(UsageError, match="target and schema are for files"):

@@ -30,6 +30,7 @@ from ..support.waiting import LIMIT
         ({"sigma": math.nan}, "sigma must be > 0"),
         ({"sigma": -1}, "sigma must be > 0"),
         ({"epsilon": 8, "unit": "user"}, "unknown unit"),
+        ({"epsilon": 8, "unit": "patient"}, "choose 'record'"),  # though 'client' is the nearer word
         ({"epsilon": 8, "relation": "replaced"}, "did you mean 'replace'"),
         ({"epsilon": 8, "trust": "sum"}, "unknown trust"),
         ({"epsilon": 8, "noise": "gaussian"}, "unknown noise"),

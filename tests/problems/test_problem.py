@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from normec import GD, Compute, NormEC, Problem, UsageError, train
+from normec import GD, Callback, Compute, NormEC, Privacy, Problem, UsageError, train
+from normec.data import load
 from normec.gradients.choice import choose_engine
 from normec.sampling.batches import Batches
 
@@ -209,3 +210,52 @@ def test_a_class_for_a_loss_and_one_set_for_all_clients_are_refused() -> None:
         Problem(nn.Linear(3, 2), F.cross_entropy, held)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"client 0 is a tuple of tensors; give TensorDataset\(inputs, targets\)"):
         Problem(nn.Linear(3, 2), F.cross_entropy, [held.tensors])
+
+
+FLOATS = TensorDataset(torch.zeros(5, 4), torch.zeros(5))
+ONE_COLUMN = TensorDataset(torch.zeros(5, 4), torch.zeros(5, 1, dtype=torch.int64))
+WIDE = TensorDataset(torch.zeros(5, 9), torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("privacy", [None, Privacy(epsilon=8, unit="record")])
+@pytest.mark.parametrize(
+    ("clients", "test", "said"),
+    [
+        ([FLOATS], None, r"the first records: .*targets are float32 of shape \[4\].*; .*give targets\.long\(\)"),
+        ([ONE_COLUMN], None, r"the first records: .*give one class number for each record: targets\.squeeze\(1\)"),
+        ([WIDE], None, r"the first records: .*inputs are float32 of shape \[4, 9\]"),
+        ([classes(5, 0)], WIDE, "test set 0: RuntimeError"),
+    ],
+)
+def test_records_that_do_not_fit_the_model_are_refused_in_words(
+    clients: list[TensorDataset], test: TensorDataset | None, said: str, privacy: Privacy | None
+) -> None:
+    problem = Problem(nn.Linear(4, 3), F.cross_entropy, clients, test)
+    with pytest.raises(UsageError, match=f"the model or its loss fails on {said}"):
+        train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, seed=0, privacy=privacy)
+
+
+def test_an_error_of_a_callback_stays_as_it_is() -> None:
+    class Broken(Callback):
+        def round(self, round: int) -> None:
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="^mine$"):
+        train(Problem(network(), F.cross_entropy, [classes(5, 0)]), GD(), lr=0.1, rounds=2, callbacks=[Broken()])
+
+
+def test_one_line_speaks_of_all_data_loaders(caplog: pytest.LogCaptureFixture) -> None:
+    loaders = [DataLoader(classes(5, seed), batch_size=2) for seed in range(3)]
+    Problem(network(), F.cross_entropy, loaders, test=DataLoader(classes(5, 9)))
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["client 0 and 2 more", "test set 0"]
+
+
+def test_a_problem_knows_the_name_of_its_data() -> None:
+    digits = load("digits")
+    inputs, targets = digits.train.tensors
+    clients = [TensorDataset(inputs[i::5], targets[i::5]) for i in range(5)]
+    model = nn.Linear(64, 10)
+    assert Problem(model, F.cross_entropy, [Subset(digits.train, [0, 1])]).name == "digits"
+    assert Problem(model, F.cross_entropy, clients, test=digits.test).name == "digits"
+    assert Problem(model, F.cross_entropy, clients, test=digits.test, name="mine").name == "mine"
+    assert Problem(model, F.cross_entropy, clients).name is None

@@ -189,9 +189,10 @@ def test_a_usage_error_is_a_value_error_and_divergence_is_not() -> None:
 
 def test_numbers_as_text_are_refused_like_other_wrong_values(tmp_path: Path) -> None:
     for check in (errors.finite, errors.positive, errors.non_negative, errors.open_unit, errors.fraction):
-        with pytest.raises(UsageError, match=r"^width must .*, got '0\.5'$"):
+        with pytest.raises(UsageError, match=r"^width must .*, got the text '0\.5'$"):
             check(width="0.5")  # type: ignore[arg-type]
     refused("rounds must be a whole number >= 1, got '2'", tmp_path, rounds="2")
+    refused("lr must be a number, .*, got the text '0.1'", tmp_path, lr="0.1")
 
 
 def test_objects_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -202,3 +203,8 @@ def test_objects_of_another_kind_are_refused(tmp_path: Path) -> None:
     refused(r"participation must be normec.Poisson\(rate\) or normec.FixedSize", tmp_path, participation=0.5)
     adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     refused("server_optimizer must be .*, got Adam$", tmp_path, server_optimizer=adam)
+    scheduler = torch.optim.lr_scheduler.StepLR(adam, 10)
+    refused(r"lr_schedule must be .*, such as lambda optimizer: .*, got StepLR; ", tmp_path, lr_schedule=scheduler)
+    refused("cannot be made: .*'step_size'; give its settings in a function", tmp_path, lr_schedule=type(scheduler))
+    with pytest.raises(UsageError, match="clients must be a list of data sets, one for each client, got 5"):
+        Problem(torch.nn.Linear(2, 2), torch.nn.functional.cross_entropy, 5)  # type: ignore[arg-type]

@@ -68,6 +68,8 @@ def test_a_run_from_python_leaves_the_files_of_the_command_line(tmp_path: Path, 
     assert rows["python"]["status"] == rows["command"]["status"] == "finished"
     assert rows["python"]["accuracy"] == run.history["accuracy"][-1]
     assert rows["python"]["data"] is None  # and not the default of the command line
+    both = (found["config"], known["config"])
+    assert len({(one.get("noise_schedule"), one.get("record_clip_by")) for one in both}) == 1
     assert read_run(tmp_path / "python").status == "finished"
 
 
@@ -98,6 +100,14 @@ def test_an_interrupted_and_a_diverged_run_say_so(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "diverged/summary.json").read_text())["status"] == "diverged"
     with pytest.raises(n.UsageError, match="diverged: "):
         n.load(tmp_path / "diverged")
+
+
+def test_a_run_shows_its_result_in_a_line(tmp_path: Path) -> None:
+    run = trained(out=tmp_path, privacy=PRIVATE)
+    accuracy = run.history["accuracy"][-1]
+    assert repr(run) == f"Run(normec, 6 of 6 rounds, accuracy {accuracy:.4g}, epsilon 4, in {tmp_path})"
+    assert run.history.columns[0] == "round"
+    assert not {"loss", "grad_norm"} & set(run.history.columns)  # of a private run they are not recorded
 
 
 def test_plain_pytorch_loads_the_model(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ class LRSchedule:
         else:
             raise UsageError(
                 "lr_schedule must be a name such as 'cosine', a normec.LRSchedule, or a function from an optimizer to "
-                f"a torch scheduler, got {schedule!r}; a function of the round is given as lr"
+                f"a torch scheduler, such as lambda optimizer: StepLR(optimizer, 10), got {type(schedule).__name__}; a "
+                "function of the round is given as lr"
             )
 
     def table(self, lr: float, rounds: int) -> list[float]:
@@ -203,7 +204,10 @@ def _tabulated(factory: SchedulerFactory, lr: float, rounds: int) -> list[float]
         try:
             scheduler: Any = factory(optimizer)
         except Exception as error:  # whatever is wrong with a scheduler's settings is said in one line
-            raise UsageError(f"the scheduler cannot be made: {type(error).__name__}: {error}") from None
+            raise UsageError(
+                f"the scheduler cannot be made: {type(error).__name__}: {error}; give its settings in a function, such "
+                "as lambda optimizer: StepLR(optimizer, 10), or as normec.LRSchedule('StepLR', step_size=10)"
+            ) from None
         if not isinstance(scheduler, LRScheduler):
             found = type(scheduler).__name__
             raise UsageError(f"the function given as lr_schedule must return a torch scheduler, got a {found}")

@@ -74,6 +74,7 @@ class Dataset:
         for part, data in (("train", self.train), ("test", self.test)):
             if data is not None:
                 self._check(part, data)
+                data.name = self.name  # type: ignore[attr-defined]  # by which a problem with these records knows it
         for name, owners, held in (("groups", self.groups, self.train), ("test_groups", self.test_groups, self.test)):
             records = 0 if held is None else len(held)
             if owners is not None and owners.shape != (records,):
@@ -192,6 +193,8 @@ def _table_file(name: str, target: str | None, schema: str | Path | None) -> Dat
         table = read_table(name, known)
     elif target is not None:
         table, known = read_numbers(name, target)
+    elif not Path(name).expanduser().exists():
+        raise UsageError(f"there is no file {name}; give the path of a CSV or Parquet file")
     else:
         raise UsageError(f"{name} needs a target column; give target, or a schema that names it")
     note_counts(name, table.counts)

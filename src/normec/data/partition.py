@@ -145,8 +145,10 @@ def _dirichlet(labels: npt.NDArray[Any], clients: int, concentration: float, ran
 
 def _column(scheme: str, records: int, clients: int | None, groups: Column | None) -> tuple[Indices, int]:
     if groups is None:
-        cure = "" if scheme == "column" else "; only heart-disease and LIBSVM files with a qid name the owners"
-        raise UsageError(f"scheme {scheme!r} needs groups: one integer or string a record (a LIBSVM file's qid){cure}")
+        raise UsageError(
+            f"scheme {scheme!r} needs groups: one integer or string for each record; heart-disease, tables whose "
+            "schema names a centre, and LIBSVM files with a qid have them"
+        )
     column = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if column.dtype.kind == "O" and all(isinstance(value, str) for value in column.flat):
         column = column.astype(str)

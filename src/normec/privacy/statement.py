@@ -117,6 +117,11 @@ class Privacy:
                 object.__setattr__(self, name, float(value))
         if self.memory is None:
             object.__setattr__(self, "memory", default_memory(self.unit, self.trust))
+        if self.unit not in _CHOICES["unit"]:  # the nearest word may be the wrong unit: "patient" is close to "client"
+            raise UsageError(
+                f"unknown unit {self.unit!r}; choose 'record', which protects one record, such as a patient of a "
+                "hospital, or 'client', which protects all data of one client"
+            )
         for name, choices in _CHOICES.items():
             if name != "noise" or self.noise is not None:
                 one_of(choices, **{name: getattr(self, name)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -109,24 +108,21 @@ class FetchedRecords:
         return f"fetched:{','.join(map(str, self.sizes.tolist()))}:{held.hexdigest()}"
 
 
-def map_style(dataset: Any, client: int) -> tuple[Dataset[Any], Collate | None]:
-    """Return a client's records as a map-style data set, with the collate function of a DataLoader if it has one.
+def map_style(dataset: Any, name: str) -> tuple[Dataset[Any], Collate | None]:
+    """Return records as a map-style data set, with the collate function of a DataLoader if it has one.
 
     The items of an iterable data set are read into memory. Of a DataLoader, its data set and its collate function are
-    used; the batches are drawn by the run.
+    used; the batches are drawn by the run. `name` says in messages whose records they are, such as "client 3".
     """
     collate = None
     if isinstance(dataset, tuple) and dataset and all(isinstance(one, Tensor) and one.ndim for one in dataset):
-        raise UsageError(f"client {client} is a tuple of tensors; give TensorDataset(inputs, targets)")
+        raise UsageError(f"{name} is a tuple of tensors; give TensorDataset(inputs, targets)")
     if isinstance(dataset, DataLoader):
         if dataset.batch_size is None and dataset.batch_sampler is None:
             raise UsageError(
-                f"the DataLoader of client {client} has batch_size=None, so nobody knows what one record is; give the "
-                "data set of single records"
+                f"the DataLoader of {name} has batch_size=None, so nobody knows what one record is; give the data set "
+                "of single records"
             )
-        logging.getLogger("normec").warning(
-            "client %d has a DataLoader: its data set is used, and the batches follow batch_size of the run", client
-        )
         collate = None if dataset.collate_fn is default_collate else dataset.collate_fn
         dataset = dataset.dataset
     streamed = isinstance(dataset, IterableDataset) or not (
@@ -136,24 +132,25 @@ def map_style(dataset: Any, client: int) -> tuple[Dataset[Any], Collate | None]:
         return dataset, collate
     if not isinstance(dataset, Iterable):
         raise UsageError(
-            f"client {client} needs a data set with __len__ and __getitem__, or one that can be iterated over, got "
+            f"{name} needs a data set with __len__ and __getitem__, or one that can be iterated over, got "
             f"{type(dataset).__name__}"
         )
     items = list(itertools.islice(dataset, _MOST_STREAMED + 1))
     if len(items) > _MOST_STREAMED:
         raise UsageError(
-            f"the iterable data set of client {client} has more than {_MOST_STREAMED:,} records or does not end; give "
+            f"the iterable data set of {name} has more than {_MOST_STREAMED:,} records or does not end; give "
             "a map-style data set"
         )
     return items, collate  # type: ignore[return-value]  # a list has a length and items
 
 
-def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None) -> Records:
+def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None, kind: str = "client") -> Records:
     """Return the records of map-style data sets, one per client.
 
     Args:
         datasets: The data sets (see `map_style`).
         form: What a batch consists of (default: pairs of tensors).
+        kind: What messages call a data set, followed by its number.
 
     Raises:
         UsageError: The data cannot be trained on.
@@ -162,7 +159,7 @@ def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None) -> R
         raise UsageError("a problem needs at least one client, got none")
     for client, dataset in enumerate(datasets):
         if length(dataset) == 0:
-            raise UsageError(f"client {client} has no records")
+            raise UsageError(f"{kind} {client} has no records")
     pairs = form is None or (not form.whole and form.collate is None)
     resident = [_tensors(dataset) if pairs and _holds_pairs(dataset) else None for dataset in datasets]
     if any(found is None for found in resident):
@@ -171,15 +168,15 @@ def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None) -> R
     first = found[0][0]
     if all(base is first for base, _ in found):
         inputs, targets = map(plain, first.tensors)
-        return _checked(ResidentRecords(inputs, targets, [rows for _, rows in found]))
+        return _checked(ResidentRecords(inputs, targets, [rows for _, rows in found]), kind)
     for client, (base, _) in enumerate(found):
         shapes = [list(tensor.shape[1:]) for tensor in base.tensors]
         if shapes != [list(tensor.shape[1:]) for tensor in first.tensors]:
-            raise UsageError(f"the records of client {client} have shapes {shapes}, other than those of client 0")
+            raise UsageError(f"the records of {kind} {client} have shapes {shapes}, other than those of {kind} 0")
     inputs = torch.cat([plain(base.tensors[0])[rows] for base, rows in found])
     targets = torch.cat([plain(base.tensors[1])[rows] for base, rows in found])
     cuts = torch.tensor([len(rows) for _, rows in found]).tolist()
-    return _checked(ResidentRecords(inputs, targets, torch.arange(len(inputs)).split(cuts)))
+    return _checked(ResidentRecords(inputs, targets, torch.arange(len(inputs)).split(cuts)), kind)
 
 
 def synthetic(tensor: Tensor, count: int, draw: torch.Generator) -> Tensor:
@@ -228,7 +225,7 @@ def _holds_pairs(dataset: Dataset[Any]) -> bool:
     return is_pair(dataset)
 
 
-def _checked(records: ResidentRecords) -> ResidentRecords:
+def _checked(records: ResidentRecords, kind: str) -> ResidentRecords:
     for name, tensor in (("inputs", records.inputs), ("targets", records.targets)):
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
             continue
@@ -237,5 +234,5 @@ def _checked(records: ResidentRecords) -> ResidentRecords:
         for client, own in enumerate(records.rows):
             hit = torch.isin(own, rows).nonzero()[:, 0]
             if len(hit):
-                raise UsageError(f"the {name} of client {client}, record {int(hit[0])}, are not finite (NaN or inf)")
+                raise UsageError(f"the {name} of {kind} {client}, record {int(hit[0])}, are not finite (NaN or inf)")
     return records

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from torch._C import _are_functorch_transforms_active as under_vmap
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from .. import kernels
 from ..data.augment import Augment, Transform, treats_records_alone
@@ -38,6 +38,7 @@ from .shared_records import origins, perhaps_shared
 
 _EVALUATED = 1000  # records evaluated at once
 _COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
+_TRIED = 20  # clients on whose records a model is tried that has failed
 
 Loss = Callable[[Any, Any], Tensor]
 BatchLoss = Callable[[nn.Module, Any], Any]
@@ -71,6 +72,8 @@ class Problem:
         collate: Makes a batch of a list of items, such as one that pads texts (default: PyTorch's).
         batch_loss: `batch_loss(model, batch)` in place of `loss`: the mean loss over the batch, or the model's outputs
             with an entry "loss", as Hugging Face models return them.
+        name: The name of the data in tables of results (default: the data set of `normec.data` that the clients' or the
+            test records belong to, if there is one).
 
     Raises:
         UsageError: The model, the loss and the data do not fit together.
@@ -102,6 +105,7 @@ class Problem:
         target: str | None = None,
         collate: Collate | None = None,
         batch_loss: BatchLoss | None = None,
+        name: str | None = None,
     ) -> None:
         self.takes_batch = loss is None and batch_loss is not None
         loss = batch_loss if self.takes_batch else loss
@@ -131,7 +135,9 @@ class Problem:
             raise UsageError("the model has no trainable parameters")
         self._shapes = {name: p.shape for name, p in trainable.items()}
         self.x0 = torch.cat([p.detach().flatten() for p in trainable.values()])
-        clients, collate = _map_style(clients, collate)
+        if not isinstance(clients, Iterable):
+            raise UsageError(f"clients must be a list of data sets, one for each client, got {clients!r}")
+        clients, collate = _map_style(clients, collate, "client")
         self.form = BatchForm(target, collate, self.takes_batch)
         self.records = records.gather(clients, self.form)
         self.test_names = tuple(test) if isinstance(test, Mapping) else ()
@@ -139,13 +145,18 @@ class Problem:
             check_column_name("test set", name)
         given = {"test": list(test.values()) if isinstance(test, Mapping) else test, "validation": validation}
         counts = {"test": len(self.test_names) or len(clients), "validation": len(clients)}
-        evaluated = {name: _map_style(_sets(sets, counts[name]), collate)[0] for name, sets in given.items()}
-        self.test, self.validation = (records.gather(sets, self.form) if sets else None for sets in evaluated.values())
+        evaluated = {
+            name: _map_style(_sets(sets, counts[name]), collate, f"{name} set")[0] for name, sets in given.items()
+        }
+        self.test, self.validation = (
+            records.gather(sets, self.form, f"{name} set") if sets else None for name, sets in evaluated.items()
+        )
         if augment is not None and not isinstance(self.records, records.ResidentRecords):
             with records.seeded():
                 first, _ = self.records.batch(0, torch.zeros(1, dtype=torch.int64))
             if not isinstance(first, Tensor):
                 raise UsageError("augment is for inputs in one tensor; for dicts and tuples use transform")
+        self.name = name if name is not None else _name_of([*clients, *evaluated["test"]])
         self.clients = len(clients)
         held = origins(clients)
         self.repeated = len(held.unique()) < len(held)  # whether a record occurs more than once
@@ -413,23 +424,39 @@ class Problem:
                 "mean over its records, so leave out reduction='sum'"
             )
 
+    @torch.no_grad()
     def refuse_misfit(self, name: str) -> None:
-        """Refuse a model that cannot be computed on records in memory; `name` is the model's in the message."""
-        if self.takes_batch or not isinstance(self.records, records.ResidentRecords):
-            return
-        try:
-            with records.seeded():
-                _copied(self.loss)(*self._first_outputs())
-        except Exception as error:  # whatever the caller's code raises
-            text = " ".join(str(error).split())
-            raise UsageError(f"{name} fails on the first records: {type(error).__name__}: {text}") from error
+        """Refuse a model or a loss that cannot be computed on records in memory; `name` is theirs in the message.
+
+        A few records of the first clients and of the test and validation sets are tried.
+        """
+        probe, loss = self._probing(), _copied(self.loss)
+        for kind, held in (("client", self.records), ("test set", self.test), ("validation set", self.validation)):
+            if self.takes_batch or not isinstance(held, records.ResidentRecords):
+                continue
+            for number in range(min(_TRIED, len(held.rows))):
+                seen: dict[str, Any] = {}
+                try:
+                    with records.seeded():
+                        seen["inputs"], seen["targets"] = _first(held, number)
+                        seen["outputs"] = probe.outputs(self.x0.clone(), seen["inputs"])
+                        loss(seen["outputs"], seen["targets"])
+                except Exception as error:  # whatever the caller's code raises
+                    text = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+                    facts = ", ".join(_described(part, value) for part, value in seen.items())
+                    whose = "the first records" if held is self.records and not number else f"{kind} {number}"
+                    raise UsageError(f"{name} fails on {whose}: {text}; {facts}{_cure(self.loss, seen)}") from error
 
     def _first_outputs(self) -> tuple[Any, Any]:
         """The outputs and targets of a few records; a copy of the model sees them."""
+        inputs, targets = _first(self.records, 0)
+        return self._probing().outputs(self.x0.clone(), inputs), targets
+
+    def _probing(self) -> Problem:
+        """Return this problem with copies of the model, for evaluation, and of the transform."""
         probe = copy.copy(self)
         probe.model, probe.transform = _sharing_trainable(self._untouched).eval(), _copied(self.transform)
-        inputs, targets = self.records.batch(0, torch.arange(min(4, int(self.records.sizes[0]))))
-        return probe.outputs(self.x0.clone(), inputs), targets
+        return probe
 
     @contextmanager
     def _client_buffers(self, buffers: Buffers) -> Iterator[None]:
@@ -592,13 +619,60 @@ def _weighted(loss: Any, weights: Sequence[float] | Tensor) -> WeightedCrossEntr
     return WeightedCrossEntropy(held)
 
 
-def _map_style(given: Sequence[Any], collate: Collate | None) -> tuple[list[Dataset[Any]], Collate | None]:
+def _map_style(given: Sequence[Any], collate: Collate | None, kind: str) -> tuple[list[Dataset[Any]], Collate | None]:
     """Return data sets that have a length and items, and the collate function, which a DataLoader may bring."""
-    found = [records.map_style(dataset, number) for number, dataset in enumerate(given)]
+    found = [records.map_style(dataset, f"{kind} {number}") for number, dataset in enumerate(given)]
+    loaders = [number for number, dataset in enumerate(given) if isinstance(dataset, DataLoader)]
+    if loaders:
+        others = f" and {len(loaders) - 1} more" if len(loaders) > 1 else ""
+        logging.getLogger("normec").warning(
+            "%s %d%s: of a DataLoader the data set is used, and the batches follow batch_size of the run",
+            *(kind, loaders[0], others),
+        )
     brought = [function for _, function in found if function is not None]
     if collate is None and brought:
         collate = brought[0]
     return [dataset for dataset, _ in found], collate
+
+
+def _first(held: records.Records, number: int) -> tuple[Tree, Tree]:
+    """Return the inputs and targets of the first few records of one of the `held` sets."""
+    return held.batch(number, torch.arange(min(4, int(held.sizes[number]))))
+
+
+def _described(name: str, value: Any) -> str:
+    """Return the type and shape of a batch, for a message."""
+    if not isinstance(value, Tensor):
+        return f"{name} are a {type(value).__name__}"
+    return f"{name} are {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+
+
+def _cure(loss: Any, seen: Mapping[str, Any]) -> str:
+    """Return what helps against the usual mistakes with targets, or an empty text."""
+    targets, outputs = seen.get("targets"), seen.get("outputs")
+    if not isinstance(targets, Tensor) or not isinstance(outputs, Tensor):
+        return ""
+    by_class = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss | WeightedCrossEntropy)
+    if by_class and targets.is_floating_point():
+        return "; class numbers are integers: give targets.long()"
+    if by_class and targets.ndim == outputs.ndim and targets.shape[-1] == 1:
+        return "; give one class number for each record: targets.squeeze(1)"
+    if not by_class and not targets.is_floating_point() and targets.shape == outputs.shape:
+        return "; if the loss compares numbers, give targets.float()"
+    if not by_class and [*targets.shape, 1] == list(outputs.shape):
+        return "; give targets.unsqueeze(1), or let the model return outputs.squeeze(1)"
+    return ""
+
+
+def _name_of(sets: Sequence[Any]) -> str | None:
+    """Return the name that a data set of `normec.data` gave to its records; None if no set has one."""
+    for dataset in sets:
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
+        name = vars(dataset).get("name") if type(dataset) is TensorDataset else None
+        if name is not None:
+            return str(name)
+    return None
 
 
 def _sets(given: Evaluated | None, clients: int) -> list[Any]:

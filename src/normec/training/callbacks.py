@@ -159,9 +159,9 @@ class EarlyStopping(Callback):
         if self.column not in UNNOISED and not self.run.history[self.column]:
             measured = self.run.evaluate()
             if self.column not in measured:
+                others = f", or a column among {', '.join(measured)}" if measured else ""
                 raise UsageError(
-                    f"the run does not measure {self.column!r}; give validation data to the problem, or a column among "
-                    f"{', '.join(measured) or 'none'}"
+                    f"the run does not measure {self.column!r}; give validation data to the problem{others}"
                 )
         self._decide()
 

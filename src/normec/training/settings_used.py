@@ -33,7 +33,8 @@ def settings_used(
 ) -> dict[str, Any]:
     """Return all arguments and defaults of `train`, under the names of `normec train --settings`.
 
-    The problem is a Python object; only its numbers of clients and of parameters are recorded.
+    The problem is a Python object; only its name, if it has one, and its numbers of clients and of parameters are
+    recorded.
 
     Args:
         problem: The problem on its device and in its precision.
@@ -50,6 +51,9 @@ def settings_used(
     """
     terms = privacy.to_dict() if privacy is not None else {}
     terms.pop("sampling", None)  # it is part of the participation
+    if privacy is not None:  # `to_dict` leaves out what is usual
+        by = {"record_clip_by": privacy.record_clip_by} if privacy.record_clip is not None else {}
+        terms |= {"noise_schedule": privacy.noise_schedule, **by}
     used: dict[str, Any] = {
         STARTED_BY: "normec.train",
         "clients": problem.clients,
@@ -108,12 +112,12 @@ def _name(method: Method) -> str:
 
 
 def _parts(problem: Objective) -> dict[str, Any]:
-    """The names of the problem's model and transform."""
+    """The names of the problem's data, model and transform."""
     if not isinstance(problem, Problem):
         return {}
     transform = problem.transform
     named = getattr(transform, "__qualname__", type(transform).__qualname__) if transform is not None else None
-    return {"model": type(problem.model).__qualname__, "transform": named}
+    return {"data": problem.name, "model": type(problem.model).__qualname__, "transform": named}
 
 
 def _steps(plan: Plan) -> dict[str, Any]:

@@ -185,14 +185,20 @@ def train(
         compute=compute,
         storage=storage,
     )
-    loop = prepare(problem, method, options)
-    with ready(compute.precision):
-        try:
-            run = loop.run()
-        except Diverged as error:
-            if loop.storage.out is not None:
-                record_divergence(loop.storage.settings, loop.storage.out, error)
-            raise
+    try:
+        loop = prepare(problem, method, options)
+        with ready(compute.precision):
+            try:
+                run = loop.run()
+            except Diverged as error:
+                if loop.storage.out is not None:
+                    record_divergence(loop.storage.settings, loop.storage.out, error)
+                raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        # PyTorch raises these where a model, a loss and records do not fit together; ours have said what is wrong.
+        if isinstance(problem, Problem) and not type(error).__module__.startswith("normec."):
+            problem.refuse_misfit("the model or its loss")
+        raise
     communicator = loop.communicator
     communicator.on_rank_zero(lambda: keep_result(run, communicator.size))
     return run

@@ -74,7 +74,8 @@ def step_size_of(
         plain = entry.step_size(entry.defaults(private), private)
         return plain if optimizer is None else optimizer.usual_lr(plain)
     if isinstance(lr, str):
-        one_of(("theory",), lr=lr)
+        if lr != "theory":
+            raise UsageError(f"lr must be a number, a function of the round or 'theory', got the text {lr!r}")
         return lr
     if callable(lr):
         return lr
