@@ -165,7 +165,7 @@ def test_what_is_another_run_is_not_continued(tmp_path: Path) -> None:
         ({"problem": problem(1)}, "another configuration: data"),
         ({"lr_schedule": "cosine"}, "other step sizes"),
         ({"privacy": None}, "another configuration"),
-        ({"privacy": n.Privacy(epsilon=30.0, trust="local")}, "another configuration"),
+        ({"privacy": n.Privacy(epsilon=30.0, trust="local")}, "another configuration: trust is 'central' there"),
         ({"privacy": n.Privacy(epsilon=30.0, delta=1e-4, trust="central")}, "another configuration"),
     ):
         with pytest.raises(n.UsageError, match=message):

@@ -102,6 +102,14 @@ def test_an_interrupted_and_a_diverged_run_say_so(tmp_path: Path) -> None:
         n.load(tmp_path / "diverged")
 
 
+@pytest.mark.parametrize(
+    ("operator", "name"), [(n.Clip(0.5), "dpsgd-clip"), (n.SmoothedNorm(0.1), "dpsgd-norm"), (n.Identity(), "dpsgd")]
+)
+def test_dpsgd_has_the_name_that_the_command_line_gives_it(tmp_path: Path, operator: Any, name: str) -> None:
+    run = n.train(problem(name="wards"), n.DPSGD(operator), lr=0.1, rounds=2, seed=0, out=tmp_path)
+    assert (run.settings["method"], run.settings["data"]) == (name, "wards")
+
+
 def test_a_run_shows_its_result_in_a_line(tmp_path: Path) -> None:
     run = trained(out=tmp_path, privacy=PRIVATE)
     accuracy = run.history["accuracy"][-1]

@@ -99,15 +99,32 @@ class Checkpoints:
     def _same(self, identity: dict[str, Any]) -> None:
         if self._previous is not None and identity == self._previous:
             return
-        for key in sorted(self.identity.keys() | identity.keys(), key=lambda key: (key in (SECRET, EXTENDED), key)):
+        keys = sorted(self.identity.keys() | identity.keys(), key=lambda key: (key in (SECRET, EXTENDED), key))
+        if None in (self.identity.get("privacy"), identity.get("privacy")):
+            keys.insert(0, "privacy")  # other settings differ because one run is private
+        for key in keys:
             here, there = self.identity.get(key), identity.get(key)
             if here != there and key == SECRET:
                 raise UsageError(f"the secret of the noise in {self.folder.parent} is missing or has changed; {CURE}")
             if here != there:
                 raise UsageError(
-                    f"{self.folder.parent} holds a run of another configuration: {key} is {there!r} there, "
-                    f"{here!r} here; choose another folder for this run"
+                    f"{self.folder.parent} holds a run of another configuration: {_difference(key, here, there)}; "
+                    "choose another folder for this run"
                 )
+
+
+def _difference(key: str, here: Any, there: Any) -> str:
+    """Return in which setting two runs differ; of privacy statements it is the first one that differs.
+
+    ε comes last, because a run with more rounds may have another one.
+    """
+    if isinstance(here, dict) and isinstance(there, dict):
+        for name in sorted({**there, **here}, key=lambda name: name == "epsilon"):
+            if there.get(name) != here.get(name):
+                return f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
+    if key == "privacy":
+        return "it is private there, and not here" if here is None else "it is not private there, but it is here"
+    return f"{key} is {there!r} there, {here!r} here"
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..algorithms.direct import DPSGD
 from ..algorithms.lr_schedule import ScheduledLR
 from ..algorithms.method import Method
+from ..algorithms.operators import Clip, SmoothedNorm
 from ..algorithms.registry import name_of
 from ..errors import UsageError
 from ..problems.objective import Objective
@@ -19,6 +21,8 @@ from .run import Plan
 
 if TYPE_CHECKING:
     from ..privacy.statement import Privacy
+
+_DPSGD: dict[type, str] = {Clip: "dpsgd-clip", SmoothedNorm: "dpsgd-norm"}
 
 
 def settings_used(
@@ -105,6 +109,8 @@ def weights_text(relative: Tensor | None) -> str:
 
 def _name(method: Method) -> str:
     """Return the method's name for `normec train --method`, or its class if no command can find it."""
+    if type(method) is DPSGD and type(method.operator) in _DPSGD:  # one class has two names there
+        return _DPSGD[type(method.operator)]
     try:
         return name_of(method)
     except (UsageError, OSError, TypeError):
