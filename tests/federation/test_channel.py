@@ -313,7 +313,33 @@ def test_an_answer_that_stays_incomplete_reaches_the_server_in_the_end(
     announced, first, *_ = party._last_part(answer(party.receive(), vector(1)))
     _call(client, access_control.PARTY + "send", [announced, first])
     (arrival,) = server.receive([sent])
-    assert (arrival.request, arrival.contents) == (sent, [])
+    assert (arrival.request, arrival.contents) == (sent, {})
+
+
+def test_the_server_gets_no_object_under_the_name_of_another(superlink: SuperLink) -> None:
+    """The server does not hash what it receives: the SuperLink did before it stored it."""
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    (sent,) = server.send([request(node, vector(0))])
+    message, tree, contents = _taken_apart(answer(party.receive(), vector(1)))
+    other = next(content for content in contents.values() if content.startswith(b"ArrayChunk"))
+    false = {
+        name: other[:-1] + bytes([other[-1] ^ 1]) if content is other else content for name, content in contents.items()
+    }
+    pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[tree])
+    parts = [
+        PushObjectRequest(node=Node(node_id=node), run_id=superlink.run, object_id=name, object_content=content)
+        for name, content in false.items()
+    ]
+    _call(
+        client,
+        access_control.PARTY + "send",
+        [pushed.SerializeToString(), *(part.SerializeToString() for part in parts)],
+    )
+    server._closed.set()  # nobody waits for the object that was refused
+    (arrival,) = server.receive([sent])
+    assert arrival.contents == {}
+    with pytest.raises(PartsMissing):
+        server.open(arrival)
 
 
 def test_a_call_that_brings_half_an_answer_and_asks_for_the_next_request_is_refused(superlink: SuperLink) -> None:
@@ -335,7 +361,7 @@ def test_a_message_that_is_too_large_is_refused_unread(superlink: SuperLink) -> 
     assert found is not None
     deliver(party, answer(found, large))
     (arrival,) = server.receive([sent])
-    assert arrival.contents == []
+    assert arrival.contents == {}
     with pytest.raises(WireError):
         server.open(arrival)
 
