@@ -46,10 +46,16 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  #
 
 from normec.federation.flower import access_control, channel, download  # noqa: E402
 from normec.federation.flower.channel import Channel  # noqa: E402
-from normec.federation.flower.channel_clients import PartyChannel, ServerChannel, _call, _taken_apart  # noqa: E402
+from normec.federation.flower.channel_clients import (  # noqa: E402
+    PartyChannel,
+    ServerChannel,
+    _all_taken_apart,
+    _call,
+    _taken_apart,
+)
 from normec.federation.flower.download import PartsMissing  # noqa: E402
 from normec.federation.flower.limits import MessageLimits  # noqa: E402
-from normec.federation.flower.records import from_records, to_records  # noqa: E402
+from normec.federation.flower.records import SharedArrays, from_records, to_records  # noqa: E402
 from normec.federation.flower.supernode import limited_client  # noqa: E402
 from normec.federation.protocol.wire import WireError  # noqa: E402
 
@@ -185,6 +191,26 @@ def test_an_exchange_takes_one_call_of_a_party_and_brings_every_number(superlink
     assert (calls[access_control.PARTY + "receive"], calls[access_control.PARTY + "send"]) == (2 * rounds, 2)
     assert calls[access_control.SERVER + "send"] == rounds
     assert not any(path.startswith(("/v1/fleet", "/v1/runtime")) for path in calls)
+
+
+def test_what_requests_have_in_common_is_sent_to_the_superlink_once(superlink: SuperLink) -> None:
+    numbers = 400_000  # 3 MB
+    server, parties = superlink.serve(numbers), [superlink.party(numbers) for _ in range(3)]
+    shared, arrays = vector(0, numbers), SharedArrays()
+    requests = [
+        flwr.Message(to_records({"x": shared, "own": vector(1 + i)}, arrays), node, "train", ttl=600.0)
+        for i, (node, _, _) in enumerate(parties)
+    ]
+    chunks = [content for _, _, own in _all_taken_apart(requests) for content in own.values() if len(content) > numbers]
+    assert len(chunks) == 1
+    server.send(requests)
+    for i, (_, party, _) in enumerate(parties):  # nothing of it is deleted before the last party has it
+        found = party.receive()
+        assert found is not None
+        fields = from_records(found.content)
+        assert np.array_equal(fields["x"], shared)
+        assert np.array_equal(fields["own"], vector(1 + i))
+        deliver(party, answer(found, vector(1)))
 
 
 def test_the_server_receives_answers_together(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ class ServerChannel:
         from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
 
         client, run = self._grid._runtime_client, self._grid.run.run_id
-        apart = [_taken_apart(request) for request in requests]
+        apart = _all_taken_apart(requests)
         pushed = PushAppMessagesRequest(
             messages_list=[message for message, _, _ in apart], message_object_trees=[tree for _, tree, _ in apart]
         )
@@ -208,7 +208,15 @@ def _pushed(node: Any, run: int, name: str, content: bytes) -> Part:
 
 
 def _taken_apart(message: Message) -> tuple[Any, Any, dict[str, bytes]]:
-    """A message without its content, the list of its objects, and the objects."""
+    """A message without its content, the list of its objects, and the objects by name."""
+    return _all_taken_apart([message])[0]
+
+
+def _all_taken_apart(messages: Sequence[Message]) -> list[tuple[Any, Any, dict[str, bytes]]]:
+    """Messages that are sent together: each without its content, the list of its objects, and the objects by name.
+
+    An object that several of them have in common is hashed once, and is among the objects of the first one only.
+    """
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.supercore.inflatable.inflatable_object import (
@@ -217,11 +225,16 @@ def _taken_apart(message: Message) -> tuple[Any, Any, dict[str, bytes]]:
         no_object_id_recompute,
     )
 
+    found, known = [], set[str]()
     with no_object_id_recompute():
-        message.metadata.__dict__["_message_id"] = message.object_id
-        bare = remove_content_from_message(message) if message.has_content() else message
-        contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-        return message_to_proto(bare), get_object_tree(message), contents
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            bare = remove_content_from_message(message) if message.has_content() else message
+            parts = get_all_nested_objects(message)
+            contents = {name: part.deflate() for name, part in parts.items() if name not in known}
+            known |= parts.keys()
+            found.append((message_to_proto(bare), get_object_tree(message), contents))
+    return found
 
 
 def _fitting(parts: Mapping[str, Part], room: int) -> list[Part]:
