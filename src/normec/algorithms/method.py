@@ -30,6 +30,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import torch
@@ -252,14 +253,24 @@ def has_functions_of(method: Method, kind: type[Method], *functions: str) -> boo
     return all(getattr(getattr(method, name), "__func__", None) is getattr(kind, name) for name in functions)
 
 
+@lru_cache(maxsize=256)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function of a class; the functions of a method are checked in every run."""
+    return inspect.signature(function)
+
+
 def refuse_other_arguments(method: Method) -> None:
     """Raise `UsageError` if a function of a method cannot be called with the arguments that engines pass."""
     for name in overrides(method, *CLIENT_FUNCTIONS, *SERVER_FUNCTIONS):
-        expected = [argument for argument in inspect.signature(getattr(Method, name)).parameters if argument != "self"]
+        expected = [argument for argument in _signature(getattr(Method, name)).parameters if argument != "self"]
         if name == "message" and overrides(method, "broadcast"):
             expected.append("public")
+        function = getattr(method, name)
         try:
-            inspect.signature(getattr(method, name)).bind(*expected)
+            if inspect.ismethod(function):
+                _signature(function.__func__).bind("self", *expected)
+            else:
+                inspect.signature(function).bind(*expected)
         except TypeError as error:
             raise UsageError(
                 f"{type(method).__name__}.{name} is called as {name}({', '.join(expected)}), and cannot be: {error}; "
