@@ -253,29 +253,38 @@ def has_functions_of(method: Method, kind: type[Method], *functions: str) -> boo
     return all(getattr(getattr(method, name), "__func__", None) is getattr(kind, name) for name in functions)
 
 
-@lru_cache(maxsize=256)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a function of a class; the functions of a method are checked in every run."""
-    return inspect.signature(function)
-
-
 def refuse_other_arguments(method: Method) -> None:
     """Raise `UsageError` if a function of a method cannot be called with the arguments that engines pass."""
     for name in overrides(method, *CLIENT_FUNCTIONS, *SERVER_FUNCTIONS):
-        expected = [argument for argument in _signature(getattr(Method, name)).parameters if argument != "self"]
+        expected = _arguments(name)
         if name == "message" and overrides(method, "broadcast"):
-            expected.append("public")
+            expected = (*expected, "public")
         function = getattr(method, name)
-        try:
-            if inspect.ismethod(function):
-                _signature(function.__func__).bind("self", *expected)
-            else:
-                inspect.signature(function).bind(*expected)
-        except TypeError as error:
+        if inspect.ismethod(function):
+            why = _why_not(function.__func__, ("self", *expected))
+        else:
+            why = _why_not.__wrapped__(function, expected)
+        if why is not None:
             raise UsageError(
-                f"{type(method).__name__}.{name} is called as {name}({', '.join(expected)}), and cannot be: {error}; "
+                f"{type(method).__name__}.{name} is called as {name}({', '.join(expected)}), and cannot be: {why}; "
                 "give it these arguments"
-            ) from None
+            )
+
+
+@lru_cache(maxsize=32)
+def _arguments(name: str) -> tuple[str, ...]:
+    """Return the arguments of a function of `Method`."""
+    return tuple(argument for argument in inspect.signature(getattr(Method, name)).parameters if argument != "self")
+
+
+@lru_cache(maxsize=256)
+def _why_not(function: Callable[..., Any], arguments: tuple[str, ...]) -> str | None:
+    """Return why a function cannot be called with arguments; None if it can. Every run asks it of the same ones."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 def fused_form(method: Method) -> ScaledDifference | None:
