@@ -129,7 +129,8 @@ def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
     assert not Path(f"/proc/{hanging}").exists()
 
 
-def test_a_job_listens_on_the_loopback_interface_alone_and_its_ranks_end_with_the_launcher(tmp_path: Path) -> None:
+def test_a_job_listens_on_the_loopback_interface_alone(tmp_path: Path) -> None:
+    """And its ranks end with the launcher, however that ends."""
     job = Job.of_normec(*ENDLESS, cwd=tmp_path)
     job.wait_for_rounds(200)  # the ranks are connected
     ranks = job.ranks
