@@ -21,7 +21,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME[,NAME…]",
-            help="resnet20, mlp, logistic, gpt, lora, vit, bert, lstm, mobilenet (default: all).",
+            help="resnet20, mlp, cnn, logistic, gpt, lora, vit, bert, lstm, mobilenet, resnet18 (default: all).",
             show_default=False,
         ),
     ] = None,

@@ -63,7 +63,9 @@ class GPT(nn.Module):
                     setattr(block, name, Adapted(getattr(block, name)))
 
     def forward(self, numbers: Tensor) -> Tensor:
-        x = self.tokens(numbers) + self.positions(torch.arange(numbers.shape[1], device=numbers.device))
+        x = self.tokens(numbers) + self.positions(
+            torch.arange(numbers.shape[1], device=numbers.device).expand_as(numbers)
+        )
         for block in self.blocks:
             x = block(x)
         found: Tensor = self.head(self.norm(x))
@@ -150,6 +152,37 @@ class _Inverted(nn.Module):
         return x + found if self.same else found
 
 
+class _Residual(nn.Module):
+    """The block of ResNet18: two 3×3 convolutions, and a 1×1 convolution as the shortcut if the size changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()),
+            *(nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.layers(x) + self.shortcut(x))
+
+
+def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """ResNet18 (He et al., 2016) for small images: 11 million parameters."""
+    blocks: list[nn.Module] = []
+    inputs = 64
+    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [_Residual(inputs, outputs, stride), _Residual(outputs, outputs, 1)]
+        inputs = outputs
+    return nn.Sequential(
+        *(nn.Conv2d(shape[0], 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
+        *blocks,
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)),
+    )
+
+
 def mobilenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     """MobileNetV2 (Sandler et al., 2018) for small images, with its dropout."""
     blocks: list[nn.Module] = []
@@ -187,6 +220,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {  # of sh
     "bert": lambda shape, classes, words: Bert(shape[0], words, classes),
     "lstm": lambda _, __, words: LSTM(words),
     "mobilenet": lambda shape, classes, _: mobilenet(shape, classes),
+    "resnet18": lambda shape, classes, _: resnet18(shape, classes),
 }
 
 

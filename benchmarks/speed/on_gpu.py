@@ -89,8 +89,8 @@ def main() -> None:
         each(f"{name}, float64, shared against loop", partial(differences, name, given.device))
     on_gpu = given.device == "cuda"
     quick = [Implementation(ENGINE, "shared"), Implementation(ENGINE, "recorded"), Implementation(RECORD)]
-    quick += [Implementation(PASSES), Implementation(FLOOR, "eager-graphed" if on_gpu else "eager")]
-    compiled = [Implementation(FLOOR, "graphed")] if on_gpu else []  # compiling takes longest
+    quick += [Implementation(PASSES), Implementation(FLOOR, "graphed" if on_gpu else "eager")]
+    compiled = [Implementation(FLOOR, "compiled-graphed")] if on_gpu else []  # compiling takes longest
     for implementations in (quick, compiled):
         for precision in precisions:
             for name in names:

@@ -46,16 +46,18 @@ class Workload:
 WORKLOADS = {
     "resnet20": Workload("resnet20", (3, 32, 32), 10, clients=(10,), records=320, pool=50_000),
     "mlp": Workload("mlp", (784,), 10, clients=(100, 1_000, 10_000), records=64, pool=60_000),
+    "cnn": Workload("cnn", (1, 28, 28), 10, clients=(100,), records=64, pool=60_000, peers=("opacus",)),
     "logistic": Workload("logistic", (123,), 2, clients=(10_000,), records=64, pool=32_000, share=0.01),
     **{
-        name: Workload(name, shape, classes, (10,), records=64, pool=10_000, vocabulary=vocabulary, peers=())
-        for name, shape, classes, vocabulary in (
-            ("gpt", (64,), 0, 65),
-            ("lora", (64,), 0, 65),
-            ("vit", (3, 32, 32), 10, 0),
-            ("bert", (64,), 4, 1_000),
-            ("lstm", (64,), 0, 65),
-            ("mobilenet", (3, 32, 32), 10, 0),
+        name: Workload(name, shape, classes, (10,), records=64, pool=10_000, vocabulary=vocabulary, peers=peers)
+        for name, shape, classes, vocabulary, peers in (
+            ("gpt", (64,), 0, 65, ("opacus",)),
+            ("lora", (64,), 0, 65, ()),
+            ("vit", (3, 32, 32), 10, 0, ()),
+            ("bert", (64,), 4, 1_000, ()),
+            ("lstm", (64,), 0, 65, ()),
+            ("mobilenet", (3, 32, 32), 10, 0, ()),
+            ("resnet18", (3, 32, 32), 10, 0, ()),
         )
     },
 }

@@ -16,9 +16,10 @@ from typing import Any, Self
 
 import pytest
 import uvicorn
+from uvicorn.config import HTTP_PROTOCOLS, WS_PROTOCOLS
 
 from normec.errors import UsageError
-from normec.federation.flower import access_control, limits, programs
+from normec.federation.flower import access_control, http_connections, limits, programs
 from normec.federation.protocol.wire import LARGEST
 
 STARTING = "/v1/control/start-run"
@@ -366,8 +367,11 @@ class Served:
         self._pool.shutdown()
         self._socket.close()
 
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self._socket.getsockname(), LIMIT)
+
     def request(self, node: int, announced: int = 2, body: bytes = b"ab") -> socket.socket:
-        connection = socket.create_connection(self._socket.getsockname(), LIMIT)
+        connection = self.connect()
         head = f"POST {PULLING} HTTP/1.1\r\nhost: here\r\nnode: {node}\r\ncontent-length: {announced}\r\n\r\n"
         connection.sendall(head.encode() + body)
         return connection
@@ -396,3 +400,81 @@ def test_a_party_has_a_limited_number_of_requests_at_a_time() -> None:
         served.go.set()
         assert [status(connection) for connection in (*held, other)] == [200] * (len(held) + 1)
         assert status(served.request(1)) == 200
+
+
+HEAD = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: here\r\nnode: 1\r\n"
+WHOLE = HEAD + b"content-length: 0\r\n\r\n"
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Web servers are started as the programs do it."""
+    for known in (HTTP_PROTOCOLS, WS_PROTOCOLS):
+        monkeypatch.setitem(known, "auto", known["auto"])
+    http_connections.limit_connections()
+
+
+def closed(connection: socket.socket, *parts: bytes) -> bool:
+    """Whether the other end closes a connection over which these parts are sent, without a response."""
+    with connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+            return not connection.recv(1)
+        except ConnectionError:
+            return True
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize(
+    "endless",
+    [
+        [b"POST /", *[b"a" * 2**14] * 8],
+        [HEAD, *[b"a: b\r\n" * 2**12] * 8],
+        [HEAD, b"a: ", *[b"b" * 2**14] * 8],
+        [HEAD, b"transfer-encoding: chunked\r\n\r\n0\r\n", *[b"a: b\r\n" * 2**12] * 8],
+    ],
+    ids=["address", "headers", "value", "trailers"],
+)
+def test_a_head_that_never_ends_is_cut_off(endless: list[bytes]) -> None:
+    """It arrives before anybody knows who sends it, and the web server keeps all of it."""
+    with Served(body_seconds=LIMIT) as served:
+        assert closed(served.connect(), *endless)
+        served.go.set()
+        assert status(served.request(1)) == 200
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("begun", [b"", HEAD], ids=["nothing", "half a head"])
+def test_a_head_that_does_not_come_is_not_waited_for(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connections.LimitedConnection, "head_seconds", 0.2)
+    with Served(body_seconds=LIMIT) as served:
+        assert closed(served.connect(), begun)
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_request_that_is_held_has_no_limit_for_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connections.LimitedConnection, "head_seconds", 0.0)
+    ended = threading.Event()
+    before = http_connections.LimitedConnection.connection_lost
+    lost = lambda *given: (before(*given), ended.set())  # noqa: E731
+    monkeypatch.setattr(http_connections.LimitedConnection, "connection_lost", lost)
+    monkeypatch.setattr(
+        http_connections.LimitedConnection, "connection_made", http_connections.HttpToolsProtocol.connection_made
+    )
+    with Served(body_seconds=LIMIT) as served, served.request(1) as held:
+        assert served.reached.acquire(timeout=LIMIT)
+        assert not ended.wait(0.2)
+        served.go.set()
+        assert held.recv(12) == b"HTTP/1.1 200"
+        assert ended.wait(LIMIT)  # no further request begins
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_connection_queues_few_requests() -> None:
+    with Served(body_seconds=LIMIT) as served, served.connect() as hostile:
+        hostile.sendall(WHOLE)
+        assert served.reached.acquire(timeout=LIMIT)
+        hostile.sendall(WHOLE * 1000)
+        with hostile.makefile("rb") as answer:
+            assert int(answer.readline().split()[1]) == 400

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scipy.stats import norm
 
-from normec import Privacy, UsageError
+from normec import Clip21, Privacy, UsageError
 from normec.federation.protocol.account import FILE, read_releases
 from normec.federation.protocol.backup import back_up, restore
 from normec.federation.protocol.party import Party
@@ -21,6 +22,7 @@ from normec.privacy.accounting import Account, Event, mu_for
 
 from .faulty_network import DIMENSION, Quadratic
 from .hostile import HostileServer, zeros
+from .summing_hospitals import OPEN, SummingHospitals
 
 
 def policy(tmp_path: Path, *, witness: bool = True, **rules: object) -> Policy:
@@ -165,6 +167,31 @@ def test_the_charge_covers_what_was_lost_at_every_delta_and_with_later_messages(
     for unit, mu in true.items():
         assert charged.account(unit, 0.5).mu_unamplified >= mu
     assert charged.account("client", 0.5).mu_unamplified < 1.001 * mu_for(8.0, max(delta, 1e-5))
+
+
+@pytest.mark.parametrize("since", [0, 1])
+def test_a_restored_party_of_a_secure_sum_has_its_memory(tmp_path: Path, since: int) -> None:
+    """A memory that begins anew would leave the old one in the server's estimate for good."""
+    private = Privacy(epsilon=50.0, trust="secure-sum", noise="secure", honest=2)
+    ended = []
+    for restored in (False, True):
+        home = tmp_path / str(restored)
+        run = SummingHospitals(home, Clip21(1.0), 5, private, policy=OPEN.model_copy(update={"epsilon": 100.0}))
+        rules, party, archive = run.policies["b"], run.home("b"), home / "a.tgz"
+        run.round()
+        run.round()
+        back_up(party, rules, archive)
+        for _ in range(since):
+            run.round()
+        run.parties["b"].close()
+        if restored:
+            shutil.rmtree(party)
+            assert restore(party, rules, archive, charge_lost=True).charged
+            run.policies["b"] = rules.model_copy(update={"epsilon": 1000.0, "accept_loss": True})
+        run.restart("b")
+        ended.append(run.run())
+        run.close()
+    assert torch.equal(*ended)
 
 
 def test_a_ledger_is_never_replaced(tmp_path: Path) -> None:

@@ -15,11 +15,15 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import Task
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.executor import Executor
 from nvflare.apis.filter import ContentBlockedException
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.impl.task_controller import TaskController
+from nvflare.apis.impl.wf_comm_client import WFCommClient
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
@@ -62,10 +66,8 @@ job.simulator_run(folder + "/work")
 
 
 def context(site: str = "site-1") -> FLContext:
-    found, task = FLContext(), Shareable()
-    task.set_header("current_round", 2)
+    found = FLContext()
     found.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
-    found.set_prop(FLContextKey.TASK_DATA, task, private=True, sticky=False)
     return found
 
 
@@ -99,7 +101,7 @@ def test_a_result_is_clipped_and_covered_by_the_noise_of_its_epsilon(tmp_path: P
 def test_nothing_else_of_the_site_leaves(tmp_path: Path) -> None:
     found = PrivateUpdates(str(tmp_path), epsilon=8.0, rounds=3, clip=1.0).process(result(), context())
     assert "4711" not in repr({**found, "DXO": from_shareable(found).meta})
-    assert found.get_header("current_round") == 2
+    assert found.get_header("current_round") is None
     assert {name: part.shape for name, part in from_shareable(found).data.items()} == SHAPES
     failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     failed["trace"] = "patient 4711"
@@ -139,7 +141,6 @@ def test_other_results_are_blocked_before_they_cost_anything(tmp_path: Path) -> 
     assert np.isfinite(vector(own.process(result(float("nan")), context()))).all()
 
 
-@pytest.mark.slow
 class AnyTask(Executor):  # type: ignore[misc]
     """Trains, whatever the task is called, as the executor of a `ScriptRunner` does."""
 
@@ -151,7 +152,7 @@ class Engine:
     """What FLARE's runner of tasks needs of a site's engine."""
 
     def __init__(self, own: PrivateUpdates) -> None:
-        self.own = own
+        self.own, self.sent = own, list[str]()  # what leaves to other sites
         self.contexts = FLContextManager(engine=self, identity_name="site-1", job_id="job")
 
     def register_aux_message_handler(self, **_: Any) -> None:
@@ -159,6 +160,13 @@ class Engine:
 
     def fire_event(self, event: str, fl_ctx: FLContext) -> None:
         fire_event_to_components(event, [self.own], fl_ctx)
+
+    def validate_targets(self, names: list[str]) -> tuple[list[Client], list[str]]:
+        return [Client(name, name) for name in names], []
+
+    def send_aux_request(self, request: Shareable, **_: Any) -> dict[str, Shareable]:
+        self.sent.append(repr(request))
+        return {}
 
 
 @pytest.mark.parametrize("name", ["train", "validate", "submit_model", "Train"])
@@ -168,11 +176,14 @@ def test_the_result_of_a_task_of_another_name_does_not_leave_without_noise(tmp_p
     engine, router = Engine(own), TaskRouter()
     router.add_executor(["*"], AnyTask())
     runner = ClientRunner({}, ClientRunnerConfig(router, {}, chains, handlers=[own]), "job", engine)
+    task = Shareable()
+    task.set_header("current_round", 2)
     with engine.contexts.new_context() as fl_ctx:
         fl_ctx.set_peer_context(fl_ctx)
-        found = runner._process_task(TaskAssignment(name, "1", Shareable()), fl_ctx)
+        found = runner._process_task(TaskAssignment(name, "1", task), fl_ctx)
     assert "4711" not in repr(found)
     if name == "train":
+        assert found.get_header("current_round") == 2
         assert float(np.linalg.norm(vector(found) - 5.0)) > 100
     else:
         assert found.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
@@ -180,6 +191,23 @@ def test_the_result_of_a_task_of_another_name_does_not_leave_without_noise(tmp_p
         assert not (tmp_path / "site-1").exists()
 
 
+@pytest.mark.parametrize("sender", [TaskController, WFCommClient])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_no_update_leaves_as_a_task_for_another_site(tmp_path: Path, sender: Any, filtered: bool) -> None:
+    """FLARE's workflows between clients send updates in this way, and `TaskController` ignores what filters return."""
+    own = PrivateUpdates(str(tmp_path / "{site}"), epsilon=8.0, rounds=3, clip=1.0)
+    engine, sending = Engine(own), sender()
+    if filtered:
+        sending.task_data_filters = {f"report{FilterKey.DELIMITER}{FilterKey.OUT}": [own]}
+    with engine.contexts.new_context() as fl_ctx:
+        task = Task("report", result(), timeout=1)
+        sending.broadcast_and_wait(task, fl_ctx, [Client("site-2", "2")], 1)
+    (sent,) = engine.sent
+    assert "4711" not in sent
+    assert "DXO" not in sent
+
+
+@pytest.mark.slow
 def test_a_job_of_the_simulator(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "job.py").write_text(JOB)

@@ -31,6 +31,8 @@ def test_a_stranger_starts_no_runs_and_registers_no_parties(tmp_path: Path) -> N
             assert stranger.get(f"{at}/docs").status_code == 403
             assert stranger.post(f"{at}/v1/fleet/pull-messages").status_code == 401  # no signature
             assert stranger.get(f"{at}/health").status_code == 200
+            with pytest.raises(httpx.TransportError):  # headers are read before anybody knows who sends them
+                stranger.get(f"{at}/health", headers={"endless": "a" * 2**24})
         database = tmp_path / "home" / "federation" / "superlink.db"  # holds messages that are on their way
         assert not database.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 

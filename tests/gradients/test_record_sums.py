@@ -15,6 +15,7 @@ from normec import DPSGD, Clip, Privacy, Problem, train
 from normec.gradients.choice import choose_engine
 from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared import record_sums
+from normec.gradients.shared.convolution import windows_of
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.operations import OperationModel
 from normec.gradients.shared.record_sums import product_squares
@@ -208,3 +209,25 @@ def test_real_noise_keeps_the_records_apart_in_the_loop() -> None:
         privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, noise=noise)
         run = train(of, DPSGD(Clip(1.0)), lr=0.1, rounds=1, privacy=privacy)
         assert run.engine.startswith(engine)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "dilation", "padding", "stride"),
+    [
+        ((2, 3, 9, 7), (3, 3), (1, 1), (1, 1), (1, 1)),
+        ((3, 1, 28, 28), (8, 8), (1, 1), (2, 2), (2, 2)),
+        ((2, 4, 11, 6), (3, 2), (2, 3), (4, 0), (3, 1)),
+        ((1, 2, 1, 9), (1, 4), (1, 2), (0, 3), (1, 2)),
+    ],
+)
+def test_windows_by_a_view_are_those_of_unfold(
+    shape: tuple[int, ...],
+    size: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for laid_out in (x, x.to(memory_format=torch.channels_last)):
+        expected = F.unfold(laid_out, size, dilation, padding, stride)
+        assert torch.equal(windows_of(laid_out, size, dilation, padding, stride), expected)

@@ -39,14 +39,15 @@ def test_an_engine_may_round_otherwise_but_not_be_wrong_in_a_precision() -> None
     assert too_rough(torch.full_like(loop, torch.nan), [loop], exact) is not None
 
 
-def test_points_as_near_as_tf32_are_so() -> None:
+@pytest.mark.parametrize("bits", [10, 7])
+def test_points_as_near_as_a_precision_are_so(bits: int) -> None:
     x = torch.randn(5000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    points = list(verified_engine.nudged(x))
+    points = list(verified_engine.nudged(x, bits))
     for point in points:
         off = (point / x - 1).abs()
-        assert 0.9 * 2**-10 < float(off.max()) <= 2**-10 * (1 + 1e-9)
+        assert 0.9 * 2**-bits < float(off.max()) <= 2**-bits * (1 + 1e-9)
     assert not torch.equal(points[0], points[1])
-    assert all(torch.equal(one, other) for one, other in zip(points, verified_engine.nudged(x), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(points, verified_engine.nudged(x, bits), strict=True))
 
 
 class Head(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -20,16 +20,6 @@ from . import options as o
 from .output import printable
 
 typer.core.HAS_RICH = False  # help is plain text; with Rich, typer writes "\\[default: …]" into it
-
-
-def _keep_help(argument: typer.core.TyperArgument, *, help: str | None = None, **how: Any) -> None:
-    """Initialise an argument of typer; its base class in click 8.5 forgets the help text."""
-    _initialise(argument, help=help, **how)
-    argument.help = help
-
-
-_initialise = typer.core.TyperArgument.__init__
-typer.core.TyperArgument.__init__ = _keep_help  # type: ignore[method-assign, assignment]
 
 # Flags that other programs have under another name.
 ELSEWHERE = {"--learning-rate": "--lr", "--dataset": "--data", "--gpu": "--device", "--no-private": "--no-privacy"}

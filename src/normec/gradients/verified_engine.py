@@ -27,6 +27,7 @@ _COMPARED = 3  # clients whose gradients are compared
 _CLOSE = 1e-6  # relative, in float64; in float32 a rounding error may move a ReLU over its kink
 _ROUGHER, _ROUGH = 3.0, 0.02  # allowed error: a multiple of the loop's error, plus a constant, because roundings differ
 _NUDGES = 8
+_KEPT_BITS = {"tf32": 10, "bf16": 7}  # of the factors of a product
 _SYNTHETIC = 256  # records that replace the clients' records in a private run
 _NO_MEMORY = "the device has too little memory for it"
 
@@ -192,10 +193,10 @@ class VerifiedEngine:
         """Return why the engine is too inaccurate in the precision in which it will run, or None.
 
         A GPU uses other kernels for float32 and half precisions than for float64. Their gradients may be as far from
-        the gradients in float64 as those of the loop in the same precision, and a little farther. If TF32 is allowed,
-        the loop may get kernels that do not use it; then the effect of such a rounding of x on the gradients is the
-        measure. The choice of kernels may depend on the number of clients, so the few clients are compared in a pass
-        over all that are drawn.
+        the gradients in float64 as those of the loop in the same precision, and a little farther. Or else as far as
+        such roundings of x move the gradients: if TF32 is allowed, the loop may get kernels that do not use it, and in
+        half precision it depends on the order of a sum whether a ReLU is moved over its kink. The choice of kernels
+        may depend on the number of clients, so the few clients are compared in a pass over all that are drawn.
         """
         if not x.is_cuda:
             return None
@@ -210,8 +211,9 @@ class VerifiedEngine:
             fast, reference = self._make(shown, precision), reference.of(shown, precision)
         mine = _fitting(fast, at, own, round, clients, drawn)[0]
         theirs = [_collected(reference, at, own, round, clients, clients)[0]]
-        if precision == "tf32":
-            theirs += [_collected(fine, point, buffers, round, clients, clients)[0] for point in nudged(x)]
+        if precision in _KEPT_BITS:
+            points = nudged(x, _KEPT_BITS[precision])
+            theirs += [_collected(fine, point, buffers, round, clients, clients)[0] for point in points]
         return too_rough(mine, theirs, exact)
 
 
@@ -241,11 +243,11 @@ def too_rough(mine: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> str | No
     return f"its gradients are off by {most:.0f} %, those of the loop in this precision by {least:.0f} %"
 
 
-def nudged(x: Tensor) -> Iterator[Tensor]:
-    """Yield points that differ from x by as much as TF32 changes the factors of a product, which keep 10 bits."""
+def nudged(x: Tensor, bits: int) -> Iterator[Tensor]:
+    """Yield points that differ from x as much as the factors of a product do that keep so many bits."""
     draw = torch.Generator().manual_seed(0)
     for _ in range(_NUDGES):
-        yield x * (1 + 2**-10 * (2 * torch.rand(len(x), dtype=x.dtype, generator=draw).to(x.device) - 1))
+        yield x * (1 + 2**-bits * (2 * torch.rand(len(x), dtype=x.dtype, generator=draw).to(x.device) - 1))
 
 
 def _equal_lengths(lengths: Tensor, drawn: Tensor | None) -> Tensor:

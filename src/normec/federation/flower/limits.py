@@ -4,6 +4,8 @@ Nobody may exhaust the memory, the disk or the connections of another by what th
 
 | who is protected | from whom | by which limits |
 | --- | --- | --- |
+| the SuperLink's memory | anybody who reaches its port | `HEAD_BYTES` and `QUEUED_REQUESTS` |
+| the SuperLink's connections | anybody who reaches its port and sends slowly | `HEAD_SECONDS` |
 | the SuperLink's memory | a party | `BODY_BYTES`, `LIST_BYTES` and `CALL_PARTS` of a request, `REQUESTS_AT_ONCE` |
 | the SuperLink's connections | a party that sends slowly | `BODY_SECONDS` |
 | the SuperLink's memory | a party that does not read responses | `SENT_BYTES` and `SENT_SECONDS` |
@@ -20,6 +22,11 @@ calls, and those of requests one by one, in Flower's way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# Requests to the port of a SuperLink or SuperNode, before it is known who sends them (`http_connections`)
+HEAD_BYTES = 2**16  # of the address and the headers of a request
+HEAD_SECONDS = 30.0  # time in which they must arrive
+QUEUED_REQUESTS = 4  # that arrive over a connection while one before them is answered; clients of Flower send none
 
 # Requests of a party to the SuperLink (`access_control`, `channel`)
 BODY_BYTES = 8 * 2**20  # of one request; Flower sends arrays in chunks of 5 MiB

@@ -37,6 +37,9 @@ def run_superlink(arguments: list[str]) -> None:
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from uvicorn import Server
 
+    from .http_connections import limit_connections
+
+    limit_connections()
     _protect_database(arguments)
     for name in (FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API):
         os.environ.pop(name, None)  # further ports, without access control
@@ -82,6 +85,9 @@ def run_flower_supernode(arguments: list[str]) -> None:
     from flwr.supernode import main
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    from .http_connections import limit_connections
+
+    limit_connections()
     made = main.create_app
 
     def restricted(*given: Any, **named: Any) -> Any:

@@ -12,7 +12,9 @@ once its budget is spent, every result is blocked, also in the next job with the
 FLARE applies a filter to the tasks that the job names for it, and the server names the tasks: an executor that answers
 all of them (that of a `ScriptRunner` does) would send the same update without noise for a task of another name, and
 FLARE's own `submit_model` and `validate` ask for a model and for metrics. So the filter listens to FLARE's events, and
-empties every result of its site that did not pass it.
+empties every result of its site that did not pass it. In FLARE's workflows between clients (swarm learning, cyclic
+learning, cross-site evaluation) a site sends its update as the data of a task to another site, and FLARE ignores what
+filters make of it. The filter empties the data of all such tasks, so these workflows do not work with it.
 
 What is protected is the site with all its data, against everybody who sees its results (unit "client", trust "local").
 Not covered are whether and when a site answers or fails, and what its training code sends by other ways than task
@@ -29,7 +31,7 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import ContentBlockedException, Filter
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
 
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 LEDGER = "ledger.jsonl"
 _CODES = {value for name, value in vars(ReturnCode).items() if name.isupper()}  # words of FLARE, not of the site
 _PASSED = "normec.passed"  # the key of a task's context that says that its result passed a filter
+_GIVEN = "normec.given"  # the key at which the data of a task are kept until it is known who sends them
+_NUMBERS = "normec.rounds"  # the key at which the numbers of the server are kept, which FLARE removes with the task
 _ROUNDS = (AppConstants.CURRENT_ROUND, AppConstants.START_ROUND, AppConstants.NUM_ROUNDS)  # numbers of the server
 
 
@@ -112,17 +116,24 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
         length = float(torch.linalg.vector_norm(flat))
         message = flat * min(1.0, self.clip / length) if length else flat
         noisy = mechanism.noisy(message[None], torch.tensor([0]))[0].numpy()
-        return _reply(fl_ctx.get_prop(FLContextKey.TASK_DATA), _parted(noisy, arrays, dxo.data))
+        return _reply(fl_ctx.get_prop(_NUMBERS) or {}, _parted(noisy, arrays, dxo.data))
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Empty the result of a task for which the job has no `PrivateUpdates`; FLARE sends what is left of it."""
-        if event_type == EventType.BEFORE_TASK_RESULT_FILTER:
+        """Empty results that passed no `PrivateUpdates`, and tasks for other sites; FLARE sends what is left."""
+        if event_type == EventType.BEFORE_TASK_DATA_FILTER:
+            fl_ctx.set_prop(_GIVEN, fl_ctx.get_prop(FLContextKey.TASK_DATA), private=True, sticky=False)
+        elif event_type == EventType.AFTER_TASK_DATA_FILTER:
+            if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) != FilterKey.IN:  # FLARE sends what came to its filters
+                _empty(fl_ctx.get_prop(_GIVEN), ReturnCode.TASK_DATA_FILTER_ERROR)
+                _empty(fl_ctx.get_prop(FLContextKey.TASK_DATA), ReturnCode.TASK_DATA_FILTER_ERROR)
+            fl_ctx.set_prop(_GIVEN, None, private=True, sticky=False)
+        elif event_type == EventType.BEFORE_TASK_EXECUTION:
+            numbers = _numbers(fl_ctx.get_prop(FLContextKey.TASK_DATA))
+            fl_ctx.set_prop(_NUMBERS, numbers, private=True, sticky=False)
+        elif event_type == EventType.BEFORE_TASK_RESULT_FILTER:
             fl_ctx.set_prop(_PASSED, False, private=True, sticky=False)
         elif event_type == EventType.AFTER_TASK_RESULT_FILTER and not fl_ctx.get_prop(_PASSED):
-            result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
-            if isinstance(result, Shareable):
-                result.clear()
-                result.update(make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR))
+            _empty(fl_ctx.get_prop(FLContextKey.TASK_RESULT), ReturnCode.TASK_RESULT_FILTER_ERROR)
 
     def close(self) -> None:
         """Release the ledger. FLARE ends the process of a site with its job, which releases it as well."""
@@ -162,14 +173,21 @@ def _parted(vector: Any, arrays: dict[str, Any], given: dict[str, Any]) -> dict[
     return parts
 
 
-def _reply(task: Shareable | None, data: dict[str, Any]) -> Shareable:
-    """A new result with the data, and with the numbers of rounds that the server gave to the task.
+def _empty(sent: object, code: str) -> None:
+    if isinstance(sent, Shareable):
+        sent.clear()
+        sent.update(make_reply(code))
 
-    FLARE adds the server's cookies after the filters.
-    """
+
+def _numbers(task: object) -> dict[str, int]:
+    """The numbers of rounds that the server gave to a task."""
+    found = {name: task.get_header(name) for name in _ROUNDS} if isinstance(task, Shareable) else {}
+    return {name: value for name, value in found.items() if type(value) is int}
+
+
+def _reply(numbers: dict[str, int], data: dict[str, Any]) -> Shareable:
+    """A new result with the data and the server's numbers of rounds; FLARE adds the server's cookies later."""
     reply = make_reply(ReturnCode.OK)
-    for name in _ROUNDS:
-        value = task.get_header(name) if task is not None else None
-        if type(value) is int:
-            reply.set_header(name, value)
+    for name, value in numbers.items():
+        reply.set_header(name, value)
     return DXO(DataKind.WEIGHT_DIFF, data, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}).update_shareable(reply)

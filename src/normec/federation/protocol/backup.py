@@ -9,8 +9,10 @@ policy, which lies outside the folder, how many lines the ledger had:
   is not known, but the policy never let the party spend more than its budget. So they are charged at this upper bound:
   the ledger gets a line that brings the ε of the client to the budget. The party then refuses everything until its
   owner raises the budget. The states of runs are not restored, because they are older than what the server has seen;
-  the party gets its memory from the server by a handshake, like a party that lost its disk. This needs the owner's
-  explicit consent (`charge_lost`).
+  the party gets its memory from the server by a handshake, like a party that lost its disk. In a run with secure sums
+  there is no such handshake, but the other parties are witnesses: the state is restored with the record of the run, and
+  a party that has made a vector since is told so (`secure_sum.history`). This needs the owner's explicit consent
+  (`charge_lost`).
 
 The charge must also be enough when the budget is raised and further messages are added to it. At client level no
 message gains from sampling, so all messages together are μ-GDP, and the budget (ε, δ) says that μ is at most that of
@@ -50,7 +52,6 @@ from .policy import Policy
 FACTS = "backup.json"
 _FORMAT = 2
 _LARGEST_FACTS = 2**16
-_STATES = "runs"  # the folder of the states of runs
 _LEFT_OUT = (".lock",)
 _NO_NOISE = 1e-9  # a noise multiplier
 _TIGHT = 1e-6  # how far above the budget the charge may go, relatively
@@ -194,7 +195,7 @@ def _copy(source: Path, folder: Path, complete: Callable[[Path], None], *, with_
     try:
         for path in sorted(source.rglob("*")):
             inside = path.relative_to(source)
-            if not path.is_file() or path.is_symlink() or (inside.parts[0] == _STATES and not with_states):
+            if not path.is_file() or path.is_symlink() or (party_state.of_messages(inside) and not with_states):
                 continue
             private_folder((aside / inside).parent)
             write_atomic(aside / inside, path.read_bytes(), private=True)

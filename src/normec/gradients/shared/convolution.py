@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,14 +100,32 @@ def _unfolded(shape: torch.Size, geometry: Geometry, g: Tensor, x: Tensor) -> tu
     """
     outer, windowed = (x, g) if geometry.transposed else (g, x)
     moves = [shape[2:], geometry.dilation, geometry.padding, geometry.stride]
-    if outer.ndim == 3:  # `F.unfold` is for images
+    if outer.ndim == 3:  # `windows_of` is for images
         outer, windowed = outer[..., None, :], windowed[..., None, :]
         moves = [(first, *move) for first, move in zip((1, 1, 0, 1), moves, strict=True)]
     n, groups = len(outer), geometry.groups
-    size, dilation, padding, stride = ([*move] for move in moves)
-    windows = F.unfold(windowed, size, dilation, padding, stride)
+    windows = windows_of(windowed, *moves)
     left, right = (part.reshape(n, groups, part.shape[1] // groups, -1).mT for part in (outer, windows))
     return left, right
+
+
+def windows_of(
+    x: Tensor, size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> Tensor:
+    """Return what `F.unfold` does, by one copy of a view.
+
+    On a GPU `F.unfold` launches a kernel for each image, and on a CPU it takes up to twice as long.
+    """
+    x = F.pad(x, (padding[1], padding[1], padding[0], padding[0])).contiguous()
+    records, channels, *seen = x.shape
+    counts = [
+        (whole - apart * (width - 1) - 1) // step + 1
+        for whole, width, apart, step in zip(seen, size, dilation, stride, strict=True)
+    ]
+    image, channel, row, column = x.stride()
+    strides = image, channel, row * dilation[0], column * dilation[1], row * stride[0], column * stride[1]
+    view = x.as_strided((records, channels, *size, *counts), strides)
+    return view.reshape(records, channels * math.prod(size), math.prod(counts))
 
 
 class TiledConvRows(Function):
